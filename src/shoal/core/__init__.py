@@ -1,0 +1,1 @@
+"""Values and lifecycles: jobs, clusters, topology, plans, reasons. No I/O, no clock, no hidden randomness."""

@@ -1,0 +1,97 @@
+"""What happens to jobs and nodes: the scheduler's only input besides the clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shoal.core.job import Job
+from shoal.core.profile import Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job arrives. `job_id` grows with each submission: it is the order of submission."""
+
+    job_id: int
+    job: Job
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A job has done its work; its GPUs are free."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A job was withdrawn; its GPUs are free."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The owner pauses a job (`held`) or lets it go on."""
+
+    job_id: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """The owner changes the range of a job."""
+
+    job_id: int
+    min_gpus: int
+    max_gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What is known of a job's speed has changed."""
+
+    job_id: int
+    profile: Profile
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """A node is gone, or taken out of use; jobs on it lose those GPUs."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBack:
+    """A node can be used again."""
+
+    node: int
+
+
+@dataclass(frozen=True, slots=True)
+class TicketsChanged:
+    """A user's tickets change, or a user joins (by a name not seen before)."""
+
+    user: str
+    tickets: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timer:
+    """The time a policy asked for has come."""
+
+
+Event = (
+    Submitted
+    | Finished
+    | Cancelled
+    | Held
+    | Rescaled
+    | Measured
+    | NodeLost
+    | NodeBack
+    | TicketsChanged
+    | Timer
+)

@@ -1,0 +1,127 @@
+"""What is known of a job's speed: iterations per second by share, GPU type and number of nodes.
+
+Between measured points the time per iteration is interpolated linearly, as the published AFS results do;
+this makes the speed convex inside a segment. Interpolating the speed instead is an option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.errors import ShoalError, did_you_mean
+
+FloatArray = NDArray[np.float64]
+Interpolation = Literal["time", "throughput"]
+
+#: The key of a curve that holds for every GPU type.
+ANY_TYPE = "*"
+
+
+@dataclass(frozen=True, eq=False)
+class SpeedCurve:
+    """Iterations per second for 0, 1, 2, ... GPUs; 0 where a share cannot run."""
+
+    speed: FloatArray
+
+    @property
+    def max_gpus(self) -> int:
+        return len(self.speed) - 1
+
+    @property
+    def min_gpus(self) -> int:
+        """The smallest share with a known speed."""
+        return int(np.argmax(self.speed > 0))
+
+    @classmethod
+    def from_points(cls, points: Mapping[int, float], interpolation: Interpolation = "time") -> SpeedCurve:
+        """A curve through measured `{gpus: seconds_per_iteration}`."""
+        if not points:
+            raise ShoalError("a speed curve needs at least one measured point")
+        gpus = np.array(sorted(points), np.float64)
+        seconds = np.array([points[int(g)] for g in gpus], np.float64)
+        if gpus[0] < 1 or not (np.isfinite(seconds).all() and (seconds > 0).all()):
+            raise ShoalError("seconds per iteration must be positive, finite, and for 1 GPU or more")
+        shares = np.arange(int(gpus[0]), int(gpus[-1]) + 1)
+        speed = np.zeros(int(gpus[-1]) + 1)
+        if interpolation == "time":
+            speed[shares] = 1.0 / np.interp(shares, gpus, seconds)
+        else:
+            speed[shares] = np.interp(shares, gpus, 1.0 / seconds)
+        return cls(speed)
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Speed curves of one kind of job: by GPU type, and within a type by the number of nodes it spans.
+
+    The curve for 0 nodes is the one that decisions are made with: the share packed on as few nodes as
+    were measured for it. Placement-sensitive speed is looked up with `speed(...)`.
+    """
+
+    model: str
+    #: {gpu_type or ANY_TYPE: {nodes or 0: curve}}
+    curves: Mapping[str, Mapping[int, SpeedCurve]]
+
+    @classmethod
+    def of(cls, model: str, points: Mapping[int, float], interpolation: Interpolation = "time") -> Profile:
+        """A profile for one type of GPU and no known dependence on placement."""
+        return cls(model, {ANY_TYPE: {0: SpeedCurve.from_points(points, interpolation)}})
+
+    @classmethod
+    def from_rows(
+        cls,
+        model: str,
+        rows: Iterable[tuple[str, int, int, float]],
+        interpolation: Interpolation = "time",
+    ) -> Profile:
+        """From rows (gpu_type or "*", gpus, nodes or 0, seconds_per_iteration)."""
+        by_type: dict[str, dict[int, dict[int, float]]] = {}
+        for gpu_type, gpus, nodes, seconds in rows:
+            by_type.setdefault(gpu_type, {}).setdefault(nodes, {})[gpus] = seconds
+        curves: dict[str, dict[int, SpeedCurve]] = {}
+        for gpu_type, by_nodes in by_type.items():
+            packed = dict(by_nodes.get(0, {}))
+            for nodes in sorted(n for n in by_nodes if n > 0):
+                for gpus, seconds in by_nodes[nodes].items():
+                    packed.setdefault(gpus, seconds)
+            curves[gpu_type] = {0: SpeedCurve.from_points(packed, interpolation)}
+            for nodes, points in by_nodes.items():
+                if nodes > 0:
+                    curves[gpu_type][nodes] = SpeedCurve.from_points(points, interpolation)
+        return cls(model, curves)
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        return tuple(self.curves)
+
+    def knows(self, gpu_type: str) -> bool:
+        return gpu_type in self.curves or ANY_TYPE in self.curves
+
+    def curve(self, gpu_type: str) -> SpeedCurve:
+        """The curve that decisions on this GPU type are made with."""
+        by_nodes = self.curves.get(gpu_type) or self.curves.get(ANY_TYPE)
+        if by_nodes is None:
+            raise ShoalError(
+                f"the profile of {self.model!r} has no speed on {gpu_type!r}; "
+                f"{did_you_mean(gpu_type, self.curves)}"
+            )
+        return by_nodes[0]
+
+    def speed(self, gpu_type: str, gpus: int, nodes: int = 0) -> float:
+        """Iterations per second of `gpus` GPUs on `nodes` nodes (0: packed), as nearly as was measured.
+
+        Where this number of nodes was not measured for the share, the next smaller one that was counts,
+        and the packed curve where there is none.
+        """
+        by_nodes = self.curves.get(gpu_type) or self.curves.get(ANY_TYPE) or {}
+        for measured in sorted((n for n in by_nodes if 0 < n <= nodes), reverse=True):
+            table = by_nodes[measured].speed
+            if gpus < len(table) and table[gpus] > 0:
+                return float(table[gpus])
+        packed = by_nodes[0].speed if by_nodes else np.zeros(1)
+        return float(packed[gpus]) if gpus < len(packed) else 0.0
