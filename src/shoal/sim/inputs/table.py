@@ -1,0 +1,226 @@
+"""A table from a file, with the place of every value: the common ground of all readers and importers.
+
+Values are checked a column at a time; of all the problems found, the one that stands first in the file
+is raised, so that what a person sees does not depend on the order of the checks.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from shoal.core.errors import InputError, did_you_mean
+from shoal.sim.inputs.lines import scan_lines
+
+BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+#: What is looked at before a file is believed to be a table at all.
+HEAD_BYTES = 64 << 10
+_PARQUET_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns a format has."""
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+    #: Published traces carry columns that say nothing here; in our own format they are mistakes.
+    allow_others: bool = False
+    #: Given when the file itself has no header line.
+    headerless: tuple[str, ...] = ()
+    separator: str = ","
+
+    @property
+    def known(self) -> tuple[str, ...]:
+        return self.required + self.optional
+
+
+@dataclass
+class Table:
+    """The rows of a file as text columns (typed, from Parquet), and the line each stands on."""
+
+    path: Path
+    frame: pl.DataFrame
+    #: Line of each row; for Parquet, which has no lines, the number of the row from 1.
+    line: IntArray
+    has_lines: bool = True
+    #: Rows with a wrong number of fields, and what to say of them.
+    ragged: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.frame.height
+
+    def has(self, column: str) -> bool:
+        return column in self.frame.columns
+
+    def error(self, row: int, column: str | None, message: str) -> InputError:
+        """An error about one value, at its place in the file."""
+        if self.has_lines:
+            return InputError(message, file=str(self.path), line=int(self.line[row]), field=column)
+        return InputError(f"row {self.line[row]}: {message}", file=str(self.path), field=column)
+
+
+@dataclass
+class Problems:
+    """What is wrong with a table, by row; the first of each row is kept."""
+
+    table: Table
+    found: dict[int, tuple[str | None, str]] = field(default_factory=dict)
+    #: Keep every bad row (importers count them) rather than only the first one (readers stop there).
+    keep_all: bool = False
+
+    def __post_init__(self) -> None:
+        for row, message in self.table.ragged.items():
+            self.found.setdefault(row, (None, message))
+
+    def add(self, bad: BoolArray, column: str, message: Callable[[int], str]) -> None:
+        """Note the rows where `bad` holds."""
+        rows = np.flatnonzero(bad)
+        for row in rows if self.keep_all else rows[:1]:
+            self.found.setdefault(int(row), (column, message(int(row))))
+
+    def raise_first(self) -> None:
+        if self.found:
+            row = min(self.found)
+            raise self.table.error(row, *self.found[row])
+
+
+def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int | None = None) -> Table:
+    """Read a csv (or Parquet) file whose columns are these. `what` names it in errors: "trace"."""
+    path = Path(path)
+    head = read_head(path, what)
+    if head.startswith(_PARQUET_MAGIC) or path.suffix == ".parquet":
+        return _read_parquet(path, columns, what)
+    header = list(columns.headerless) or _header_of(head, path, columns, what)
+    check_header(header, columns, path)
+    return _read_text(path, header, columns, max_rows, what)
+
+
+def read_head(path: Path, what: str) -> bytes:
+    """The first bytes of a file, or a clear error when there is nothing to read."""
+    try:
+        if path.is_dir():
+            raise InputError(f"is a directory; give the {what} file in it", file=str(path))
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+        if head and not path.is_file():
+            raise InputError(f"is not a regular file; write the {what} to a file first", file=str(path))
+    except FileNotFoundError:
+        raise InputError(f"there is no such file; check the path of the {what}", file=str(path)) from None
+    except OSError as error:
+        raise InputError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
+    if not head.strip():
+        raise InputError(f"is empty; a {what} needs a header and at least one row", file=str(path), line=1)
+    return head
+
+
+def check_text(head: bytes, path: Path, what: str) -> str:
+    """The head as text, or the error that this file is something else."""
+    complete = head if len(head) < HEAD_BYTES else head[: max(head.rfind(b"\n"), 0)]
+    if not complete:
+        raise InputError(f"is not a {what}: its first line has no end", file=str(path), line=1)
+    try:
+        text = complete.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text:
+        raise InputError(f"is not a {what}: it holds binary data, not text", file=str(path), line=1)
+    return text
+
+
+def _header_of(head: bytes, path: Path, columns: Columns, what: str) -> list[str]:
+    text = check_text(head, path, what)
+    names = next(csv.reader(io.StringIO(text), delimiter=columns.separator), [])
+    return [name.strip() for name in names]
+
+
+def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
+    """All required columns, none twice, and no unknown one that may be a slip of the pen."""
+    for name in header:
+        if header.count(name) > 1:
+            raise InputError("this column is there twice", file=str(path), line=1, field=name or "(no name)")
+    missing = [name for name in columns.required if name not in header]
+    unknown = [name for name in header if name not in columns.known]
+    if len(missing) == len(columns.required) and not columns.allow_others:
+        seen = ", ".join(header[:8])[:80]
+        raise InputError(
+            f"the first line is not a header with columns {', '.join(columns.required)}; it reads {seen!r}",
+            file=str(path),
+            line=1,
+        )
+    if unknown and not columns.allow_others:
+        free = [name for name in columns.known if name not in header]
+        hint = did_you_mean(unknown[0], free or columns.known)
+        raise InputError(f"unknown column; {hint}", file=str(path), line=1, field=unknown[0] or "(no name)")
+    if missing:
+        raise InputError(
+            f"this column is missing; the header has {', '.join(header)[:120]}",
+            file=str(path),
+            line=1,
+            field=missing[0],
+        )
+
+
+def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | None, what: str) -> Table:
+    first = 0 if columns.headerless else 1
+    lines = scan_lines(path, columns.separator, None if max_rows is None else max_rows + first)
+    try:
+        frame = pl.read_csv(
+            path,
+            has_header=False,
+            skip_lines=0,
+            new_columns=header,
+            n_rows=None if max_rows is None else max_rows + first,
+            schema=dict.fromkeys(header, pl.String),
+            separator=columns.separator,
+            truncate_ragged_lines=True,
+            encoding="utf8-lossy",
+        )
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise InputError(
+            f"cannot be read as a {what}: {str(error).splitlines()[0]}", file=str(path)
+        ) from None
+    if frame.height != len(lines.line):
+        raise InputError(
+            "a quoted field is not closed: the file is cut off or a quotation mark is missing",
+            file=str(path),
+            line=int(lines.line[min(frame.height, len(lines.line)) - 1]),
+        )
+    keep = lines.fields > 0
+    keep[:first] = False
+    line, fields = lines.line[keep], lines.fields[keep]
+    frame = frame.filter(pl.Series(keep)).with_columns(pl.all().str.strip_chars().replace("", None))
+    at_end = lines.open_end and max_rows is None
+    ragged = {
+        int(row): _ragged_message(int(fields[row]), len(header), at_end and row == len(line) - 1)
+        for row in np.flatnonzero(fields != len(header))
+    }
+    return Table(path, frame, line, ragged=ragged)
+
+
+def _ragged_message(fields: int, expected: int, cut_off: bool) -> str:
+    if cut_off and fields < expected:
+        return f"the file is cut off here: its last line has {fields} of {expected} fields"
+    return f"this line has {fields} fields, the header has {expected}"
+
+
+def _read_parquet(path: Path, columns: Columns, what: str) -> Table:
+    try:
+        check_header(list(pl.read_parquet_schema(path)), columns, path)
+        frame = pl.read_parquet(path)
+    except (pl.exceptions.PolarsError, OSError) as error:
+        first = str(error).splitlines()[0]
+        raise InputError(
+            f"cannot be read as a Parquet {what}; it may be cut off: {first}", file=str(path)
+        ) from None
+    return Table(path, frame, np.arange(1, frame.height + 1), has_lines=False)

@@ -1,0 +1,74 @@
+"""Columns of a table as arrays of numbers and names, each bad value noted with its place."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from shoal.sim.inputs.table import BoolArray, FloatArray, IntArray, Problems, Table
+
+#: Above this a number of GPUs is a slip, and a speed curve of that length would not fit in memory.
+MOST_GPUS = 1_000_000
+
+
+def _shown(table: Table, column: str, row: int) -> str:
+    return repr(str(table.frame[column][row])[:40])
+
+
+def numbers(
+    table: Table, problems: Problems, column: str, *, default: float | None = None, above: float | None = None
+) -> FloatArray:
+    """A column of finite numbers of 0 or more (`above`: strictly above it); 1 stands for bad ones."""
+    series = table.frame[column]
+    parsed = series.cast(pl.Float64, strict=False)
+    empty = series.is_null().to_numpy()
+    bad = parsed.is_null().to_numpy() & ~empty
+    values = parsed.fill_null(1.0 if default is None else default).to_numpy().astype(np.float64)
+    if default is None:
+        problems.add(empty, column, lambda row: "a value is missing here")
+    problems.add(bad, column, lambda row: f"{_shown(table, column, row)} is not a number")
+    infinite = ~np.isfinite(values)
+    problems.add(infinite, column, lambda row: f"must be finite, not {values[row]}")
+    lowest = 0.0 if above is None else above
+    low = (values < lowest) if above is None else (values <= lowest)
+    wish = "must not be negative" if above is None else f"must be above {lowest:g}"
+    problems.add(low & ~infinite, column, lambda row: f"{wish}, not {values[row]:g}")
+    return np.where(infinite | low, 1.0, values)
+
+
+def counts(table: Table, problems: Problems, column: str, *, default: int | None = None) -> IntArray:
+    """A column of whole numbers of 1 or more, such as GPUs."""
+    series = table.frame[column]
+    parsed = series.cast(pl.Float64, strict=False)
+    empty = series.is_null().to_numpy()
+    values = parsed.fill_null(1.0 if default is None else default).to_numpy().astype(np.float64)
+    if default is None:
+        problems.add(empty, column, lambda row: "a value is missing here")
+    bad = (parsed.is_null().to_numpy() & ~empty) | ~np.isfinite(values) | (values != np.floor(values))
+    problems.add(bad, column, lambda row: f"{_shown(table, column, row)} is not a whole number")
+    low = ~bad & ~empty & (values < 1)
+    problems.add(low, column, lambda row: f"must be at least 1, not {values[row]:g}")
+    high = ~bad & (values > MOST_GPUS)
+    problems.add(high, column, lambda row: f"{values[row]:g} is more than {MOST_GPUS:,}; check the number")
+    return np.where(bad | low | high, 1.0, values).astype(np.int64)
+
+
+def names(table: Table, problems: Problems, column: str, *, default: str | None = None) -> pl.Series:
+    """A column of names."""
+    series = table.frame[column].cast(pl.String)
+    if default is None:
+        problems.add(series.is_null().to_numpy(), column, lambda row: "a value is missing here")
+    return series.fill_null("" if default is None else default)
+
+
+def positions_of(values: pl.Series) -> tuple[list[str], IntArray]:
+    """The distinct values in order of first appearance, and for each row which one it has."""
+    distinct = values.unique(maintain_order=True)
+    index = pl.DataFrame({"value": distinct, "index": np.arange(len(distinct))})
+    joined = values.to_frame("value").join(index, on="value", how="left", maintain_order="left")
+    return distinct.to_list(), joined["index"].to_numpy()
+
+
+def where_in(index: IntArray, bad: list[bool]) -> BoolArray:
+    """Rows whose distinct value is marked bad."""
+    return np.array(bad, np.bool_)[index] if bad else np.zeros(len(index), np.bool_)
