@@ -115,6 +115,8 @@ def test_quoted_fields_that_span_lines_do_not_shift_the_line_numbers(tmp_path):
 def test_an_unclosed_quotation_mark_is_an_error(tmp_path):
     path = trace(tmp_path, GOOD, '1,"alpha,1,1,1', "2,alpha,1,1,1")
     assert fails(path).line == 3
+    path = trace(tmp_path, GOOD, '1,"alpha,1,1,1', *["2,alpha,1,1,1"] * 20_000)
+    assert fails(path).line == 3
 
 
 @pytest.mark.parametrize("cut", range(1, 15))
@@ -199,7 +201,7 @@ BAD_PROFILES = [
     ("model,gpus,seconds_per_iteration\n,1,1\n", 2, "model", "missing"),
     ("model,gpus,seconds_per_iteration\na,1000000000000,1\n", 2, "gpus", "check the number"),
     ("model,gpus,seconds_per_iteration\n", 2, None, "no profiles"),
-    ("model,gpus,seconds\na,1,1\n", 1, "seconds", "did you mean 'seconds_per_iteration'"),
+    ("model,gpus,seconds_per_iter\na,1,1\n", 1, "seconds_per_iter", "did you mean 'seconds_per_iteration'"),
     ("model,gpus,seconds_per_iteration,nodes\na,2,1,3\n", 2, "nodes", "2 GPUs cannot be on 3 nodes"),
     ("model,gpus,seconds_per_iteration,nodes\na,2,1\n", 2, None, "3 fields, the header has 4"),
 ]
@@ -253,9 +255,14 @@ def test_bad_clusters(tmp_path, text, line, field, part):
 def test_nothing_partial_is_left_when_writing_fails(tmp_path):
     path = tmp_path / "out.csv"
     path.write_text("before")
-    with pytest.raises(KeyboardInterrupt), write_aside(path) as aside:
-        aside.write_text("half")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with write_aside(path) as aside:
+            aside.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(ShoalError, match="cannot write"), write_aside(tmp_path / "no" / "where.csv"):

@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.errors import InputError
+
 IntArray = NDArray[np.int64]
 
 _BLOCK_BYTES = 16 << 20
@@ -80,10 +82,19 @@ def _scan_quoted(path: Path, separator: str, max_records: int | None, open_end: 
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.reader(file, delimiter=separator)
         begins = 1
-        for record in reader:
-            line.append(begins)
-            fields.append(len(record))
-            begins = reader.line_num + 1
-            if max_records is not None and len(line) >= max_records:
-                break
+        try:
+            for record in reader:
+                line.append(begins)
+                fields.append(len(record))
+                begins = reader.line_num + 1
+                if max_records is not None and len(line) >= max_records:
+                    break
+        except csv.Error:  # a field beyond all measure: it has swallowed the lines that follow
+            raise unclosed_quote(path, begins) from None
     return Lines(np.array(line, np.int64), np.array(fields, np.int64), open_end)
+
+
+def unclosed_quote(path: Path, line: int) -> InputError:
+    """The error of a field that opens with a quotation mark and never ends."""
+    message = "a quoted field is not closed: a quotation mark is missing, or the file is cut off"
+    return InputError(message, file=str(path), line=line)

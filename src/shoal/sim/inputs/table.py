@@ -17,7 +17,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from shoal.core.errors import InputError, did_you_mean
-from shoal.sim.inputs.lines import scan_lines
+from shoal.sim.inputs.lines import scan_lines, unclosed_quote
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
@@ -103,7 +103,7 @@ def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int |
         return _read_parquet(path, columns, what)
     header = list(columns.headerless) or _header_of(head, path, columns, what)
     check_header(header, columns, path)
-    return _read_text(path, header, columns, max_rows, what)
+    return _read_text(path, header, columns, max_rows)
 
 
 def read_head(path: Path, what: str) -> bytes:
@@ -171,7 +171,7 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
         )
 
 
-def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | None, what: str) -> Table:
+def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | None) -> Table:
     first = 0 if columns.headerless else 1
     lines = scan_lines(path, columns.separator, None if max_rows is None else max_rows + first)
     try:
@@ -186,16 +186,10 @@ def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | 
             truncate_ragged_lines=True,
             encoding="utf8-lossy",
         )
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise InputError(
-            f"cannot be read as a {what}: {str(error).splitlines()[0]}", file=str(path)
-        ) from None
+    except pl.exceptions.PolarsError:
+        raise unclosed_quote(path, int(lines.line[-1])) from None
     if frame.height != len(lines.line):
-        raise InputError(
-            "a quoted field is not closed: the file is cut off or a quotation mark is missing",
-            file=str(path),
-            line=int(lines.line[min(frame.height, len(lines.line)) - 1]),
-        )
+        raise unclosed_quote(path, int(lines.line[min(frame.height, len(lines.line)) - 1]))
     keep = lines.fields > 0
     keep[:first] = False
     line, fields = lines.line[keep], lines.fields[keep]
