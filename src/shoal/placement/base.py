@@ -23,18 +23,14 @@ class Placed:
 class Placer(Protocol):
     """Chooses GPUs for the shares of a decision."""
 
-    def place(
-        self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]
-    ) -> Placed:
+    def place(self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]) -> Placed:
         """`current` is where each running job (by id) is now."""
 
 
 class PoolPlacer:
     """All GPUs are alike and nowhere in particular: any share that is within the supply fits."""
 
-    def place(
-        self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]
-    ) -> Placed:
+    def place(self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]) -> Placed:
         return _NOTHING
 
 

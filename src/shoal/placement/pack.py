@@ -1,0 +1,127 @@
+"""Which nodes to take for one request: the small kernels under every packing placement.
+
+All of them read `avail`, the GPUs of each node that may be taken now (0 where the node is lost, full, or
+of another type), and answer with node indices; ties go to the lowest index, so that equal inputs give
+equal answers whatever happened before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+
+
+@njit(cache=True)
+def available(free: IntArray, type_of_node: IntArray, gpu_type: int) -> IntArray:
+    """Free GPUs of the nodes of one type; 0 elsewhere. Type -1 stands for any."""
+    avail = np.zeros(len(free), np.int32)
+    for node in range(len(free)):
+        if free[node] > 0 and (gpu_type < 0 or type_of_node[node] == gpu_type):
+            avail[node] = free[node]
+    return avail
+
+
+@njit(cache=True)
+def best_node(avail: IntArray, need: int, rack_of_node: IntArray, near_rack: int) -> int:
+    """The node with least to spare that holds `need`, in `near_rack` if one there does; -1 if none."""
+    best, best_free, best_near = -1, 0, False
+    for node in range(len(avail)):
+        if avail[node] < need:
+            continue
+        near = near_rack < 0 or rack_of_node[node] == near_rack
+        if best < 0 or (near and not best_near) or (near == best_near and avail[node] < best_free):
+            best, best_free, best_near = node, avail[node], near
+            if near and best_free == need:
+                break
+    return best
+
+
+@njit(cache=True)
+def _nodes_needed(histogram: IntArray, need: int) -> int:
+    """How many nodes, largest first, hold `need`; a histogram counts nodes by their available GPUs."""
+    nodes = 0
+    for size in range(len(histogram) - 1, 0, -1):
+        if histogram[size] == 0:
+            continue
+        take = min(histogram[size], (need + size - 1) // size)
+        nodes += take
+        need -= take * size
+        if need <= 0:
+            return nodes
+    return -1
+
+
+@njit(cache=True)
+def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int, int]:
+    """(zone, nodes needed) of the zone that holds `need` on fewest nodes; of equals, the fullest one."""
+    zones, largest = zone_of_node.max() + 1, avail.max()
+    histogram = np.zeros((zones, largest + 1), np.int32)
+    total = np.zeros(zones, np.int64)
+    for node in range(len(avail)):
+        histogram[zone_of_node[node], avail[node]] += 1
+        total[zone_of_node[node]] += avail[node]
+    best, best_nodes = -1, 0
+    for zone in range(zones):
+        if total[zone] < need:
+            continue
+        nodes = _nodes_needed(histogram[zone], need)
+        if best < 0 or nodes < best_nodes or (nodes == best_nodes and total[zone] < total[best]):
+            best, best_nodes = zone, nodes
+    return best, best_nodes
+
+
+@njit(cache=True)
+def narrow(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
+    """`avail` within the rack, else the domain, that needs no more nodes than the whole cluster would."""
+    everywhere = np.zeros(len(avail), np.int32)
+    _, fewest = _best_zone(avail, need, everywhere)
+    for zone_of_node in (rack_of_node, domain_of_node):
+        zone, nodes = _best_zone(avail, need, zone_of_node)
+        if zone >= 0 and nodes == fewest:
+            return np.where(zone_of_node == zone, avail, 0).astype(np.int32)
+    return avail
+
+
+@njit(cache=True)
+def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
+    """GPUs to take of each node: as few nodes as possible, and those in one rack where that costs none.
+
+    Whole largest nodes first, the rest where it fits best. Takes all there is when that is below `need`.
+    """
+    taken = np.zeros(len(avail), np.int32)
+    avail = narrow(avail, need, rack_of_node, domain_of_node).copy()
+    while need > 0:
+        node = best_node(avail, need, rack_of_node, -1)
+        if node < 0:
+            node = int(np.argmax(avail))
+            if avail[node] == 0:
+                break
+        take = min(need, avail[node])
+        taken[node] = take
+        avail[node] = 0
+        need -= take
+    return taken
+
+
+@njit(cache=True)
+def whole_nodes(
+    avail: IntArray, size: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray
+) -> IntArray:
+    """Idle nodes taken whole, largest first, for as much of `need` as they hold without remainder."""
+    idle = np.where(avail == size, avail, 0).astype(np.int32)
+    idle = narrow(idle, need, rack_of_node, domain_of_node).copy()
+    taken = np.zeros(len(avail), np.int32)
+    while need > 0:
+        best = -1
+        for node in range(len(idle)):
+            if 0 < idle[node] <= need and (best < 0 or idle[node] > idle[best]):
+                best = node
+        if best < 0:
+            break
+        taken[best] = idle[best]
+        need -= idle[best]
+        idle[best] = 0
+    return taken
