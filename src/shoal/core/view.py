@@ -28,6 +28,9 @@ _FLOATS = (
     "last_start_s",  #: when it last went from no share to some; inf before
     "changed_s",  #: when its share last changed
     "attained_gpu_s",  #: GPU-seconds received up to `changed_s`
+    "memory_a",  #: what the policy remembers of the job; each policy says what it keeps here
+    "memory_b",
+    "memory_c",
 )
 _INTS = (
     "user",  #: index of the owner
@@ -38,7 +41,6 @@ _INTS = (
     "gpu_type",  #: the type of its share now, -1 without one
     "servers",  #: parameter servers of its share now
     "is_ps",  #: 1 for parameter-server jobs
-    "held",  #: 1 while its owner holds it back
     "starts",  #: how often it went from no share to some
     "changes",  #: how often its share changed
     "generation",  #: version of its set of workers
@@ -99,6 +101,9 @@ class View:
     last_start_s: FloatArray
     changed_s: FloatArray
     attained_gpu_s: FloatArray
+    memory_a: FloatArray
+    memory_b: FloatArray
+    memory_c: FloatArray
     user: IntArray
     min_gpus: IntArray
     max_gpus: IntArray
@@ -107,7 +112,6 @@ class View:
     gpu_type: IntArray
     servers: IntArray
     is_ps: IntArray
-    held: IntArray
     starts: IntArray
     changes: IntArray
     generation: IntArray
@@ -195,13 +199,19 @@ class View:
         at, longest = self.tables.rows(profile)
         allowed = np.array([not job.gpu_types or t in job.gpu_types for t in self.gpu_types])
         self.speed_at[:, row] = np.where(allowed, at, 0)
-        self.type_max[:, row] = np.where(allowed, np.minimum(longest, job.gpus.max), 0)
-        self.max_gpus[row] = min(int(self.type_max[:, row].max()), self.total_gpus)
+        limit = min(job.gpus.max, self.total_gpus)
+        for t in range(len(self.gpu_types)):
+            self.type_max[t, row] = self._useful(at[t], min(int(longest[t]), limit)) if allowed[t] else 0
+        self.max_gpus[row] = int(self.type_max[:, row].max())
         if self.max_gpus[row] < job.gpus.min:
             raise ShoalError(
-                f"job {job.name!r} needs {job.gpus.min} GPUs at least, but its profile and its GPU types "
-                f"allow {int(self.max_gpus[row])}; lower its min or measure a larger share"
+                f"job {job.name!r} needs {job.gpus.min} GPUs at least, but by its profile and its GPU types "
+                f"no more than {int(self.max_gpus[row])} are of use; lower its min or measure a larger share"
             )
+
+    def _useful(self, at: int, longest: int) -> int:
+        """The smallest share that is as fast as any up to `longest`: more would only slow the job down."""
+        return int(np.argmax(self.speeds[at : at + longest + 1]))
 
     def remove(self, job_id: int) -> None:
         """Close up over the row of a job that has left."""
@@ -210,6 +220,27 @@ class View:
         self._floats[:, row : n - 1] = self._floats[:, row + 1 : n]
         self._ints[:, row : n - 1] = self._ints[:, row + 1 : n]
         self.n = n - 1
+        self._slice()
+
+    def park(self, job_id: int) -> tuple[FloatArray, IntArray]:
+        """Take a job out of the view for a while; what is known of it is returned for `unpark`."""
+        row = self.row(job_id)
+        kept = self._floats[:, row].copy(), self._ints[:, row].copy()
+        self.remove(job_id)
+        return kept
+
+    def unpark(self, job_id: int, kept: tuple[FloatArray, IntArray]) -> None:
+        """Put a parked job back at its place in the order of submission."""
+        n = self.n
+        if n == len(self._ids):
+            self._grow()
+        row = int(np.searchsorted(self.job_ids, job_id))
+        self._ids[row + 1 : n + 1] = self._ids[row:n].copy()
+        self._floats[:, row + 1 : n + 1] = self._floats[:, row:n].copy()
+        self._ints[:, row + 1 : n + 1] = self._ints[:, row:n].copy()
+        self._ids[row] = job_id
+        self._floats[:, row], self._ints[:, row] = kept
+        self.n = n + 1
         self._slice()
 
     def remaining_now(self, now_s: float) -> FloatArray:

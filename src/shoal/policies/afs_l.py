@@ -1,0 +1,302 @@
+"""Apathetic Future Share, lengths known."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from shoal.core.view import View
+from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.types import reference_curves
+
+_BLOCK = 32
+
+
+@njit(cache=True, inline="always")
+def _beats(
+    length: FloatArray, gain_short: FloatArray, gain_long: FloatArray, challenger: int, holder: int
+) -> bool:
+    """Whether the next GPU goes to the challenger rather than to the holder, by the rule of AFS.
+
+    gain_short is (p' - p)/p, a job's gain if it is the shorter of the two; gain_long is (p' - p)/p', its
+    gain if it is the longer. Mind the denominators: they differ on purpose.
+    """
+    if length[holder] >= length[challenger]:
+        return not gain_long[holder] > gain_short[challenger]
+    return gain_long[challenger] > gain_short[holder]
+
+
+@njit(cache=True, inline="always")
+def _refresh(
+    i: int,
+    share: int,
+    cap: int,
+    left: float,
+    speeds: FloatArray,
+    at: int,
+    length: FloatArray,
+    gain_short: FloatArray,
+    gain_long: FloatArray,
+) -> None:
+    """Set a candidate's length and gains for its new share; at its cap it takes no further part."""
+    if share >= cap:
+        length[i] = np.inf
+        gain_short[i] = -np.inf
+        gain_long[i] = -np.inf
+        return
+    now, then = speeds[at + share], speeds[at + share + 1]
+    length[i] = left / now
+    gain_short[i] = (then - now) / now
+    gain_long[i] = (then - now) / then
+
+
+@njit(cache=True, inline="always")
+def _refresh_block(
+    b: int,
+    m: int,
+    length: FloatArray,
+    gain_short: FloatArray,
+    gain_long: FloatArray,
+    shortest: FloatArray,
+    most_short: FloatArray,
+    most_long: FloatArray,
+) -> None:
+    low, high_short, high_long = np.inf, -np.inf, -np.inf
+    for i in range(b * _BLOCK, min(b * _BLOCK + _BLOCK, m)):
+        low = min(low, length[i])
+        high_short = max(high_short, gain_short[i])
+        high_long = max(high_long, gain_long[i])
+    shortest[b], most_short[b], most_long[b] = low, high_short, high_long
+
+
+@njit(cache=True)
+def _tournament(
+    share: IntArray,
+    rows: IntArray,
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    cap: IntArray,
+    gpus: int,
+) -> None:
+    """Hand out `gpus` one by one among `rows` (all with a share), each to the winner of the left fold.
+
+    The relation is not transitive, so the order of the fold is part of the rule and must be kept. What
+    makes it quick: the fold's holders form a chain, each the first job after its predecessor that beats
+    it. A grant changes only the winner, at the end of the chain, so the chain is kept up to there; and the
+    next one to beat a holder is searched by blocks that carry their best values.
+    """
+    m = len(rows)
+    blocks = (m + _BLOCK - 1) // _BLOCK
+    length, gain_short, gain_long = np.empty(m), np.empty(m), np.empty(m)
+    shortest, most_short, most_long = np.empty(blocks), np.empty(blocks), np.empty(blocks)
+    alive = 0
+    for i in range(m):
+        r = rows[i]
+        _refresh(i, share[r], cap[r], remaining[r], speeds, at[r], length, gain_short, gain_long)
+        alive += share[r] < cap[r]
+    for b in range(blocks):
+        _refresh_block(b, m, length, gain_short, gain_long, shortest, most_short, most_long)
+    chain = np.empty(m, np.int32)
+    top = -1  # end of the chain
+    first = 0  # all candidates before this one are at their cap
+    search_from = 0
+    while gpus > 0 and alive > 0:
+        if top < 0:
+            while gain_short[first] == -np.inf:
+                first += 1
+            chain[0], top, search_from = first, 0, first + 1
+        while True:  # extend the chain until nobody beats its end
+            holder = chain[top]
+            # The first job from `search_from` on that beats the holder, looking only into blocks
+            # that could hold one.
+            found = -1
+            i = search_from
+            while i < m and found < 0:
+                if i % _BLOCK == 0:
+                    b = i // _BLOCK
+                    while b < blocks and not (
+                        most_long[b] > gain_short[holder]
+                        or (most_short[b] >= gain_long[holder] and shortest[b] <= length[holder])
+                    ):
+                        b += 1
+                    if b == blocks:
+                        break
+                    i = b * _BLOCK
+                end = min((i // _BLOCK + 1) * _BLOCK, m)
+                while i < end:
+                    if _beats(length, gain_short, gain_long, i, holder):
+                        found = i
+                        break
+                    i += 1
+            if found < 0:
+                break
+            top += 1
+            chain[top] = found
+            search_from = found + 1
+        winner = chain[top]
+        r = rows[winner]
+        share[r] += 1
+        gpus -= 1
+        _refresh(winner, share[r], cap[r], remaining[r], speeds, at[r], length, gain_short, gain_long)
+        _refresh_block(winner // _BLOCK, m, length, gain_short, gain_long, shortest, most_short, most_long)
+        alive -= share[r] >= cap[r]
+        # Everyone before the winner lost to its predecessor, and still does: go on from the winner.
+        top -= 1
+        search_from = winner
+
+
+@njit(cache=True)
+def _from_zero(
+    share: IntArray,
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    cap: IntArray,
+    gpus: int,
+) -> None:
+    """The rule as it is written, one left fold over all candidates per GPU, from no shares at all.
+
+    Needed only where a job's second GPU at least doubles its speed, so that it may be served before
+    others have their first.
+    """
+    n = len(share)
+    out = np.zeros(n, np.bool_)
+    while gpus > 0:
+        best = -1
+        for j in range(n):
+            if out[j]:
+                continue
+            if share[j] == 0 and min_gpus[j] > gpus:
+                continue
+            if best < 0 or _takes_it(share, remaining, speeds, at, min_gpus, j, best):
+                best = j
+        if best < 0:
+            return
+        step = 1 if share[best] > 0 else min_gpus[best]
+        share[best] += step
+        gpus -= step
+        out[best] = share[best] >= cap[best]
+
+
+@njit(cache=True)
+def _takes_it(
+    share: IntArray,
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    challenger: int,
+    holder: int,
+) -> bool:
+    if share[holder] == 0 and share[challenger] == 0:
+        first = remaining[holder] / speeds[at[holder] + min_gpus[holder]]
+        second = remaining[challenger] / speeds[at[challenger] + min_gpus[challenger]]
+        return not first < second
+    length, gain_short, gain_long = np.empty(2), np.empty(2), np.empty(2)
+    for k, j in enumerate((challenger, holder)):
+        if share[j] == 0:  # no speed yet: infinitely long, and the first GPUs bring all there is
+            length[k], gain_short[k], gain_long[k] = np.inf, np.inf, 1.0
+        else:
+            _refresh(
+                k, share[j], share[j] + 1, remaining[j], speeds, at[j], length, gain_short, gain_long
+            )
+    return _beats(length, gain_short, gain_long, 0, 1)
+
+
+@njit(cache=True)
+def afs_l_shares(
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    max_gpus: IntArray,
+    gpus: int,
+) -> IntArray:
+    """Shares of AFS-L for jobs in order of submission; `speeds[at[j] + n]` is the speed of j with n GPUs."""
+    n = len(remaining)
+    share = np.zeros(n, np.int32)
+    doubling = False
+    need = 0
+    for j in range(n):
+        need += min_gpus[j]
+        a = at[j] + min_gpus[j]
+        if min_gpus[j] < max_gpus[j] and not speeds[a + 1] < 2 * speeds[a]:
+            doubling = True
+    if doubling:
+        _from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
+        return share
+    # Nobody's next GPU doubles its speed, so a job without a share goes before all that have one, and
+    # among those without the shortest goes first (the later one of two that are equal).
+    left = gpus
+    if need <= gpus:
+        for j in range(n):
+            share[j] = min_gpus[j]
+        left = gpus - need
+    else:
+        start = np.empty(n)
+        for j in range(n):
+            start[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
+        for k in np.argsort(start, kind="mergesort"):
+            j = n - 1 - k
+            if min_gpus[j] <= left:
+                share[j] = min_gpus[j]
+                left -= min_gpus[j]
+                if left == 0:
+                    break
+    if left > 0:
+        count = 0
+        rows = np.empty(n, np.int32)
+        for j in range(n):
+            if share[j] > 0 and share[j] < max_gpus[j]:
+                rows[count] = j
+                count += 1
+        if count > 0:
+            _tournament(share, rows[:count], remaining, speeds, at, max_gpus, left)
+    return share
+
+
+class AfsL(CountPolicy):
+    """AFS-L: each GPU goes to the job that the rule prefers, from no shares, at every event.
+
+    Let a be the job with the shorter remaining time L = r/p at the present shares and b the longer one, p
+    the speed now and p' with one GPU more. The GPU goes to b iff
+
+        (p'_b - p_b) / p'_b  >  (p'_a - p_a) / p_a,
+
+    else to a: efficiency against shortness, with b's future rate taken to be just its own p'_b, the
+    "apathetic future" (Hwang et al., NSDI'21). Of two jobs without a share the shorter at its first GPUs
+    goes first. The relation is not transitive; candidates are compared by a left fold in order of
+    submission, which is what the authors' results are made with. Jobs at their maximum take no part.
+    """
+
+    name = "afs-l"
+    summary = "short against efficient jobs, GPU by GPU; lengths known (AFS, NSDI'21)"
+    needs_lengths = True
+
+    def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
+        return afs_l_shares(
+            view.remaining_now(now_s),
+            view.speeds,
+            reference_curves(view),
+            view.min_gpus,
+            view.max_gpus,
+            gpus,
+        )
+
+    def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
+        return marginal_evidence(view, row, view.remaining_now(now_s))
+
+
+def marginal_evidence(view: View, row: int, remaining: NDArray[np.float64]) -> dict[str, float | int | str]:
+    """Remaining time now, and what one GPU more would make of the speed."""
+    at, gpus = reference_curves(view)[row], view.gpus[row]
+    now = view.speeds[at + gpus]
+    evidence: dict[str, float | int | str] = {}
+    if gpus and now > 0:
+        evidence["remaining_s"] = float(remaining[row] / now)
+        if gpus < view.max_gpus[row]:
+            evidence["next_gpu_gain"] = float(view.speeds[at + gpus + 1] / now - 1)
+    return evidence

@@ -1,0 +1,107 @@
+"""Themis: finish-time fairness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from shoal.core.errors import ShoalError
+from shoal.core.view import View
+from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.order import times_at
+from shoal.policies.types import reference_curves
+
+
+@njit(cache=True)
+def grant_in_order(order: IntArray, least: IntArray, most: IntArray, free: int) -> IntArray:
+    """Each job of `order` gets min(what is left, its demand), or nothing below its minimum."""
+    shares = np.zeros(len(most), np.int32)
+    for row in order:
+        if free == 0:
+            break
+        take = min(free, most[row])
+        if take >= least[row]:
+            shares[row] = take
+            free -= take
+    return shares
+
+
+@dataclass(frozen=True)
+class ThemisOptions:
+    #: GPUs are leased until the next multiple of this time; then all are offered again.
+    lease_s: float = 1200.0
+
+    def __post_init__(self) -> None:
+        if not self.lease_s > 0:
+            raise ShoalError(f"option lease_s={self.lease_s} of policy 'themis' must be above 0")
+
+
+class Themis(CountPolicy):
+    """Finish-time fairness (Mahajan et al., NSDI'20): help the job that is treated worst.
+
+        rho = T_shared / T_ideal
+        T_shared = time since submission + remaining time at the requested size
+        T_ideal = total GPU-time / min(M / mean number of active jobs, requested size)
+
+    When leases end, GPUs are granted to the job with the largest rho, min(what is left, its demand), then
+    to the next. Between lease ends running jobs keep what they have and free GPUs go to waiting jobs, again
+    by rho. The auction of the paper, in which jobs bid their own rho, is not modelled: rho is computed.
+    """
+
+    name = "themis"
+    summary = "finish-time fairness: the job treated worst goes first; lengths known (NSDI'20)"
+    needs_lengths = True
+    Options = ThemisOptions
+
+    def __init__(self, options: object = None, *, rng: np.random.Generator | None = None) -> None:
+        super().__init__(options, rng=rng)
+        self._active_sum = 0.0
+        self._events = 0
+        self._lease_end_s = -np.inf
+
+    def wish_gpus(self, view: View) -> IntArray:
+        return view.requested_gpus
+
+    def rho(self, view: View, gpus: int, now_s: float) -> FloatArray:
+        at, want = reference_curves(view), view.requested_gpus
+        left_s = times_at(view.remaining_now(now_s), view.speeds, at, want)
+        whole_s = times_at(view.total, view.speeds, at, want)
+        contention = self._active_sum / self._events if self._events else 1.0
+        ideal = whole_s * want / np.minimum(gpus / contention, want)
+        return (now_s - view.submit_s + left_s) / ideal
+
+    def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
+        self._active_sum += len(view)
+        self._events += 1
+        if now_s >= self._lease_end_s:
+            self._lease_end_s = (np.floor(now_s / self.options.lease_s) + 1) * self.options.lease_s
+            order = np.argsort(-self.rho(view, gpus, now_s), kind="stable").astype(np.int32)
+            return grant_in_order(order, view.min_gpus, view.requested_gpus, gpus)
+        shares = view.gpus.copy()
+        free = gpus - int(shares.sum())
+        waiting = np.flatnonzero(shares < view.requested_gpus)
+        if free <= 0 or not len(waiting):
+            return shares
+        rho = self.rho(view, gpus, now_s)[waiting]
+        order = waiting[np.argsort(-rho, kind="stable")].astype(np.int32)
+        least = np.where(shares > 0, 1, view.min_gpus).astype(np.int32)
+        return shares + grant_in_order(order, least, view.requested_gpus - shares, free)
+
+    def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
+        return self._lease_end_s if (shares < view.requested_gpus).any() else np.inf
+
+    def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
+        return {"rho": float(self.rho(view, view.total_gpus, now_s)[row])}
+
+    def state(self) -> dict[str, Any]:
+        mine = {"active_sum": self._active_sum, "events": self._events, "lease_end_s": self._lease_end_s}
+        return super().state() | mine
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._active_sum = state["active_sum"]
+        self._events = state["events"]
+        self._lease_end_s = state["lease_end_s"]

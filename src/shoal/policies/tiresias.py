@@ -1,0 +1,122 @@
+"""Tiresias: least attained service, in a few queues, with gangs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.core.view import View
+from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.order import fill_in_order
+
+#: Services are sums of floats; a threshold counts as reached this little below it.
+_NEARLY = 1 - 1e-12
+
+
+@dataclass(frozen=True)
+class TiresiasOptions:
+    #: GPU-seconds at which a job sinks to the next queue; one value makes two queues.
+    thresholds_gpu_s: tuple[float, ...] = (180_000.0,)
+    #: What counts as service: since-start (GPU-time since it last got GPUs; the AFS evaluation) or
+    #: attained (all GPU-time so far; Tiresias itself).
+    service: str = "since-start"
+    #: A waiting job returns to the first queue after waiting this many times as long as it ran; 0: never.
+    promote: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.thresholds_gpu_s or list(self.thresholds_gpu_s) != sorted(set(self.thresholds_gpu_s)):
+            raise ShoalError(f"thresholds_gpu_s={self.thresholds_gpu_s} must be one or more ascending numbers")
+        if self.thresholds_gpu_s[0] <= 0:
+            raise ShoalError("thresholds_gpu_s must be above 0")
+        if self.service not in ("since-start", "attained"):
+            raise ShoalError(f"option service={self.service!r} must be since-start or attained")
+        if self.promote < 0:
+            raise ShoalError(f"option promote={self.promote} must be 0 or more")
+
+
+class TiresiasL(CountPolicy):
+    """Two-dimensional least attained service (Gu et al., NSDI'19), lengths unknown.
+
+    A job's service is its GPUs x time. Jobs start in the first of two or more queues and sink when their
+    service reaches a threshold; lower queues run only on what the upper ones leave. All or nothing at the
+    requested size, and later jobs may pass one that does not fit. With `promote` k a job that has waited k
+    times as long as it ran goes back to the first queue, ahead of the others there.
+
+    service=since-start is how the AFS authors evaluate it: service counts since the job last got its GPUs,
+    and sinking lasts until it gets GPUs again; inside a queue, order of (first start, arrival).
+    service=attained is Tiresias' own: all service counts; inside a queue running jobs first, then arrival.
+
+    Remembers of each job: `memory_a` its queue (-1: promoted), `memory_b` the service that a promotion
+    wiped out, `memory_c` how long its last run was.
+    """
+
+    name = "tiresias-l"
+    summary = "least attained GPU-time first, in queues, at the requested size (NSDI'19)"
+    elastic = False
+    Options = TiresiasOptions
+
+    def service_now(self, view: View, now_s: float) -> FloatArray:
+        if self.options.service == "attained":
+            return view.attained_now(now_s) - view.memory_b
+        running = view.gpus > 0
+        return np.where(running, (now_s - np.where(running, view.last_start_s, now_s)) * view.gpus, 0.0)
+
+    def sink_and_promote(self, view: View, now_s: float) -> None:
+        thresholds = np.array(self.options.thresholds_gpu_s) * _NEARLY
+        queue = np.searchsorted(thresholds, self.service_now(view, now_s), side="right")
+        np.maximum(view.memory_a, queue, out=view.memory_a)
+        running = view.gpus > 0
+        view.memory_c[running] = (now_s - view.last_start_s)[running]
+        if self.options.promote > 0:
+            waited = now_s - view.changed_s
+            starving = ~running & (view.memory_a > 0) & (waited >= self.options.promote * view.memory_c)
+            view.memory_a[starving] = -1
+            view.memory_b[starving] = view.attained_gpu_s[starving]
+
+    def order(self, view: View, now_s: float) -> IntArray:
+        if self.options.service == "attained":
+            keys = (view.submit_s, view.gpus == 0, view.memory_a)
+        else:
+            keys = (view.submit_s, view.first_start_s, view.memory_a)
+        return np.lexsort(keys).astype(np.int32)
+
+    def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
+        self.sink_and_promote(view, now_s)
+        shares = fill_in_order(self.order(view, now_s), view.requested_gpus, gpus, True)
+        starts = (shares > 0) & (view.gpus == 0)
+        if self.options.service == "since-start":
+            view.memory_a[starts] = 0
+        else:
+            view.memory_a[starts] = np.maximum(view.memory_a[starts], 0)
+        return shares
+
+    def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
+        waiting = shares == 0
+        if not waiting.any():
+            return np.inf
+        thresholds = np.append(np.array(self.options.thresholds_gpu_s), np.inf)
+        run = np.flatnonzero(shares)
+        kept = view.gpus[run] > 0
+        served = np.where(kept, self.service_now(view, now_s)[run], 0.0)
+        if self.options.service == "attained":
+            served = (view.attained_now(now_s) - view.memory_b)[run]
+        to_go = thresholds[np.maximum(view.memory_a[run], 0).astype(int)] - served
+        wake = float((now_s + np.maximum(to_go, 0.0) / shares[run]).min()) if len(run) else np.inf
+        if self.options.promote > 0:
+            starve = np.flatnonzero(waiting & (view.memory_a > 0))
+            if len(starve):
+                due = view.changed_s[starve] + self.options.promote * view.memory_c[starve]
+                # A job stopped by this very decision starts to wait now.
+                due = np.where(
+                    view.gpus[starve] > 0, now_s + self.options.promote * view.memory_c[starve], due
+                )
+                wake = min(wake, float(due.min()))
+        return max(wake, np.nextafter(now_s, np.inf))
+
+    def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
+        return {
+            "queue": int(max(view.memory_a[row], 0)),
+            "service_gpu_s": float(self.service_now(view, now_s)[row]),
+        }

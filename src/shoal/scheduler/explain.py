@@ -1,0 +1,91 @@
+"""Why a job does not have all it could use, read off the state that the last decision left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core.job import Job
+from shoal.core.reason import Code, Reason
+from shoal.core.view import View
+from shoal.policies.base import Decision, Policy, Supply
+
+Evidence = dict[str, float | int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that an explanation may look at."""
+
+    view: View
+    policy: Policy
+    supply: Supply
+    cut: dict[int, int]
+    decision: Decision | None
+    now_s: float
+
+    @property
+    def free_gpus(self) -> int:
+        return self.supply.total_gpus - int(self.view.gpus.sum())
+
+    def held(self, job: Job) -> Reason:
+        return Reason(Code.HELD, "its owner holds it; `shoal resume` lets it go on", {"job": job.name})
+
+
+def explain(s: Situation, row: int) -> Reason:
+    """The first reason, in order of precedence, that holds for a row below its wish."""
+    view = s.view
+    job_id, gpus = int(view.job_ids[row]), int(view.gpus[row])
+    evidence: Evidence = {
+        "gpus": gpus,
+        "min_gpus": int(view.min_gpus[row]),
+        "max_gpus": int(view.max_gpus[row]),
+        "free_gpus": s.free_gpus,
+        "active_jobs": len(view),
+        **s.policy.evidence(view, row, s.now_s),
+    }
+    if s.decision is None or row >= len(s.decision.gpus):
+        return Reason(Code.PENDING_EVALUATION, "no decision has been made since it arrived", evidence)
+    code = int(s.decision.codes[row]) if s.decision.codes is not None else 0
+    if gpus == 0:
+        return _waiting(s, row, Code(code), evidence)
+    if job_id in s.cut or code == Code.FRAGMENTED:
+        text = f"it has {gpus} GPUs; more are free, but not where it could use them together"
+        return Reason(Code.FRAGMENTED, text, evidence)
+    if not s.policy.elastic or s.free_gpus > 0:
+        text = f"it has {gpus} GPUs; the policy {s.policy.name} gives it no more now"
+        return Reason(Code(code) if code else Code.NOT_WORTH_IT, text, evidence)
+    gain = evidence.get("next_gpu_gain")
+    adds = f"would add {100 * float(gain):.0f} % to its speed and" if gain is not None else ""
+    text = f"it has {gpus} GPUs; the next one {adds} is worth more to another job".replace("  ", " ")
+    return Reason(Code.NOT_WORTH_IT, text, evidence)
+
+
+def _waiting(s: Situation, row: int, code: Code, evidence: Evidence) -> Reason:
+    view = s.view
+    need = int(view.min_gpus[row] if s.policy.elastic else view.requested_gpus[row])
+    usable = int(s.supply.gpus_of_type[view.type_max[:, row] > 0].sum())
+    evidence["need_gpus"] = need
+    if need > usable:
+        if usable == 0:
+            types = ", ".join(t for t, m in zip(view.gpu_types, view.type_max[:, row]) if m > 0) or "its types"
+            return Reason(Code.NO_MATCHING_GPU, f"no GPU of {types} is in use-able state", evidence)
+        text = f"it needs {need} GPUs at least and there are {usable} that it may use"
+        return Reason(Code.INFEASIBLE, text, evidence)
+    later = np.flatnonzero((view.gpus > 0) & (view.job_ids > view.job_ids[row]))
+    holding = int(view.gpus.sum())
+    if code in (Code.QUOTA_EXHAUSTED, Code.COOL_DOWN):
+        return Reason(code, f"the policy {s.policy.name} holds it back", evidence)
+    if int(view.job_ids[row]) in s.cut or code == Code.FRAGMENTED or s.free_gpus >= need:
+        text = f"{s.free_gpus} GPUs are free, but not {need} that it could use together"
+        return Reason(Code.FRAGMENTED, text, evidence)
+    if len(later):
+        evidence["jobs_preferred"] = len(later)
+        text = (
+            f"it needs {need} GPUs and {s.free_gpus} are free; the policy {s.policy.name} prefers "
+            f"{len(later)} jobs that came after it"
+        )
+        return Reason(Code.BEHIND_OTHERS, text, evidence)
+    text = f"it needs {need} GPUs and {s.free_gpus} are free; jobs before it hold {holding}"
+    return Reason(Code.WAITING_FOR_CAPACITY, text, evidence)

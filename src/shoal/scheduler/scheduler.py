@@ -1,0 +1,345 @@
+"""The scheduler's cycle: events in, commands out. No I/O, no clock: `now_s` is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import singledispatchmethod
+
+import numpy as np
+
+from shoal.core.cluster import Cluster, User
+from shoal.core.errors import ShoalError
+from shoal.core.events import (
+    Cancelled,
+    Event,
+    Finished,
+    Held,
+    Measured,
+    NodeBack,
+    NodeLost,
+    Rescaled,
+    Submitted,
+    TicketsChanged,
+    Timer,
+)
+from shoal.core.job import GpuRange, Job
+from shoal.core.plan import NO_SHARE, Outcome, Placement, Plan, Reconfigure, Share
+from shoal.core.profile import Profile
+from shoal.core.view import FloatArray, IntArray, View
+from shoal.placement.base import Placer, PoolPlacer
+from shoal.policies.base import Decision, Policy, Supply
+from shoal.scheduler.explain import Situation, explain
+
+
+class Scheduler:
+    """Decides for one cluster. All state is here and is changed only by `step` and `observe`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        placer: Placer | None = None,
+        *,
+        cool_down_s: float = 0.0,
+    ) -> None:
+        self.cluster = cluster
+        self.policy = policy
+        self.placer: Placer = placer or PoolPlacer()
+        self.cool_down_s = cool_down_s
+        self.supply = Supply.of(cluster)
+        self.view = View(cluster.gpu_types, cluster.total_gpus)
+        self.jobs: dict[int, Job] = {}
+        self.profiles: dict[int, Profile] = {}
+        #: Where each running job is; only kept where the cluster has nodes to tell apart.
+        self.placements: dict[int, Placement] = {}
+        #: Jobs their owners hold back, with what is known of them.
+        self.held: dict[int, tuple[FloatArray, IntArray]] = {}
+        self.lost_nodes: set[int] = set()
+        self.plans = 0
+        self.events_seen = 0
+        self._users = {user.name: i for i, user in enumerate(cluster.users)}
+        self._decision: Decision | None = None
+        self._cut: dict[int, int] = {}
+
+    # -- the cycle ---------------------------------------------------------------------------------
+
+    def step(self, now_s: float, events: Sequence[Event]) -> Plan:
+        """One cycle. Read it top to bottom."""
+        # 1. take in the events, and 2. bring the view up to date
+        first_event = self.events_seen
+        for event in events:
+            self._take_in(event, now_s)
+        self.events_seen += len(events)
+        wake_s = self._cooling_until(now_s, events)
+        if wake_s > now_s:
+            return self._plan(now_s, [], wake_s, first_event)
+        # 3. ask the policy for shares
+        decision = self.policy.decide(self.view, self.supply, now_s)
+        # 4. ask the placement for GPUs, keeping what can be kept
+        placed = self.placer.place(self.view, decision, self.supply, self.placements)
+        gpus = decision.gpus
+        if placed.cut:
+            gpus = gpus.copy()
+            for job_id, got in placed.cut.items():
+                gpus[self.view.row(job_id)] = got
+        # 5. compare with what is: the difference is the plan
+        rows = self._changed_rows(decision, gpus, placed.placements)
+        # 6. emit commands; reasons are read off the same state, see `outcome`
+        commands = self._reconfigure(rows, decision, gpus, placed.placements, now_s)
+        self._decision, self._cut = decision, placed.cut
+        return self._plan(now_s, commands, decision.wake_s, first_event)
+
+    def _plan(self, now_s: float, commands: list[Reconfigure], wake_s: float, first_event: int) -> Plan:
+        self.plans += 1
+        causes = tuple(range(first_event, self.events_seen))
+        return Plan(self.plans - 1, now_s, tuple(commands), wake_s, causes)
+
+    def _cooling_until(self, now_s: float, events: Sequence[Event]) -> float:
+        """When only measurements changed, jobs that were just resized are left alone for a while."""
+        if not self.cool_down_s or not events or not all(type(e) is Measured for e in events):
+            return now_s
+        running = self.view.gpus > 0
+        if not running.any():
+            return now_s
+        return float(self.view.changed_s[running].max()) + self.cool_down_s
+
+    def _changed_rows(self, decision: Decision, gpus: IntArray, moved: dict[int, Placement]) -> IntArray:
+        view = self.view
+        differs = gpus != view.gpus
+        if decision.gpu_type is not None:
+            differs |= (gpus > 0) & (decision.gpu_type != view.gpu_type)
+        if decision.servers is not None:
+            differs |= decision.servers != view.servers
+        if moved:
+            rows = [
+                view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())
+            ]
+            differs[rows] = True
+        return np.flatnonzero(differs).astype(np.int32)
+
+    def _reconfigure(
+        self,
+        rows: IntArray,
+        decision: Decision,
+        gpus: IntArray,
+        moved: dict[int, Placement],
+        now_s: float,
+    ) -> list[Reconfigure]:
+        if not len(rows):
+            return []
+        view, types = self.view, self.cluster.gpu_types
+        new, old = gpus[rows], view.gpus[rows]
+        new_type = np.zeros(len(rows), np.int32) if decision.gpu_type is None else decision.gpu_type[rows]
+        if decision.servers is None:
+            servers = np.where(view.is_ps[rows] > 0, new, 0)
+        else:
+            servers = decision.servers[rows]
+        verbs = _verbs(old, new, view.starts[rows])
+        view.attained_gpu_s[rows] += old * (now_s - view.changed_s[rows])
+        view.changed_s[rows] = now_s
+        started = rows[(old == 0) & (new > 0)]
+        if len(started):
+            view.last_start_s[started] = now_s
+            view.first_start_s[started] = np.minimum(view.first_start_s[started], now_s)
+            view.starts[started] += 1
+        view.gpus[rows] = new
+        view.gpu_type[rows] = np.where(new > 0, new_type, -1)
+        view.servers[rows] = servers
+        view.changes[rows] += new > 0
+        view.generation[rows] += 1
+        commands = []
+        for row, verb, n, t, s, g in zip(
+            rows.tolist(),
+            verbs,
+            new.tolist(),
+            new_type.tolist(),
+            servers.tolist(),
+            view.generation[rows].tolist(),
+        ):
+            job_id = int(view.job_ids[row])
+            share = Share(n, types[t], s) if n else NO_SHARE
+            placement: Placement = ()
+            if n:
+                placement = moved.get(job_id) or self.placements.get(job_id, ())
+                if placement:
+                    self.placements[job_id] = placement
+            else:
+                self.placements.pop(job_id, None)
+            commands.append(Reconfigure(job_id, g, share, placement, verb, self.plans))
+        # GPUs are released before they are given again.
+        commands.sort(key=lambda c: c.verb not in ("pause", "shrink"))
+        return commands
+
+    # -- events ------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def _take_in(self, event: object, now_s: float) -> None:
+        raise TypeError(f"not an event: {event!r}")
+
+    @_take_in.register
+    def _(self, event: Submitted, now_s: float) -> None:
+        job = event.job
+        user = self._user(job.user)
+        self.view.add(event.job_id, job, event.profile, user, now_s)
+        self.jobs[event.job_id] = job
+        self.profiles[event.job_id] = event.profile
+        self.policy.joined(event.job_id, now_s)
+
+    @_take_in.register
+    def _(self, event: Finished, now_s: float) -> None:
+        self._remove(event.job_id, now_s)
+
+    @_take_in.register
+    def _(self, event: Cancelled, now_s: float) -> None:
+        self._remove(event.job_id, now_s)
+
+    @_take_in.register
+    def _(self, event: Held, now_s: float) -> None:
+        if event.held and event.job_id in self.view:
+            row = self.view.row(event.job_id)
+            self._release(row, now_s)
+            self.held[event.job_id] = self.view.park(event.job_id)
+            self.policy.left(event.job_id, now_s)
+        elif not event.held and event.job_id in self.held:
+            self.view.unpark(event.job_id, self.held.pop(event.job_id))
+            self.view.changed_s[self.view.row(event.job_id)] = now_s
+            self.policy.joined(event.job_id, now_s)
+
+    @_take_in.register
+    def _(self, event: Rescaled, now_s: float) -> None:
+        from dataclasses import replace
+
+        job = self.jobs[event.job_id]
+        gpus = GpuRange(event.min_gpus, event.max_gpus)
+        requested = min(max(job.requested_gpus, gpus.min), gpus.max)
+        job = self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
+        if event.job_id in self.view:
+            row = self.view.row(event.job_id)
+            self.view.min_gpus[row] = gpus.min
+            self.view.requested_gpus[row] = requested
+            self.view.set_profile(row, job, self.profiles[event.job_id])
+
+    @_take_in.register
+    def _(self, event: Measured, now_s: float) -> None:
+        self.profiles[event.job_id] = event.profile
+        if event.job_id in self.view:
+            self.view.set_profile(self.view.row(event.job_id), self.jobs[event.job_id], event.profile)
+
+    @_take_in.register
+    def _(self, event: NodeLost, now_s: float) -> None:
+        self.lost_nodes.add(event.node)
+        self.supply = self._supply()
+        for job_id, placement in list(self.placements.items()):
+            if any(node == event.node for node, _ in placement) and job_id in self.view:
+                self._lose(self.view.row(job_id), event.node, now_s)
+
+    @_take_in.register
+    def _(self, event: NodeBack, now_s: float) -> None:
+        self.lost_nodes.discard(event.node)
+        self.supply = self._supply()
+
+    @_take_in.register
+    def _(self, event: TicketsChanged, now_s: float) -> None:
+        index = self._user(event.user)
+        users = list(self.cluster.users)
+        users[index] = User(event.user, event.tickets)
+        self.cluster = self.cluster.with_users(users)
+        self.supply = self._supply()
+
+    @_take_in.register
+    def _(self, event: Timer, now_s: float) -> None:
+        pass
+
+    def _supply(self) -> Supply:
+        whole = Supply.of(self.cluster)
+        return whole.without(self.lost_nodes) if self.lost_nodes else whole
+
+    def _user(self, name: str) -> int:
+        index = self._users.get(name)
+        if index is None:
+            index = self._users[name] = len(self.cluster.users)
+            self.cluster = self.cluster.with_users([*self.cluster.users, User(name)])
+            self.supply = self._supply()
+        return index
+
+    def _remove(self, job_id: int, now_s: float) -> None:
+        if job_id in self.held:
+            del self.held[job_id]
+        elif job_id in self.view:
+            self.view.remove(job_id)
+            self.policy.left(job_id, now_s)
+        else:
+            raise ShoalError(f"job {job_id} is not active")
+        self.placements.pop(job_id, None)
+        del self.jobs[job_id], self.profiles[job_id]
+
+    def _release(self, row: int, now_s: float) -> None:
+        """The row gives all its GPUs back, outside of a decision."""
+        view = self.view
+        view.attained_gpu_s[row] += view.gpus[row] * (now_s - view.changed_s[row])
+        view.changed_s[row] = now_s
+        view.remaining[row] = view.remaining_now(now_s)[row]
+        view.settled_s[row] = now_s
+        view.rate[row] = 0.0
+        view.gpus[row] = view.servers[row] = 0
+        view.gpu_type[row] = -1
+        view.generation[row] += 1
+        self.placements.pop(int(view.job_ids[row]), None)
+
+    def _lose(self, row: int, node: int, now_s: float) -> None:
+        """The row's GPUs on a lost node are gone: the survivors go on if they are enough, else it waits."""
+        job_id = int(self.view.job_ids[row])
+        rest = tuple((n, g) for n, g in self.placements[job_id] if n != node)
+        left = sum(g for _, g in rest)
+        gpu_type = self.view.gpu_type[row]
+        self._release(row, now_s)
+        if self.policy.elastic and left >= self.view.min_gpus[row]:
+            self.view.gpus[row], self.view.gpu_type[row] = left, gpu_type
+            self.placements[job_id] = rest
+
+    # -- what executors tell -----------------------------------------------------------------------
+
+    def observe(self, job_id: int, remaining: float, rate: float, at_s: float) -> None:
+        """How far a job is and how fast it goes from `at_s` on: progress is settled only when told."""
+        view = self.view
+        row = view.row(job_id)
+        view.remaining[row] = remaining
+        view.rate[row] = rate
+        view.settled_s[row] = at_s
+
+    # -- what people ask ---------------------------------------------------------------------------
+
+    def outcome(self, job_id: int, now_s: float) -> Outcome:
+        """What the last plan means for a job, and why it does not have all it could use."""
+        situation = Situation(self.view, self.policy, self.supply, self._cut, self._decision, now_s)
+        if job_id in self.held:
+            job = self.jobs[job_id]
+            wish = job.gpus.max if self.policy.elastic else job.requested_gpus
+            return Outcome(job_id, NO_SHARE, wish, situation.held(job))
+        row = self.view.row(job_id)
+        gpus = int(self.view.gpus[row])
+        wish = int(self.policy.wish_gpus(self.view)[row])
+        share = NO_SHARE
+        if gpus:
+            share = Share(
+                gpus, self.cluster.gpu_types[self.view.gpu_type[row]], int(self.view.servers[row])
+            )
+        reason = explain(situation, row) if gpus < wish else None
+        return Outcome(job_id, share, wish, reason)
+
+    def outcomes(self, now_s: float) -> Iterable[Outcome]:
+        """The outcome of every active job, in order of submission."""
+        for job_id in sorted([*self.view.job_ids.tolist(), *self.held]):
+            yield self.outcome(job_id, now_s)
+
+
+def _verbs(old: IntArray, new: IntArray, starts: IntArray) -> list[str]:
+    verbs = []
+    for o, n, s in zip(old.tolist(), new.tolist(), starts.tolist()):
+        if n == 0:
+            verbs.append("pause")
+        elif o == 0:
+            verbs.append("resume" if s else "start")
+        else:
+            verbs.append("grow" if n > o else "shrink" if n < o else "migrate")
+    return verbs

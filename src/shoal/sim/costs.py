@@ -1,0 +1,51 @@
+"""What a reconfiguration costs a job in the simulator: nothing, a stop and restart, or next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from shoal.core.errors import ShoalError, did_you_mean
+
+#: Seconds to import the graph and run the first iteration, by model: the restart components measured by
+#: the AFS authors in 2019 (their simulator's first versions), used where a model's own cost is not given.
+MEASURED_RESTART_S: Mapping[str, float] = {
+    "vgg16": 3.92,
+    "googlenet": 4.08,
+    "inception4": 10.37,
+    "resnet50": 5.01,
+    "dcgan": 3.18,
+    "chatbot": 0.2,
+    "video": 24.29,
+    "facenet": 24.68,
+}
+
+KINDS = ("none", "restart", "concurrent")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long training stands still for a new share.
+
+    none: not at all. restart: the job stops, and starts again at the new size `restart_s` later.
+    concurrent: newcomers prepare for `prepare_s` while the old workers train on, then all stand still for
+    `pause_s`; a newer target replaces one that is still being prepared at once. The first start is free in
+    all three: the traces' durations contain it.
+    """
+
+    kind: Literal["none", "restart", "concurrent"] = "none"
+    restart_s: float = 30.0
+    restart_by_model: Mapping[str, float] = field(default_factory=dict)
+    prepare_s: float = 5.0
+    pause_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ShoalError(f"there is no cost model {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
+        for name in ("restart_s", "prepare_s", "pause_s"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ShoalError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
+
+    def restart_of(self, model: str) -> float:
+        return self.restart_by_model.get(model, self.restart_s)

@@ -1,0 +1,229 @@
+"""A virtual cluster in virtual time that obeys the scheduler's commands.
+
+It gets the same commands as a real executor and answers with the same events. Between events nothing is
+computed: a job's progress is settled only when its share changes, and its end is one entry in a heap.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from shoal.core.cluster import Cluster
+from shoal.core.events import Event, Finished, Submitted, Timer
+from shoal.core.job import Job
+from shoal.core.plan import Reconfigure
+from shoal.core.profile import Profile
+from shoal.placement.base import Placer
+from shoal.policies.base import Policy
+from shoal.scheduler.scheduler import Scheduler
+from shoal.sim.costs import Costs
+from shoal.sim.record import Record
+
+_FINISH, _SWITCH = 0, 1
+_INF = math.inf
+
+#: Called now and then with (simulated time, jobs done, jobs in all); returns False to stop.
+Progress = Callable[[float, int, int], bool]
+
+
+class Simulation:
+    """One run of one policy over one trace."""
+
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        profiles: Mapping[str, Profile],
+        cluster: Cluster,
+        policy: Policy,
+        *,
+        placer: Placer | None = None,
+        costs: Costs | None = None,
+        whole_seconds: bool = False,
+        timeline: bool = True,
+    ) -> None:
+        self.jobs = tuple(jobs)
+        self.profiles = [profiles[job.model] for job in self.jobs]
+        self.cluster = cluster
+        self.scheduler = Scheduler(cluster, policy, placer)
+        self.costs = costs or Costs()
+        self.whole_seconds = whole_seconds
+        self.timeline = timeline
+        self.record = Record.empty(policy.name, self.jobs, cluster.total_gpus)
+        n = len(self.jobs)
+        # The truth about each job: iterations left at `since`, the rate from then on, and the share that
+        # trains (which lags behind the scheduler's while newcomers prepare).
+        self._left = [job.iterations or 0.0 for job in self.jobs]
+        self._rate = [0.0] * n
+        self._since = [0.0] * n
+        self._gpus = [0] * n
+        self._spot: list[tuple[int, str, int]] = [(0, "", 0)] * n
+        self._version = [0] * n
+        self._waiting_from = [job.submit_s for job in self.jobs]
+        self._target: dict[int, tuple[float, int, tuple[int, str, int]]] = {}
+        self._heap: list[tuple[float, int, int, int, int]] = []
+        self._pushed = 0
+        self._speed_tables: dict[tuple[int, str], list[float]] = {}
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    def run(self, progress: Progress | None = None, every: int = 2000) -> Record:
+        """Run to the end of the trace, or until `progress` says to stop or the user interrupts."""
+        record = self.record
+        try:
+            self._run(progress, every)
+        except KeyboardInterrupt:
+            record.interrupted = True
+        record.decisions = self.scheduler.plans
+        record.events = self.scheduler.events_seen
+        return record
+
+    def _run(self, progress: Progress | None, every: int) -> None:
+        jobs, heap, record, scheduler = self.jobs, self._heap, self.record, self.scheduler
+        submit_s = [self._tick(job.submit_s) for job in jobs]
+        total, arrived, done = len(jobs), 0, 0
+        now, wake_s = 0.0, _INF
+        while done < total:
+            next_arrival = submit_s[arrived] if arrived < total else _INF
+            next_end = heap[0][0] if heap else _INF
+            now = min(next_arrival, next_end, wake_s)
+            if now == _INF:
+                break  # what is left can never run; the caller sees it by its missing finish time
+            events: list[Event] = []
+            while heap and heap[0][0] <= now:
+                _, _, kind, j, version = heapq.heappop(heap)
+                if version != self._version[j]:
+                    continue  # a newer command has overtaken this one
+                if kind == _FINISH:
+                    self._finish(j, now)
+                    events.append(Finished(j))
+                    done += 1
+                else:
+                    self._switch(j, now)
+            while arrived < total and submit_s[arrived] <= now:
+                events.append(Submitted(arrived, jobs[arrived], self.profiles[arrived]))
+                arrived += 1
+            if not events:
+                if wake_s > now:
+                    continue
+                events.append(Timer())
+            plan = scheduler.step(now, events)
+            for command in plan.commands:
+                self._obey(command, now)
+            wake_s = self._tick(plan.wake_s)
+            if self.timeline:
+                view = scheduler.view
+                record.times_s.append(now)
+                record.used.append(int(view.gpus.sum()))
+                record.active.append(view.n)
+                record.waiting.append(view.n - int(np.count_nonzero(view.gpus)))
+            record.end_s = now
+            if progress and scheduler.plans % every == 0 and not progress(now, done, total):
+                record.interrupted = True
+                break
+
+    def _tick(self, at_s: float) -> float:
+        """Event times as they are, or rounded up to whole seconds as the AFS authors' simulator does."""
+        return math.ceil(at_s - 1e-9) if self.whole_seconds and at_s != _INF else at_s
+
+    def _push(self, at_s: float, kind: int, j: int) -> None:
+        self._pushed += 1
+        heapq.heappush(self._heap, (self._tick(at_s), self._pushed, kind, j, self._version[j]))
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def _obey(self, command: Reconfigure, now: float) -> None:
+        j, share = command.job, command.share
+        record = self.record
+        had = self._gpus[j]
+        self._settle(j, now)
+        self._version[j] += 1
+        self._target.pop(j, None)
+        if self.timeline:
+            record.change_s.append(now)
+            record.change_job.append(j)
+            record.change_gpus.append(share.gpus)
+        verb = command.verb
+        record.changes[j] += 1
+        if verb == "pause":
+            self._gpus[j], self._rate[j] = 0, 0.0
+            self._waiting_from[j] = now
+            self.scheduler.observe(j, self._left[j], 0.0, now)
+            return
+        if verb == "start":
+            record.first_start_s[j] = now
+        if verb in ("start", "resume"):
+            record.wait_s[j] += now - self._waiting_from[j]
+        spot = (share.gpus, share.gpu_type, len(command.placement))
+        self._reach(j, spot, verb, had, now)
+
+    def _reach(self, j: int, spot: tuple[int, str, int], verb: str, had: int, now: float) -> None:
+        """Lead the job to its new share as the cost model says."""
+        costs, record = self.costs, self.record
+        if verb == "start" or costs.kind == "none" or (had and spot == self._spot[j]):
+            self._train(j, spot, now)
+        elif costs.kind == "restart":
+            cost_s = costs.restart_of(self.jobs[j].model)
+            record.paused_s[j] += cost_s
+            self._train(j, spot, now + cost_s)
+        elif verb == "shrink" or had == 0:
+            cost_s = costs.pause_s + (costs.prepare_s if had == 0 else 0.0)
+            record.paused_s[j] += cost_s
+            self._train(j, spot, now + cost_s)
+        else:  # newcomers prepare while the old workers train on
+            self._target[j] = (now, 0, spot)
+            at = now + costs.prepare_s
+            end = self._since[j] + self._left[j] / self._rate[j] if self._rate[j] > 0 else _INF
+            if end <= at:
+                self._push(end, _FINISH, j)
+            else:
+                self._push(at, _SWITCH, j)
+            self.scheduler.observe(j, self._left[j], self._rate[j], self._since[j])
+
+    def _switch(self, j: int, now: float) -> None:
+        """The newcomers of a job are ready: it goes on at its new share after a short pause."""
+        self._settle(j, now)
+        _, _, spot = self._target.pop(j)
+        self._version[j] += 1
+        self.record.paused_s[j] += self.costs.pause_s
+        self._train(j, spot, now + self.costs.pause_s)
+
+    def _train(self, j: int, spot: tuple[int, str, int], at_s: float) -> None:
+        """From `at_s` on the job trains with this share."""
+        rate = self._speed(j, spot)
+        self._gpus[j], self._spot[j], self._rate[j], self._since[j] = spot[0], spot, rate, at_s
+        left = self._left[j]
+        self.scheduler.observe(j, left, rate, at_s)
+        self._push(at_s + left / rate if rate > 0 else _INF, _FINISH, j)
+
+    def _settle(self, j: int, now: float) -> None:
+        since = self._since[j]
+        if now > since:
+            left = self._left[j] - self._rate[j] * (now - since)
+            self._left[j] = left if left > 0.0 else 0.0
+            self._since[j] = now
+
+    def _speed(self, j: int, spot: tuple[int, str, int]) -> float:
+        gpus, gpu_type, nodes = spot
+        profile = self.profiles[j]
+        if nodes > 1:
+            return profile.speed(gpu_type, gpus, nodes)
+        key = (id(profile), gpu_type)
+        table = self._speed_tables.get(key)
+        if table is None:
+            table = self._speed_tables[key] = profile.curve(gpu_type).speed.tolist()
+        return table[gpus]
+
+    def _finish(self, j: int, now: float) -> None:
+        record, view = self.record, self.scheduler.view
+        row = view.row(j)
+        record.finish_s[j] = now
+        record.gpu_s[j] = view.attained_gpu_s[row] + view.gpus[row] * (now - view.changed_s[row])
+        self._version[j] += 1
+        if self.timeline:
+            record.change_s.append(now)
+            record.change_job.append(j)
+            record.change_gpus.append(0)
