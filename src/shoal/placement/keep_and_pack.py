@@ -221,17 +221,20 @@ class KeepAndPack:
         if self.whole_nodes:
             self._regroup(request)
             return
-        avail = pack.available(self._free, self._types, request.gpu_type)
         near = -1
         if request.held:
             near = int(self._racks[max(request.held, key=lambda n: (request.held[n], -n))])
-        node = pack.best_node(avail, request.missing, self._racks, near)
-        if node >= 0:
-            self._give(request.held, node, request.missing)
-            return
-        taken = pack.span(avail, request.missing, self._racks, self._domains)
-        for node in np.flatnonzero(taken).tolist():
-            self._give(request.held, node, int(taken[node]))
+        nodes, gpus = pack.choose(
+            self._free,
+            self._types,
+            request.gpu_type,
+            request.missing,
+            self._racks,
+            self._domains,
+            near,
+        )
+        for node, take in zip(nodes.tolist(), gpus.tolist()):
+            self._give(request.held, node, take)
 
     def _regroup(self, request: _Request) -> None:
         """Place the whole share anew within one node or on whole nodes, on its own nodes if they do."""

@@ -107,6 +107,26 @@ def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: Int
 
 
 @njit(cache=True)
+def choose(
+    free: IntArray,
+    type_of_node: IntArray,
+    gpu_type: int,
+    need: int,
+    rack_of_node: IntArray,
+    domain_of_node: IntArray,
+    near_rack: int,
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(nodes, GPUs of each) for `need` more GPUs: one node if one holds them, else as few as possible."""
+    avail = available(free, type_of_node, gpu_type)
+    node = best_node(avail, need, rack_of_node, near_rack)
+    if node >= 0:
+        return np.array([node]), np.array([need])
+    taken = span(avail, need, rack_of_node, domain_of_node)
+    nodes = np.flatnonzero(taken)
+    return nodes, taken[nodes].astype(np.int64)
+
+
+@njit(cache=True)
 def whole_nodes(
     avail: IntArray, size: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray
 ) -> IntArray:
