@@ -20,6 +20,13 @@ class Placed:
     cut: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Unplaced:
+    """The answer for a job that fits nowhere."""
+
+    because: str
+
+
 class Placer(Protocol):
     """Chooses GPUs for the shares of a decision."""
 

@@ -1,0 +1,133 @@
+"""Liquid's immediate mode: best fit (TPDS'21, Algorithm 1).
+
+For each container of the job, every node that has room is tried; the container goes where the score of
+the job so far is least, the first of equals. Three readings of it:
+
+- REMOVE_FULL: a node leaves the candidates when it is full. The default.
+- REMOVE_ALWAYS: a node leaves them once it has a container (line 18 of the paper, taken literally): one
+  container per node, against the aim of keeping a job together.
+- AUTHORS_CODE: the score of the authors' code, which never removes nodes, and prefers empty nodes for a
+  server so that its workers can join it.
+
+One decision is O(containers x nodes) in vector operations.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.cluster import Cluster
+from shoal.placement.base import Unplaced
+from shoal.placement.liquid_score import LAMBDA, Containers, Spot, hops_to
+from shoal.placement.topology import Topology
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float64]
+
+
+class BestFit(enum.StrEnum):
+    """Which reading of the algorithm."""
+
+    REMOVE_FULL = "remove-full"
+    REMOVE_ALWAYS = "remove-always"
+    AUTHORS_CODE = "authors-code"
+
+
+def best_fit(
+    cluster: Cluster,
+    job: Containers,
+    used: IntArray,
+    *,
+    variant: BestFit = BestFit.REMOVE_FULL,
+    lam: float = LAMBDA,
+    topology: Topology | None = None,
+) -> Spot | Unplaced:
+    """Nodes for the containers of one job, `used` being the GPUs in use on each node."""
+    total = cluster.gpus_of_node
+    if int((total - used).sum()) < job.total:
+        return Unplaced(f"it needs {job.total} GPUs and {int((total - used).sum())} are free")
+    topology = topology or Topology.of(cluster)
+    score = _code_score if variant is BestFit.AUTHORS_CODE else _paper_score
+    at = _Tentative(topology, total, used, job, lam)
+    open_nodes = total > used
+    running = 0.0
+    for is_ps in job.roles():
+        if not open_nodes.any():
+            return Unplaced(
+                f"one container per node needs {job.total} nodes with a free GPU, "
+                f"and there are {int((total > used).sum())}"
+            )
+        scores = np.where(open_nodes, score(at, is_ps), np.inf)
+        node = int(np.argmin(np.round(scores, 9)))  # equal but for rounding is equal: the first wins
+        running = float(scores[node])
+        at.put(node, is_ps)
+        open_nodes[node] = at.mine[node] + used[node] < total[node] and variant is not BestFit.REMOVE_ALWAYS
+    return Spot(tuple(at.ps), tuple(at.workers), running)
+
+
+class _Tentative:
+    """A job on its way to its nodes, with what its score has come to."""
+
+    def __init__(
+        self, topology: Topology, total: IntArray, used: IntArray, job: Containers, lam: float
+    ) -> None:
+        self.topology, self.total, self.used, self.job, self.lam = topology, total, used, job, lam
+        self.mine = np.zeros(len(total), np.int32)
+        self.ps: list[int] = []
+        self.workers: list[int] = []
+        self.network = 0.0  #: of the authors' code
+        self.load = 0.0
+
+    @property
+    def count(self) -> int:
+        return len(self.ps) + len(self.workers)
+
+    def put(self, node: int, is_ps: bool) -> None:
+        self.network += float(self.code_network(is_ps)[node])
+        self.load += float(self.code_load()[node])
+        self.mine[node] += 1
+        (self.ps if is_ps else self.workers).append(node)
+
+    def code_network(self, is_ps: bool) -> FloatArray:
+        return self.job.bandwidth * hops_to(self.topology, self.workers if is_ps else self.ps)
+
+    def code_load(self) -> FloatArray:
+        return np.asarray((2 + self.used + self.mine) / self.total)
+
+    def cost_of(self, is_ps: bool) -> FloatArray:
+        """Cost_k if the next container went to each node."""
+        t = self.topology
+        if self.job.ps == 0:
+            return self._ring_cost_of()
+        now = t.server_cost(self.ps, self.workers)
+        return now + t.cost_to(np.array(self.workers if is_ps else self.ps, np.int32))
+
+    def _ring_cost_of(self) -> FloatArray:
+        """The ring through one node more. All nodes of a rack that the job does not use are alike."""
+        racks = self.topology.rack_of_node
+        by_rack = np.zeros(len(self.topology.rack_cost))
+        fresh, first = np.unique(np.where(self.mine > 0, -1, racks), return_index=True)
+        for rack, node in zip(fresh.tolist(), first.tolist()):
+            if rack >= 0:
+                by_rack[rack] = self.topology.ring_cost([*self.workers, node])
+        here = self.topology.ring_cost(self.workers) if self.workers else 0.0
+        return np.where(self.mine > 0, here, by_rack[racks])
+
+
+def _paper_score(at: _Tentative, is_ps: bool) -> FloatArray:
+    """λ Cost + (1 - λ) sum of Fitness, if the next container went to each node."""
+    on = at.mine > 0
+    fitness = -float(((at.mine[on] + at.used[on]) / at.total[on]).sum())
+    more = -np.where(on, 1, 1 + at.used) / at.total
+    return np.asarray(at.lam * at.cost_of(is_ps) + (1 - at.lam) * (fitness + more))
+
+
+def _code_score(at: _Tentative, is_ps: bool) -> FloatArray:
+    """The authors' evaluator if the next container went to each node; a server looks for an empty one."""
+    spread = 1.0 if is_ps else -1.0
+    load = at.load + at.code_load()
+    distinct = np.count_nonzero(at.mine) + (at.mine == 0)
+    return np.asarray(at.network + at.code_network(is_ps) + (spread * load + distinct) / (at.count + 1))
