@@ -1,0 +1,156 @@
+"""Where the autoscaler should look next, given what was measured so far. Pure rules, no memory.
+
+The authors' rules (MLSys'20, as their code has them), on the sizes seen so far in increasing order and the
+heuristic's verdict on each neighbouring pair:
+
+1. one size seen: go a step up, or down if it is the largest allowed;
+2. no pair fails and the largest seen is not the maximum: a step up from the largest;
+3. the first three pairs do not all pass and the smallest seen is not the minimum: a step down from it;
+4. otherwise settle at the size just before the first failing pair (the largest seen if none fails),
+5. but first go to the next larger size if fewer than 100 steps were recorded there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from shoal.knowledge.heuristics import Heuristic, Point, Progress, Verdict
+from shoal.knowledge.unknown import Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Numbers of the rules; defaults are the authors'.
+
+    `doubling`: step up to twice the size, then halve the gap in which the first failure lies.
+    `confidence`: a verdict within so many standard errors of its limit is not acted on; measure on, up to
+    `sure_after_steps`. `hysteresis`: leave a settled size only if the margin is beyond this.
+    """
+
+    passes_before_settling: int = 3
+    steps_at_next: int = 100
+    doubling: bool = False
+    confidence: float = 0.0
+    sure_after_steps: int = 100
+    hysteresis: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    gpus: int
+    code: str
+    why: str
+
+
+def ladder(min_gpus: int, max_gpus: int, step_gpus: int, sizes: Sequence[int] = ()) -> tuple[int, ...]:
+    """The sizes that may be tried, in increasing order."""
+    wanted = sorted(set(sizes)) if sizes else range(min_gpus, max_gpus + 1, max(step_gpus, 1))
+    return tuple(k for k in wanted if max(min_gpus, 1) <= k <= max_gpus)
+
+
+def aim_for(
+    points: Sequence[Point],
+    now_gpus: int,
+    sizes: tuple[int, ...],
+    rules: Rules,
+    heuristic: Heuristic,
+    progress: Progress,
+    settled: int | None = None,
+) -> Aim:
+    """The size to go to (or to stay at) given points in increasing order of size."""
+    allowed = [point for point in points if sizes[0] <= point.gpus <= sizes[-1]]
+    if now_gpus < sizes[0] or now_gpus > sizes[-1] or not allowed:
+        nearest = min(max(now_gpus, sizes[0]), sizes[-1])
+        return Aim(nearest, "Climb" if nearest > now_gpus else "Descend", "the size is outside its limits")
+    if len(allowed) == 1:
+        return _first_move(allowed[0], sizes, rules)
+    verdicts: list[Verdict] = []
+    for smaller, larger in pairwise(allowed):
+        verdict = heuristic.judge(smaller, larger, progress)
+        if isinstance(verdict, Unknown):
+            return Aim(now_gpus, "Stay", verdict.why)
+        verdicts.append(_with_hysteresis(verdict, smaller, larger, settled, rules.hysteresis))
+    unsure = _unsure(allowed, verdicts, now_gpus, rules)
+    return unsure if unsure is not None else _move(allowed, verdicts, now_gpus, sizes, rules)
+
+
+def _first_move(point: Point, sizes: tuple[int, ...], rules: Rules) -> Aim:
+    up = _above(point.gpus, sizes, rules)
+    if up is not None:
+        return Aim(up, "Climb", f"only {point.gpus} GPUs were measured; trying {up}")
+    down = _below(point.gpus, sizes)
+    if down is not None:
+        return Aim(down, "Descend", f"only {point.gpus} GPUs were measured; trying {down}")
+    return Aim(point.gpus, "Settle", f"{point.gpus} GPUs is the only size allowed")
+
+
+def _move(
+    points: list[Point], verdicts: list[Verdict], now_gpus: int, sizes: tuple[int, ...], rules: Rules
+) -> Aim:
+    first_failure = next((i for i, verdict in enumerate(verdicts) if not verdict.passes), None)
+    if first_failure is None:
+        up = _above(points[-1].gpus, sizes, rules)
+        if up is not None:
+            return Aim(up, "Climb", verdicts[-1].why)
+    bottom = verdicts[: rules.passes_before_settling]
+    down = _below(points[0].gpus, sizes)
+    if down is not None and not all(verdict.passes for verdict in bottom):
+        return Aim(down, "Descend", verdicts[0].why)
+    if first_failure is None:
+        return Aim(
+            points[-1].gpus, "Settle", f"every step up to {points[-1].gpus} GPUs, the most allowed, pays"
+        )
+    best, refused = points[first_failure], points[first_failure + 1]
+    why = verdicts[first_failure].why
+    between = sizes[bisect_right(sizes, best.gpus) : bisect_left(sizes, refused.gpus)]
+    if rules.doubling and between:
+        return _toward(between[len(between) // 2], now_gpus, f"the limit lies below {refused.gpus}: {why}")
+    if refused.steps < rules.steps_at_next:
+        return Aim(
+            refused.gpus, "Gather", f"{refused.gpus} GPUs has {refused.steps} steps only; measuring more"
+        )
+    return Aim(best.gpus, "Settle", why)
+
+
+def _toward(gpus: int, now_gpus: int, why: str) -> Aim:
+    return Aim(gpus, "Climb" if gpus > now_gpus else "Descend", why)
+
+
+def _unsure(points: list[Point], verdicts: list[Verdict], now_gpus: int, rules: Rules) -> Aim | None:
+    """Measure on while a verdict about the present size is within its noise."""
+    if rules.confidence <= 0:
+        return None
+    for smaller, larger, verdict in zip(points, points[1:], verdicts):
+        here = smaller if smaller.gpus == now_gpus else larger if larger.gpus == now_gpus else None
+        if here is None or here.steps >= rules.sure_after_steps:
+            continue
+        if abs(verdict.margin) < rules.confidence * verdict.std_error:
+            return Aim(now_gpus, "Measuring", f"{verdict.why}; within noise after {here.steps} steps")
+    return None
+
+
+def _with_hysteresis(
+    verdict: Verdict, smaller: Point, larger: Point, settled: int | None, hysteresis: float
+) -> Verdict:
+    """Make it harder to leave the settled size, in either direction."""
+    if settled is None or hysteresis <= 0:
+        return verdict
+    shift = hysteresis if larger.gpus <= settled else -hysteresis if smaller.gpus >= settled else 0.0
+    return Verdict(verdict.margin + shift, verdict.std_error, verdict.why)
+
+
+def _above(gpus: int, sizes: tuple[int, ...], rules: Rules) -> int | None:
+    larger = sizes[bisect_right(sizes, gpus) :]
+    if not larger:
+        return None
+    if not rules.doubling:
+        return larger[0]
+    return next((k for k in reversed(larger) if k <= 2 * gpus), larger[0])
+
+
+def _below(gpus: int, sizes: tuple[int, ...]) -> int | None:
+    smaller = sizes[: bisect_left(sizes, gpus)]
+    return smaller[-1] if smaller else None

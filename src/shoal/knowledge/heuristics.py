@@ -1,0 +1,174 @@
+"""When is a larger size worth it? The scaling conditions of Or, Zhang and Freedman (MLSys'20), pluggable.
+
+A heuristic compares what was measured at a smaller and at a larger size and gives a margin: above zero the
+larger size passes. Others can be added by installed packages under the entry point group `shoal.heuristics`;
+the entry point is called with the heuristic's options and returns an object with `judge`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
+
+import numpy as np
+
+from shoal.knowledge.unknown import Unknown
+
+GROUP = "shoal.heuristics"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What was measured at one size: samples per second, their relative standard error, over how many steps."""
+
+    gpus: int
+    throughput: float
+    relative_error: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where the job is. Remaining samples may be unknown."""
+
+    elapsed_s: float = 0.0
+    remaining_samples: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How far above (passes) or below (fails) its condition the larger size is, and the noise of that."""
+
+    margin: float
+    std_error: float
+    why: str
+
+    @property
+    def passes(self) -> bool:
+        return self.margin > 0
+
+
+class Heuristic(Protocol):
+    def judge(self, smaller: Point, larger: Point, progress: Progress) -> Verdict | Unknown: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingEfficiency:
+    """Throughput scaling efficiency: s = ((R' - R) / (k' - k)) / (R / k) > S.
+
+    What an added GPU brings, in units of what a GPU brought before: 1 is perfect, 0 is nothing.
+    """
+
+    threshold: float = 0.1
+
+    def judge(self, smaller: Point, larger: Point, progress: Progress) -> Verdict | Unknown:
+        if smaller.throughput <= 0 or larger.gpus <= smaller.gpus:
+            return Unknown("the smaller size has no throughput to compare with")
+        ratio = larger.throughput / smaller.throughput
+        stretch = smaller.gpus / (larger.gpus - smaller.gpus)
+        efficiency = (ratio - 1.0) * stretch
+        noise = ratio * stretch * math.hypot(smaller.relative_error, larger.relative_error)
+        sentence = (
+            f"{larger.gpus} GPUs add {efficiency:.2f} of a GPU's speed each over {smaller.gpus}"
+            f" (limit {self.threshold:.2f})"
+        )
+        return Verdict(efficiency - self.threshold, noise, sentence)
+
+
+@dataclass(frozen=True, slots=True)
+class Utility:
+    """What finishing after so many seconds is worth: straight lines through points, the last line going on.
+
+    Two points make the paper's linear utility. Beyond a point of zero worth it is negative.
+    """
+
+    points: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        times = [time for time, _ in self.points]
+        if len(times) < 2 or times != sorted(set(times)):
+            raise ValueError(
+                "a utility needs two or more (seconds, worth) points in increasing order of seconds"
+            )
+
+    @classmethod
+    def linear(cls, worth_at_once: float, worthless_after_s: float) -> Utility:
+        return cls(((0.0, worth_at_once), (worthless_after_s, 0.0)))
+
+    def until(self, expected_s: float) -> Utility:
+        """The same, worth nothing at the initially expected time if that is after the last point."""
+        if expected_s <= self.points[-1][0]:
+            return self
+        return Utility((*self.points, (expected_s, 0.0)))
+
+    def at(self, seconds: float) -> float:
+        times, worths = zip(*self.points)
+        if seconds <= times[-1]:
+            return float(np.interp(seconds, times, worths))
+        slope = (worths[-1] - worths[-2]) / (times[-1] - times[-2])
+        return float(worths[-1] + slope * (seconds - times[-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class UtilityAgainstCost:
+    """Utility against cost: ΔU > ΔC.
+
+    U is the owner's utility at the expected total time; C what the remaining time costs at a price per GPU
+    and second. Needs to know the remaining work.
+    """
+
+    utility: Utility
+    price_per_gpu_s: float = 1.0 / 3600.0
+
+    def judge(self, smaller: Point, larger: Point, progress: Progress) -> Verdict | Unknown:
+        if progress.remaining_samples is None:
+            return Unknown("utility against cost needs to know the remaining work")
+        if smaller.throughput <= 0 or larger.throughput <= 0:
+            return Unknown("one of the sizes has no throughput")
+        before_s = progress.remaining_samples / smaller.throughput
+        after_s = progress.remaining_samples / larger.throughput
+        gain = self._worth(progress, after_s) - self._worth(progress, before_s)
+        price = self.price_per_gpu_s * (after_s * larger.gpus - before_s * smaller.gpus)
+        noise = math.hypot(
+            self._slope(progress, before_s, smaller.gpus) * before_s * smaller.relative_error,
+            self._slope(progress, after_s, larger.gpus) * after_s * larger.relative_error,
+        )
+        sentence = (
+            f"{larger.gpus} GPUs are worth {gain:.4g} more and cost {price:.4g} more than {smaller.gpus}"
+        )
+        return Verdict(gain - price, noise, sentence)
+
+    def _worth(self, progress: Progress, remaining_s: float) -> float:
+        return self.utility.at(progress.elapsed_s + remaining_s)
+
+    def _slope(self, progress: Progress, remaining_s: float, gpus: int) -> float:
+        """Change of (utility - cost) per second of remaining time."""
+        small = max(1e-6 * remaining_s, 1e-9)
+        utility = (self._worth(progress, remaining_s + small) - self._worth(progress, remaining_s)) / small
+        return utility - self.price_per_gpu_s * gpus
+
+
+BUILT_IN: dict[str, Callable[..., Heuristic]] = {
+    "efficiency": ScalingEfficiency,
+    "utility": UtilityAgainstCost,
+}
+
+
+def find_heuristic(
+    name: str, found: Iterable[EntryPoint] | None = None
+) -> Callable[..., Heuristic] | Unknown:
+    """The maker of a heuristic by name: built in, or installed under the entry point group."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    installed = {point.name: point for point in (entry_points(group=GROUP) if found is None else found)}
+    if name not in installed:
+        known = ", ".join(sorted({*BUILT_IN, *installed}))
+        return Unknown(f"there is no heuristic named {name}; there are {known}")
+    try:
+        made: Callable[..., Heuristic] = installed[name].load()
+    except Exception as error:  # a plug-in may fail in any way; the caller gets a sentence, not its traceback
+        return Unknown(f"the heuristic {name} cannot be loaded: {type(error).__name__} {error}")
+    return made

@@ -1,0 +1,41 @@
+"""The phases of a finished job for pre-scheduling (Liquid): before, after and around its use of the GPU.
+
+pre:  from the start to the first sample of GPU utilisation above 15 %;
+post: from the last such sample to the end;
+both are halved when together they would be the whole run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.knowledge.speed_models import Floats
+from shoal.knowledge.unknown import Unknown
+
+BUSY_ABOVE = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    pre_s: float
+    post_s: float
+    total_s: float
+
+
+def phases_of(sample_s: Floats, gpu_util: Floats, start_s: float, end_s: float) -> Phases | Unknown:
+    """Phases from samples of utilisation in percent at times `sample_s`."""
+    total_s = end_s - start_s
+    if not total_s > 0:
+        return Unknown(f"the job ended {total_s} s after its start")
+    if len(sample_s) != len(gpu_util):
+        return Unknown("there are not as many times as samples")
+    busy = np.flatnonzero(np.asarray(gpu_util) > BUSY_ABOVE)
+    if len(busy) == 0:
+        return Unknown(f"its GPU was never busy above {BUSY_ABOVE:.0f} %")
+    pre_s = float(sample_s[busy[0]] - start_s)
+    post_s = float(end_s - sample_s[busy[-1]])
+    if pre_s + post_s >= total_s:
+        pre_s, post_s = pre_s / 2, post_s / 2
+    return Phases(max(pre_s, 0.0), max(post_s, 0.0), total_s)

@@ -1,0 +1,195 @@
+"""How far a job is from its owner's goal, from its loss curve; and the estimator that keeps it up to date."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.knowledge.convergence import MIN_POINTS, NEWER, CurveFit, LossCurve, fit_curve
+from shoal.knowledge.speed_models import Floats
+from shoal.knowledge.unknown import Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class LossAtMost:
+    """The goal is a loss."""
+
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class DropBelow:
+    """The goal is convergence as Optimus defines it: per epoch the loss falls by less than a fraction of its
+    largest value, for several epochs in a row."""
+
+    fraction: float
+    epochs: int
+    steps_per_epoch: float
+
+
+Goal = LossAtMost | DropBelow
+
+
+@dataclass(frozen=True, slots=True)
+class Remaining:
+    """Steps still to go, and the interval in which they are with about 90 % confidence if the model holds."""
+
+    steps: float
+    low_steps: float
+    high_steps: float
+    curve: LossCurve
+
+
+def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | Unknown:
+    """Where the fitted curve meets the goal, counted from `now_step`."""
+    best = fit.best
+    if isinstance(goal, LossAtMost):
+        if not math.isfinite(goal.loss):
+            return Unknown(f"the goal {goal.loss} is not a loss")
+        if goal.loss <= best.floor and goal.loss < float(best.loss(now_step)):
+            return Unknown(f"the curve levels off at {best.floor:.4g}, above the goal of {goal.loss:.4g}")
+        centre, low, high = _steps_to_loss(fit, goal.loss)
+    else:
+        if not (goal.fraction > 0 and goal.steps_per_epoch > 0 and goal.epochs >= 0):
+            return Unknown("the goal's fraction and steps per epoch must be above 0")
+        centre, low, high = _steps_to_small_drop(fit, goal, now_step)
+    left = max(centre - now_step, 0.0)
+    return Remaining(left, max(min(low - now_step, left), 0.0), max(high - now_step, left), best)
+
+
+def _steps_to_loss(fit: CurveFit, loss: float) -> tuple[float, float, float]:
+    """k = a / (L - β2) - c, its gradient (1/d, a/d²) with d = L - β2, and the widest reach of it."""
+    best = fit.best
+    centre = best.amplitude / (loss - best.floor) - best.shift if loss > best.floor else 0.0
+    distance = loss - fit.floors
+    reachable = distance > 0
+    safe = np.where(reachable, distance, 1.0)
+    steps = fit.amplitudes / safe - fit.shifts
+    by_a, by_floor = 1.0 / safe, fit.amplitudes / safe**2
+    spread = fit.reach * _std(fit, by_a, by_floor)
+    # The linear reach in β2 says nothing once the floor may be at the goal: then there is no upper end.
+    floor_reach = fit.reach * np.sqrt(fit.covariance[:, 2])
+    ends = np.where(reachable & (floor_reach < distance), steps + spread, np.inf)
+    starts = np.where(reachable, steps - spread, np.inf)
+    return centre, float(starts.min()), float(ends.max())
+
+
+def _steps_to_small_drop(fit: CurveFit, goal: DropBelow, now_step: float) -> tuple[float, float, float]:
+    """a e / ((k+c)(k+c+e)) = δ with e steps per epoch and δ = fraction of the largest loss.
+
+    From there the goal's epochs must pass. Where the curve has been flat for long but the job still runs,
+    noise has broken the row of small drops; then at least one more epoch is to come.
+    """
+    epoch = goal.steps_per_epoch
+    no_sooner = now_step - (goal.epochs - 1) * epoch
+    limit = goal.fraction * fit.largest_loss
+
+    def steps_at(amplitude: Floats, shift: Floats) -> Floats:
+        root = np.sqrt(epoch**2 + 4 * amplitude * epoch / limit)
+        return np.maximum((root - epoch) / 2 - shift, no_sooner) + goal.epochs * epoch
+
+    steps = steps_at(fit.amplitudes, fit.shifts)
+    by_a = epoch / limit / np.sqrt(epoch**2 + 4 * fit.amplitudes * epoch / limit)
+    spread = fit.reach * _std(fit, by_a, np.zeros_like(by_a))
+    centre = float(steps_at(np.array(fit.best.amplitude), np.array(fit.best.shift)))
+    return centre, float((steps - spread).min()), float((steps + spread).max())
+
+
+def _std(fit: CurveFit, by_a: Floats, by_floor: Floats) -> Floats:
+    var_a, cov, var_floor = fit.covariance.T
+    variance = by_a**2 * var_a + 2 * by_a * by_floor * cov + by_floor**2 * var_floor
+    return np.sqrt(np.maximum(variance, 0.0))
+
+
+class ConvergenceEstimator:
+    """Takes (step, loss) as they are logged and says how many steps remain.
+
+    The history is bounded: when it is full, neighbouring points are merged into their mean, so any length of
+    training costs the same. A step at or before the last one means that the job went back to a checkpoint;
+    what it logged after that step is forgotten.
+    """
+
+    __slots__ = ("_bad_step", "_losses", "_steps", "capacity", "min_points", "newer")
+
+    def __init__(self, *, capacity: int = 256, min_points: int = MIN_POINTS, newer: float = NEWER) -> None:
+        if capacity < 2 * min_points:
+            raise ValueError("capacity must be at least twice min_points")
+        self.capacity = capacity
+        self.min_points = min_points
+        self.newer = newer
+        self._steps: list[float] = []
+        self._losses: list[float] = []
+        self._bad_step: float | None = None
+
+    def observe(self, step: float, loss: float) -> Unknown | None:
+        """Take in one point; what cannot be used is left out, and the answer says why."""
+        if not (math.isfinite(step) and step >= 0):
+            return Unknown(f"{step} is not a step")
+        if not math.isfinite(loss):
+            self._bad_step = step
+            return Unknown(f"the loss at step {step:.0f} is {loss}")
+        self._bad_step = None
+        while self._steps and self._steps[-1] >= step:
+            self._steps.pop()
+            self._losses.pop()
+        self._steps.append(float(step))
+        self._losses.append(float(loss))
+        if len(self._steps) > self.capacity:
+            self._merge_neighbours()
+        return None
+
+    def fit(self) -> CurveFit | Unknown:
+        if self._bad_step is not None:
+            return Unknown(f"the loss at step {self._bad_step:.0f} was not a number: the job may diverge")
+        return fit_curve(
+            np.array(self._steps), np.array(self._losses), newer=self.newer, min_points=self.min_points
+        )
+
+    def remaining(self, goal: Goal, now_step: float | None = None) -> Remaining | Unknown:
+        """Steps from `now_step` (by default the last one logged) until the goal."""
+        fit = self.fit()
+        if isinstance(fit, Unknown):
+            return fit
+        return remaining_steps(fit, self._steps[-1] if now_step is None else now_step, goal)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "capacity": self.capacity,
+            "min_points": self.min_points,
+            "newer": self.newer,
+            "steps": list(self._steps),
+            "losses": list(self._losses),
+            "bad_step": self._bad_step,
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> ConvergenceEstimator:
+        estimator = cls(capacity=state["capacity"], min_points=state["min_points"], newer=state["newer"])
+        estimator._steps = list(state["steps"])
+        estimator._losses = list(state["losses"])
+        estimator._bad_step = state["bad_step"]
+        return estimator
+
+    def _merge_neighbours(self) -> None:
+        """Halve the older half of the history; the newest points stay as they are."""
+        older = (len(self._steps) // 4) * 2
+        steps, losses = np.array(self._steps[:older]), np.array(self._losses[:older])
+        self._steps = [*steps.reshape(-1, 2).mean(axis=1).tolist(), *self._steps[older:]]
+        self._losses = [*losses.reshape(-1, 2).mean(axis=1).tolist(), *self._losses[older:]]
+
+
+def goal_to_dict(goal: Goal) -> dict[str, Any]:
+    """A goal as plain values, for a job's saved profile."""
+    return {"kind": type(goal).__name__, **asdict(goal)}
+
+
+def goal_from_dict(state: dict[str, Any]) -> Goal | Unknown:
+    kind = state.get("kind")
+    if kind == "LossAtMost":
+        return LossAtMost(state["loss"])
+    if kind == "DropBelow":
+        return DropBelow(state["fraction"], state["epochs"], state["steps_per_epoch"])
+    return Unknown(f"{kind!r} is not a kind of goal")
