@@ -54,9 +54,9 @@ def _check(weights: Sequence[Number], demand: Sequence[Number], supply: Number) 
         raise ShoalError("demand and supply cannot be negative")
 
 
-@njit(cache=True)
+@njit(cache=True)  # type: ignore[untyped-decorator]
 def water_fill_into(weights: FloatArray, demand: FloatArray, supply: float, share: FloatArray) -> None:
-    """`water_fill` in floats, into `share`. Whoever has no weight is served last, equally, from what is left."""
+    """`water_fill` in floats, into `share`. Who has no weight is served last, equally, from what is left."""
     n = len(weights)
     left = supply
     for positive in (True, False):

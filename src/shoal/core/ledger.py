@@ -1,0 +1,256 @@
+"""The fairness ledger: what each user was entitled to, received, lent, borrowed and traded, by GPU type.
+
+All in GPU-seconds. At any moment a user is entitled to its weighted water-filling share of each type, among
+the users with jobs and capped by what its jobs can use. What it receives of a type beyond that, after
+trading, is borrowed; what it does not take up while someone else runs on it is lent. It is settled lazily:
+the numbers between two changes are constant, so only changes cost anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from shoal.core.view import View
+from shoal.core.water_filling import water_fill_into
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int32]
+
+#: Columns of the account.
+ENTITLED, RECEIVED, LENT, BORROWED, TRADED = range(5)
+COLUMNS = ("entitled", "received", "lent", "borrowed", "traded")
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def entitlement(
+    tickets: FloatArray,
+    demand: FloatArray,
+    may_use: FloatArray,
+    gpus_of_type: FloatArray,
+    fast_first: IntArray,
+) -> FloatArray:
+    """[user, type]: the GPUs of each type a user is due, by tickets and capped by what it can use.
+
+    Type by type, the fast ones first: water-filling among the users with demand left, none above what its
+    jobs may use of the type (`may_use[user, type]`). With one type this is plain water-filling.
+    """
+    users, types = may_use.shape
+    due = np.zeros((users, types))
+    left, cap, share = demand.copy(), np.empty(users), np.empty(users)
+    for t in fast_first:
+        for u in range(users):
+            cap[u] = min(left[u], may_use[u, t])
+        water_fill_into(tickets, cap, gpus_of_type[t], share)
+        for u in range(users):
+            due[u, t] = share[u]
+            left[u] = max(left[u] - share[u], 0.0)
+    return due
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def demand_and_use(
+    user: IntArray,
+    want: IntArray,
+    gpus: IntArray,
+    gpu_type: IntArray,
+    type_max: IntArray,
+    users: int,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """(demand[user], may_use[user, type], received[user, type]) of the jobs in the view."""
+    types = type_max.shape[0]
+    demand, may_use, received = np.zeros(users), np.zeros((users, types)), np.zeros((users, types))
+    for i in range(len(user)):
+        u = user[i]
+        if gpus[i] > 0:
+            received[u, max(gpu_type[i], 0)] += gpus[i]
+        wish = 0
+        for t in range(types):
+            could = min(want[i], type_max[t, i])
+            may_use[u, t] += could
+            wish = max(wish, could)
+        demand[u] += wish
+    return demand, may_use, received
+
+
+class Ledger:
+    """Accounts of all users over time. Call `observe` whenever shares, jobs, tickets or GPUs have changed."""
+
+    def __init__(
+        self,
+        users: tuple[str, ...],
+        gpu_types: tuple[str, ...],
+        *,
+        start_s: float = 0.0,
+        sample_s: float = 3600.0,
+    ) -> None:
+        self.users = users
+        self.gpu_types = gpu_types
+        self.now_s = start_s
+        #: Distance of the samples kept for plots; it doubles whenever there would be too many.
+        self.sample_s = sample_s
+        #: [user, type, column] GPU-seconds up to `now_s`.
+        self.account: FloatArray = np.zeros((len(users), len(gpu_types), len(COLUMNS)))
+        #: GPUs now, in the same layout; constant until the next change.
+        self.rate: FloatArray = np.zeros_like(self.account)
+        self._fast_first: IntArray = np.arange(len(gpu_types), dtype=np.int32)
+        self._times: list[float] = [start_s]
+        self._samples: list[FloatArray] = [self.account.copy()]
+
+    def observe(
+        self,
+        view: View,
+        tickets: FloatArray,
+        gpus_of_type: IntArray,
+        now_s: float,
+        *,
+        want_gpus: IntArray | None = None,
+        traded: FloatArray | None = None,
+        entitled: FloatArray | None = None,
+    ) -> None:
+        """Settle up to `now_s`, then go by what the view says from now on.
+
+        `want_gpus` is what each job would use if it were alone (the size it asked for by default);
+        `traded[user, type]` the GPUs gained or given away by trading; `entitled` what a policy that reckons
+        entitlements itself found them to be.
+        """
+        users = len(tickets)
+        self.settle(now_s)
+        if users > len(self.users):
+            raise ValueError(f"{users} users, but the ledger has {len(self.users)}; add them with `join`")
+        want = view.requested_gpus if want_gpus is None else want_gpus
+        demand, may_use, received = demand_and_use(
+            view.user, want, view.gpus, view.gpu_type, view.type_max, users
+        )
+        if entitled is None:
+            entitled = entitlement(
+                tickets, demand, may_use, gpus_of_type.astype(np.float64), self._fast_first
+            )
+        self.set_rates(entitled, received, traded)
+
+    def set_rates(self, entitled: FloatArray, received: FloatArray, traded: FloatArray | None = None) -> None:
+        """From now on users are entitled to, and receive, these GPUs of each type."""
+        n = len(entitled)
+        due = entitled if traded is None else entitled + traded
+        beyond = received - due
+        rate = self.rate[:n]
+        rate[:, :, ENTITLED] = entitled
+        rate[:, :, RECEIVED] = received
+        rate[:, :, BORROWED] = np.maximum(beyond, 0.0)
+        # Lent is what others run on: of all that is not taken up, the part that is not idle.
+        unused = np.maximum(-beyond, 0.0)
+        total_unused = unused.sum(axis=0)
+        lent = np.minimum(rate[:, :, BORROWED].sum(axis=0), total_unused)
+        rate[:, :, LENT] = unused * np.where(
+            total_unused > 0, lent / np.where(total_unused > 0, total_unused, 1), 0
+        )
+        rate[:, :, TRADED] = 0.0 if traded is None else traded
+
+    def order_types(self, fast_first: IntArray) -> None:
+        """Which types users want first where they cannot use all they are due."""
+        self._fast_first = np.asarray(fast_first, np.int32)
+
+    def join(self, user: str) -> None:
+        """A user not seen before."""
+        self.users = (*self.users, user)
+        more = np.zeros((1, *self.account.shape[1:]))
+        self.account = np.concatenate([self.account, more])
+        self.rate = np.concatenate([self.rate, more])
+
+    def settle(self, now_s: float) -> None:
+        """Bring the account up to `now_s`, keeping samples on the way."""
+        if now_s <= self.now_s:
+            return
+        while self._times[-1] + self.sample_s <= now_s:
+            at = self._times[-1] + self.sample_s
+            self._times.append(at)
+            self._samples.append(self.account + self.rate * (at - self.now_s))
+            if len(self._times) > 2048:
+                self._times, self._samples = self._times[::2], self._samples[::2]
+                self.sample_s *= 2
+        self.account += self.rate * (now_s - self.now_s)
+        self.now_s = now_s
+
+    def deviation(self) -> FloatArray:
+        """Per user, (received - entitled) / entitled over all types and time; nan for who was due nothing."""
+        total = self.account.sum(axis=1)
+        due = total[:, ENTITLED]
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.where(due > 0, (total[:, RECEIVED] - due) / np.where(due > 0, due, 1), np.nan)
+
+    def totals(self) -> dict[str, Any]:
+        """Per user and type, GPU-seconds so far, as plain data."""
+        deviation = self.deviation()
+        return {
+            user: {
+                **{
+                    gpu_type: {name: float(self.account[u, t, c]) for c, name in enumerate(COLUMNS)}
+                    for t, gpu_type in enumerate(self.gpu_types)
+                },
+                "deviation": None if np.isnan(deviation[u]) else float(deviation[u]),
+            }
+            for u, user in enumerate(self.users)
+        }
+
+    def over_time(self) -> dict[str, Any]:
+        """Mean GPUs in each sample interval, per user and column over all types, for plots."""
+        times = np.array(self._times)
+        n = len(self.users)
+        table = np.zeros((len(times), n, len(COLUMNS)))
+        for k, sample in enumerate(self._samples):
+            table[k, : len(sample)] = sample.sum(axis=1)
+        widths = np.diff(times)
+        means = np.diff(table, axis=0) / np.where(widths > 0, widths, 1)[:, None, None]
+        return {
+            "time_s": times[1:].tolist(),
+            "gpus": {
+                user: {name: means[:, u, c].tolist() for c, name in enumerate(COLUMNS)}
+                for u, user in enumerate(self.users)
+            },
+        }
+
+    def worst_deviation(self, *, window_s: float = 0.0) -> float:
+        """Largest shortfall or excess of a user in any window: |received - entitled| / entitled GPU time.
+
+        Windows in which a user was due less than a tenth of its usual do not count: with little due, one
+        job more or less is a large part of it. 0: the whole time as one window.
+        """
+        if window_s <= 0:
+            deviation = self.deviation()
+            return float(np.nanmax(np.abs(deviation))) if np.isfinite(deviation).any() else 0.0
+        step = max(round(window_s / self.sample_s), 1)
+        n = len(self.users)
+        table = np.zeros((len(self._samples), n, 2))
+        for k, sample in enumerate(self._samples):
+            table[k, : len(sample)] = sample.sum(axis=1)[:, :2]
+        windows = np.diff(table[::step], axis=0)
+        if not len(windows):
+            return self.worst_deviation()
+        due = windows[:, :, 0]
+        usual = due.sum(axis=0) / np.maximum((due > 0).sum(axis=0), 1)
+        counts = due > 0.1 * usual
+        off = np.abs(windows[:, :, 1] - due) / np.where(due > 0, due, 1)
+        return float(off[counts].max()) if counts.any() else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "users": list(self.users),
+            "now_s": self.now_s,
+            "sample_s": self.sample_s,
+            "account": self.account.tolist(),
+            "rate": self.rate.tolist(),
+            "times": list(self._times),
+            "samples": [s.tolist() for s in self._samples],
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], gpu_types: tuple[str, ...]) -> Ledger:
+        ledger = cls(tuple(state["users"]), gpu_types, start_s=state["now_s"], sample_s=state["sample_s"])
+        ledger.account, ledger.rate = np.array(state["account"]), np.array(state["rate"])
+        ledger._times = list(state["times"])
+        ledger._samples = [np.array(s) for s in state["samples"]]
+        return ledger

@@ -1,0 +1,1 @@
+"""Fair sharing between users: water-filling, stride, split stride, balancing, trading, profiling."""

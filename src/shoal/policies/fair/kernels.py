@@ -1,0 +1,221 @@
+"""The hot loops of fair sharing: what every job is due, and who runs in this quantum.
+
+A job is due `rate` GPUs on average. Its `lag` is the GPU time it has had beyond that, so that its pass, as
+stride knows it, is lag / rate past the pass of someone with exactly their due. Keeping the lag rather than
+the pass makes a change of tickets a change of the rate and nothing else.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from shoal.core.water_filling import water_fill_into
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+#: Where a job is bound: a node, nowhere yet, or (below this) entry -3 - home of the gangs that span nodes.
+NOWHERE = -1
+SPANS = -3
+#: The due of a job whose user has none of this type: it runs on what is left, after all others.
+NO_RATE = 1e-9
+
+
+@njit(cache=True)
+def demand_of_users(
+    user: IntArray, gpu_type: IntArray, size: IntArray, active: BoolArray, users: int, types: int
+) -> FloatArray:
+    """[user, type]: GPUs that all active jobs there would hold if all ran; type -1 counts nowhere."""
+    demand = np.zeros((users, types))
+    for i in range(len(user)):
+        if active[i] and gpu_type[i] >= 0:
+            demand[user[i], gpu_type[i]] += size[i]
+    return demand
+
+
+@njit(cache=True)
+def due_rates(
+    weights: FloatArray,
+    gpus_of_type: IntArray,
+    user: IntArray,
+    gpu_type: IntArray,
+    size: IntArray,
+    weight: FloatArray,
+    active: BoolArray,
+) -> FloatArray:
+    """GPUs each job is due on average: its user's part of the type, divided among the user's jobs there.
+
+    Both divisions are water-filling: of users by `weights[user, type]`, capped by what their jobs can use;
+    of a user's jobs by the weight the owner gives them (1 for all by default), capped by the gang.
+    """
+    users, types = weights.shape
+    n = len(user)
+    demand = demand_of_users(user, gpu_type, size, active, users, types)
+    share = np.zeros((users, types))
+    column, caps, out = np.empty(users), np.empty(users), np.empty(users)
+    for t in range(types):
+        for u in range(users):
+            column[u], caps[u] = weights[u, t], demand[u, t]
+        water_fill_into(column, caps, float(gpus_of_type[t]), out)
+        for u in range(users):
+            share[u, t] = out[u]
+    rates = np.zeros(n)
+    # Group the rows by (user, type) with one counting sort.
+    start = np.zeros(users * types + 1, np.int64)
+    for i in range(n):
+        if active[i] and gpu_type[i] >= 0:
+            start[user[i] * types + gpu_type[i] + 1] += 1
+    for g in range(users * types):
+        start[g + 1] += start[g]
+    rows = np.empty(start[-1], np.int64)
+    at = start[:-1].copy()
+    for i in range(n):
+        if active[i] and gpu_type[i] >= 0:
+            g = user[i] * types + gpu_type[i]
+            rows[at[g]] = i
+            at[g] += 1
+    for g in range(users * types):
+        a, b = start[g], start[g + 1]
+        if a == b:
+            continue
+        total = share[g // types, g % types]
+        if total >= demand[g // types, g % types]:
+            for k in range(a, b):
+                rates[rows[k]] = size[rows[k]]
+            continue
+        group_weight, group_size, group_rate = np.empty(b - a), np.empty(b - a), np.empty(b - a)
+        for k in range(a, b):
+            group_weight[k - a], group_size[k - a] = weight[rows[k]], size[rows[k]]
+        water_fill_into(group_weight, group_size, total, group_rate)
+        for k in range(a, b):
+            rates[rows[k]] = max(group_rate[k - a], NO_RATE)
+    return rates
+
+
+@njit(cache=True)
+def split_stride(
+    order: NDArray[np.int64],
+    passed: FloatArray,
+    rate: FloatArray,
+    size: IntArray,
+    home: IntArray,
+    span_start: IntArray,
+    span_node: IntArray,
+    span_gpus: IntArray,
+    gpus_of_node: IntArray,
+    eligible: BoolArray,
+    keep: BoolArray,
+) -> tuple[BoolArray, IntArray]:
+    """(who runs, GPUs left on each node): one quantum of `split_stride.SplitStride.pick`.
+
+    `order` are all rows by ascending pass, in tie order where equal. Rows in `keep` go on in any case. A gang
+    that spans nodes has home SPANS - k and holds span_gpus[j] of span_node[j], span_start[k] <= j < [k+1].
+    """
+    n, nodes = len(order), len(gpus_of_node)
+    free = gpus_of_node.copy()
+    runs = np.zeros(n, np.bool_)
+    for i in range(n):
+        if keep[i]:
+            runs[i] = True
+            if home[i] >= 0:
+                free[home[i]] -= size[i]
+            elif home[i] <= SPANS:
+                k = SPANS - home[i]
+                for j in range(span_start[k], span_start[k + 1]):
+                    free[span_node[j]] -= span_gpus[j]
+    # Small jobs by node, in the order of their passes; and the aggregate of each node.
+    start = np.zeros(nodes + 1, np.int64)
+    tickets, service = np.zeros(nodes), np.zeros(nodes)
+    spanning = 0
+    for i in range(n):
+        if eligible[i] and not runs[i]:
+            if home[i] >= 0:
+                start[home[i] + 1] += 1
+                tickets[home[i]] += rate[i]
+                service[home[i]] += passed[i] * rate[i]
+            elif home[i] <= SPANS:
+                spanning += 1
+    for s in range(nodes):
+        start[s + 1] += start[s]
+    local = np.empty(start[-1], np.int64)
+    at = start[:-1].copy()
+    for i in order:
+        if eligible[i] and not runs[i] and home[i] >= 0:
+            local[at[home[i]]] = i
+            at[home[i]] += 1
+    if spanning == 0:  # nodes do not meet: their order is of no consequence
+        for s in range(nodes):
+            _run_node(s, start, local, size, free, runs)
+        return runs, free
+    # The central order: gangs that span nodes and aggregates, by pass; of equals the gangs first.
+    key = np.empty(spanning + nodes)
+    what = np.empty(spanning + nodes, np.int64)
+    m = 0
+    for i in range(n):
+        if eligible[i] and not runs[i] and home[i] <= SPANS:
+            key[m], what[m] = passed[i], -1 - i
+            m += 1
+    for s in range(nodes):
+        if start[s + 1] > start[s]:
+            key[m], what[m] = service[s] / tickets[s], s
+            m += 1
+    for e in np.argsort(key[:m], kind="mergesort"):
+        if what[e] >= 0:
+            _run_node(what[e], start, local, size, free, runs)
+            continue
+        i = -1 - what[e]
+        k = SPANS - home[i]
+        fits = True
+        for j in range(span_start[k], span_start[k + 1]):
+            fits = fits and free[span_node[j]] >= span_gpus[j]
+        if fits:
+            runs[i] = True
+            for j in range(span_start[k], span_start[k + 1]):
+                free[span_node[j]] -= span_gpus[j]
+    return runs, free
+
+
+@njit(cache=True)
+def _run_node(
+    s: int,
+    start: NDArray[np.int64],
+    local: NDArray[np.int64],
+    size: IntArray,
+    free: IntArray,
+    runs: BoolArray,
+) -> None:
+    """Gang-aware stride on one node: who fits runs, who does not is passed over and keeps its pass."""
+    for k in range(start[s], start[s + 1]):
+        if free[s] == 0:
+            return
+        i = local[k]
+        if size[i] <= free[s]:
+            runs[i] = True
+            free[s] -= size[i]
+
+
+@njit(cache=True)
+def recentre(
+    lag: FloatArray, rate: FloatArray, group: IntArray, groups: int, active: BoolArray, bound: float
+) -> None:
+    """Let no group of jobs as a whole be more than `bound` seconds of service ahead or behind.
+
+    On a node with more tickets than its part everyone falls behind alike. That is a debt of the balancer, not
+    of the jobs' neighbours on the next node: beyond `bound` it is forgotten, and the order within the group
+    stays as it is.
+    """
+    total, tickets = np.zeros(groups), np.zeros(groups)
+    for i in range(len(lag)):
+        if active[i] and group[i] >= 0:
+            total[group[i]] += lag[i]
+            tickets[group[i]] += rate[i]
+    for g in range(groups):
+        if tickets[g] > 0.0:
+            mean = total[g] / tickets[g]
+            total[g] = mean - min(max(mean, -bound), bound)
+    for i in range(len(lag)):
+        if active[i] and group[i] >= 0:
+            lag[i] -= rate[i] * total[group[i]]

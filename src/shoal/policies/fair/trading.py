@@ -1,0 +1,179 @@
+"""Automated trading: users exchange GPUs of one type for another's, at the second price.
+
+Every user starts with the ticket share of each GPU type. For two types the user whose jobs gain most from
+the faster one buys it, from the one whose jobs gain least, for p GPUs of the slower type each. Both gain if p
+lies between their speed-ups. The price is the second-highest speed-up, as in a Vickrey auction: the buyer's
+own report decides whether it buys, not what it pays (Gandiva_fair, Algorithm 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from shoal.core.errors import ShoalError
+
+FloatArray = NDArray[np.float64]
+
+#: Trades below this many GPUs are not worth their record.
+LEAST_GPUS = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Trade:
+    """`buyer` gets `fast_gpus` of type `fast` from `seller` for `slow_gpus` = price * fast_gpus of `slow`.
+
+    Gains are in GPUs of the slow type: what the trade adds to the throughput of each, in its own measure.
+    """
+
+    buyer: int
+    seller: int
+    fast: int
+    slow: int
+    price: float
+    fast_gpus: float
+    slow_gpus: float
+    buyer_gain: float
+    seller_gain: float
+
+
+def trade(
+    shares: FloatArray,
+    speed: FloatArray,
+    slow_to_fast: Sequence[int] | None = None,
+    demand: FloatArray | None = None,
+) -> tuple[FloatArray, list[Trade]]:
+    """(shares after trading, the trades). `shares[user, type]` in GPUs; `speed[user, type]` of one GPU, nan
+    if unknown: who has no speed for a type neither buys nor sells it.
+
+    `slow_to_fast` orders the types (default: by the mean of their speeds). `demand[user]` is what a user can
+    use in all, and nobody sells fast GPUs for more slow ones than that.
+    """
+    shares = np.ascontiguousarray(shares, np.float64)
+    speed = np.ascontiguousarray(speed, np.float64)
+    if shares.shape != speed.shape:
+        raise ShoalError(
+            f"shares are for {shares.shape} (users, types) and speeds for {speed.shape}; give both for all"
+        )
+    if (speed <= 0).any() or np.isinf(speed).any() or not (shares >= 0).all():
+        raise ShoalError("a speed must be positive, or nan where it is unknown, and no share below 0")
+    order = type_order(speed) if slow_to_fast is None else np.asarray(slow_to_fast, np.int64)
+    room = np.full(len(shares), np.inf) if demand is None else demand - shares.sum(axis=1)
+    after, log = trade_all(shares.copy(), speed, order, np.maximum(room, 0.0))
+    return after, [_record(row, speed) for row in log]
+
+
+def _record(row: FloatArray, speed: FloatArray) -> Trade:
+    buyer, seller, fast, slow = (int(x) for x in row[:4])
+    price, amount = float(row[4]), float(row[5])
+    return Trade(
+        buyer,
+        seller,
+        fast,
+        slow,
+        price,
+        amount,
+        price * amount,
+        float((speed[buyer, fast] / speed[buyer, slow] - price) * amount),
+        float((price - speed[seller, fast] / speed[seller, slow]) * amount),
+    )
+
+
+def type_order(speed: FloatArray) -> NDArray[np.int64]:
+    """Types from slow to fast, by the geometric mean of what users measure; unknown counts for nothing."""
+    known = np.isfinite(speed)
+    logs = np.where(known, np.log(np.where(known, speed, 1.0)), 0.0)
+    # A user's speeds count relative to its own mean, or fast models would decide for all.
+    own = logs.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
+    mean = np.where(known, logs - own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    return np.argsort(mean, kind="stable")
+
+
+@njit(cache=True)
+def trade_all(
+    shares: FloatArray, speed: FloatArray, slow_to_fast: NDArray[np.int64], room: FloatArray
+) -> tuple[FloatArray, FloatArray]:
+    """All trades over all pairs of types; rows of the log are buyer, seller, fast, slow, price, fast GPUs."""
+    users, types = shares.shape
+    log = np.empty((64, 6))
+    count = 0
+    ratio = np.empty(users)
+    for a in range(types):
+        for b in range(types - 1, a, -1):
+            slow, fast = slow_to_fast[a], slow_to_fast[b]
+            for u in range(users):
+                ratio[u] = speed[u, fast] / speed[u, slow]
+            while True:
+                buyer, seller, price = _parties(shares, ratio, slow, fast, room)
+                if seller < 0:
+                    break
+                amount = _amount(shares, slow, fast, room, buyer, seller, price)
+                if amount <= LEAST_GPUS:
+                    break
+                _exchange(shares, slow, fast, buyer, seller, price, amount)
+                room[seller] -= (price - 1.0) * amount
+                room[buyer] += (price - 1.0) * amount
+                if count == len(log):
+                    log = np.concatenate((log, np.empty_like(log)))
+                log[count, 0], log[count, 1], log[count, 2], log[count, 3] = buyer, seller, fast, slow
+                log[count, 4], log[count, 5] = price, amount
+                count += 1
+    return shares, log[:count]
+
+
+@njit(cache=True)
+def _parties(
+    shares: FloatArray, ratio: FloatArray, slow: int, fast: int, room: FloatArray
+) -> tuple[int, int, float]:
+    """(buyer, seller, price) of the next trade; seller -1 if there is none.
+
+    The buyer has the highest speed-up of those with slow GPUs to give; the seller the lowest of those with
+    fast ones, and lower than the buyer's; the price is the highest speed-up after the buyer's.
+    """
+    buyer, seller, price = -1, -1, -1.0
+    for u in range(len(ratio)):
+        may_buy = shares[u, slow] > LEAST_GPUS and not np.isnan(ratio[u])
+        if may_buy and (buyer < 0 or ratio[u] > ratio[buyer]):
+            buyer = u
+    if buyer < 0:
+        return buyer, seller, price
+    for u in range(len(ratio)):
+        if u != buyer and ratio[u] <= ratio[buyer] and ratio[u] > price:
+            price = ratio[u]
+    for u in range(len(ratio)):
+        if ratio[u] < ratio[buyer] and shares[u, fast] > LEAST_GPUS:
+            full = price > 1.0 and room[u] <= LEAST_GPUS
+            if not full and (seller < 0 or ratio[u] < ratio[seller]):
+                seller = u
+    return buyer, seller, price
+
+
+@njit(cache=True)
+def _amount(
+    shares: FloatArray, slow: int, fast: int, room: FloatArray, buyer: int, seller: int, price: float
+) -> float:
+    """Fast GPUs that change hands: all the seller has, all the buyer can pay, all either can use."""
+    amount = min(shares[seller, fast], shares[buyer, slow] / price)
+    if price > 1.0:
+        amount = min(amount, room[seller] / (price - 1.0))
+    elif price < 1.0:
+        amount = min(amount, room[buyer] / (1.0 - price))
+    return amount
+
+
+@njit(cache=True)
+def _exchange(
+    shares: FloatArray, slow: int, fast: int, buyer: int, seller: int, price: float, amount: float
+) -> None:
+    shares[seller, fast] -= amount
+    shares[buyer, fast] += amount
+    shares[buyer, slow] -= price * amount
+    shares[seller, slow] += price * amount
+    for u in (buyer, seller):  # what rounding leaves is nothing
+        for t in (slow, fast):
+            if abs(shares[u, t]) <= LEAST_GPUS:
+                shares[u, t] = 0.0
