@@ -1,0 +1,342 @@
+"""The inner parts of the grouping genetic algorithm: plans as arrays, scored and recombined.
+
+A plan is `node_of` (the node of each container) and `order[:k]` (the nodes in use, in the sequence in which
+first fit tries them: the groups of the chromosome). Each container takes one GPU.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int32]
+FloatArray = NDArray[np.float64]
+Rng = np.random.Generator
+
+
+@njit(cache=True)
+def ring_cost(nodes: IntArray, ring_rank: IntArray, cost: FloatArray) -> float:
+    """The links of the cheapest ring through these nodes; `ring_rank` orders nodes by domain and rack."""
+    distinct = np.unique(nodes)
+    if len(distinct) == 1:
+        return 0.0
+    ring = distinct[np.argsort(ring_rank[distinct])]
+    total = cost[ring[-1], ring[0]]
+    for i in range(len(ring) - 1):
+        total += cost[ring[i], ring[i + 1]]
+    return total
+
+
+@njit(cache=True)
+def paper_value(
+    node_of: IntArray,
+    starts: IntArray,
+    ps_of_job: IntArray,
+    cost: FloatArray,
+    ring_rank: IntArray,
+    used_part: FloatArray,
+    total: IntArray,
+    lam: float,
+) -> float:
+    """sum of Score + NumNU of the Liquid paper: minus its GeneticFitness.
+
+    The containers of job j are starts[j]..starts[j+1], servers first; used_part is UsedGPU / TotalGPU.
+    """
+    network = fitness = 0.0
+    last_job = np.full(len(total), -1, np.int32)
+    nodes = 0
+    for job in range(len(starts) - 1):
+        low, high = starts[job], starts[job + 1]
+        first_worker = low + ps_of_job[job]
+        if ps_of_job[job] == 0:
+            network += ring_cost(node_of[low:high], ring_rank, cost)
+        for i in range(low, high):
+            node = node_of[i]
+            if i < first_worker:
+                for worker in range(first_worker, high):
+                    network += cost[node, node_of[worker]]
+            if last_job[node] < 0:
+                nodes += 1
+            if last_job[node] != job:
+                last_job[node] = job
+                fitness -= used_part[node]
+            fitness -= 1.0 / total[node]
+    return lam * network + (1 - lam) * fitness + nodes
+
+
+@njit(cache=True)
+def code_value(
+    node_of: IntArray,
+    starts: IntArray,
+    ps_of_job: IntArray,
+    hops: FloatArray,
+    bandwidth: FloatArray,
+    used: IntArray,
+    total: IntArray,
+) -> float:
+    """What the authors' code minimises: its evaluator for the whole batch, and nodes per task."""
+    network = load = 0.0
+    last_job = np.full(len(total), -1, np.int32)
+    nodes = pairs = 0
+    for job in range(len(starts) - 1):
+        low, high = starts[job], starts[job + 1]
+        first_worker = low + ps_of_job[job]
+        for i in range(low, high):
+            node = node_of[i]
+            if i < first_worker:
+                for worker in range(first_worker, high):
+                    network += bandwidth[job] * hops[node, node_of[worker]]
+            nodes += last_job[node] < 0
+            pairs += last_job[node] != job
+            last_job[node] = job
+            load += (2.0 + used[node]) / total[node]
+    return network + (pairs - load + nodes) / len(node_of)
+
+
+@njit(cache=True)
+def _free_of(node_of: IntArray, capacity: IntArray) -> IntArray:
+    free = capacity.copy()
+    for node in node_of:
+        if node >= 0:
+            free[node] -= 1
+    return free
+
+
+@njit(cache=True)
+def _first_fit(node_of: IntArray, order: IntArray, k: int, capacity: IntArray, avoid: int) -> int:
+    """Put every container without a node on the first group with room, opening nodes when none has.
+
+    Returns the number of groups; -1 if something fits nowhere. `avoid` is opened only as a last resort.
+    """
+    free = _free_of(node_of, capacity)
+    in_order = np.zeros(len(capacity), np.bool_)
+    in_order[order[:k]] = True
+    first = 0  # groups before this one are full for good: containers are all alike
+    for i in range(len(node_of)):
+        if node_of[i] >= 0:
+            continue
+        while first < k and free[order[first]] == 0:
+            first += 1
+        if first == k:
+            node = -1
+            for candidate in range(len(capacity)):
+                if not in_order[candidate] and candidate != avoid and free[candidate] > 0:
+                    node = candidate
+                    break
+            if node < 0 and avoid >= 0 and not in_order[avoid] and free[avoid] > 0:
+                node = avoid
+            if node < 0:
+                return -1
+            order[k] = node
+            in_order[node] = True
+            k += 1
+        node_of[i] = order[first]
+        free[order[first]] -= 1
+    return k
+
+
+@njit(cache=True)
+def nearest_fit(
+    node_of: IntArray,
+    jobs: NDArray[np.int64],
+    starts: IntArray,
+    ps_of_job: IntArray,
+    cost: FloatArray,
+    link: FloatArray,
+    used_part: FloatArray,
+    total: IntArray,
+    lam: float,
+    capacity: IntArray,
+) -> bool:
+    """Put every container without a node where it adds least to the value of the plan, job by job.
+
+    What of its job would not fit beside it is counted as one cheapest link (`link`, by node) each. An
+    all-reduce job is drawn to its other workers.
+    """
+    free = _free_of(node_of, capacity)
+    for job in jobs:
+        low, high = starts[job], starts[job + 1]
+        waiting = 0
+        for i in range(low, high):
+            waiting += node_of[i] < 0
+        for i in range(low, high):
+            if node_of[i] >= 0:
+                continue
+            best, best_added = -1, 0.0
+            for node in range(len(capacity)):
+                if free[node] > 0:
+                    added = _added(node_of, i, node, low, high, ps_of_job[job], cost, lam)
+                    added += lam * link[node] * max(0, waiting - free[node])
+                    added += 1.0 if free[node] == capacity[node] else 0.0
+                    added -= (1 - lam) / total[node]
+                    if best >= 0 and added - (1 - lam) * used_part[node] >= best_added:
+                        continue
+                    if not _uses(node_of, low, high, node):
+                        added -= (1 - lam) * used_part[node]
+                    if best < 0 or added < best_added:
+                        best, best_added = node, added
+            if best < 0:
+                return False
+            node_of[i] = best
+            free[best] -= 1
+            waiting -= 1
+    return True
+
+
+@njit(cache=True)
+def _added(
+    node_of: IntArray, i: int, node: int, low: int, high: int, ps: int, cost: FloatArray, lam: float
+) -> float:
+    """λ times the cost of container `i` on `node` to those of its job that it talks to."""
+    if ps > 0:
+        low, high = (low + ps, high) if i < low + ps else (low, low + ps)
+    added = 0.0
+    for other in range(low, high):
+        if node_of[other] >= 0:
+            added += cost[node, node_of[other]]
+    return lam * added
+
+
+@njit(cache=True)
+def _uses(node_of: IntArray, low: int, high: int, node: int) -> bool:
+    found = False
+    for i in range(low, high):
+        found |= node_of[i] == node
+    return found
+
+
+@njit(cache=True)
+def insert_group(
+    node_of: IntArray, order: IntArray, k: int, donor: IntArray, node: int, at: int, capacity: IntArray
+) -> int:
+    """Crossover of the paper, in place: the donor's group `node` enters before position `at`.
+
+    Groups that hold one of its containers are deleted, and what else they held is placed first fit.
+    Returns the number of groups, -1 if it could not be completed.
+    """
+    k = take_group(node_of, order, k, donor, node, at, len(capacity))
+    return _first_fit(node_of, order, k, capacity, -1)
+
+
+@njit(cache=True)
+def take_group(
+    node_of: IntArray, order: IntArray, k: int, donor: IntArray, node: int, at: int, nodes: int
+) -> int:
+    """The first half of `insert_group`: what the deleted groups held is left without a node."""
+    drop = np.zeros(nodes, np.bool_)
+    drop[node] = True
+    for i in range(len(node_of)):
+        if donor[i] == node:
+            drop[node_of[i]] = True
+    for i in range(len(node_of)):
+        if donor[i] == node:
+            node_of[i] = node
+        elif drop[node_of[i]]:
+            node_of[i] = -1
+    left = np.empty(nodes, np.int32)
+    n = 0
+    for position in range(k + 1):
+        if position == at:
+            left[n] = node
+            n += 1
+        if position < k and not drop[order[position]]:
+            left[n] = order[position]
+            n += 1
+    order[:n] = left[:n]
+    return n
+
+
+@njit(cache=True)
+def delete_group(node_of: IntArray, order: IntArray, k: int, at: int, capacity: IntArray) -> int:
+    """Mutation of the paper, in place: the group at position `at` goes, its containers first fit."""
+    node = order[at]
+    empty_node(node_of, node)
+    order[at : k - 1] = order[at + 1 : k].copy()
+    return _first_fit(node_of, order, k - 1, capacity, node)
+
+
+@njit(cache=True)
+def empty_node(node_of: IntArray, node: int) -> None:
+    """Leave the containers of a node without one."""
+    for i in range(len(node_of)):
+        if node_of[i] == node:
+            node_of[i] = -1
+
+
+@njit(cache=True)
+def _random_fit(rng: Rng, node_of: IntArray, capacity: IntArray) -> bool:
+    """Put every container without a node on a random node with room; whether all found one."""
+    free = _free_of(node_of, capacity)
+    room = np.flatnonzero(free > 0)
+    n = len(room)
+    for i in range(len(node_of)):
+        if node_of[i] >= 0:
+            continue
+        if n == 0:
+            return False
+        pick = rng.integers(0, n)
+        node = room[pick]
+        node_of[i] = node
+        free[node] -= 1
+        if free[node] == 0:
+            n -= 1
+            room[pick] = room[n]
+    return True
+
+
+@njit(cache=True)
+def regroup(node_of: IntArray, order: IntArray, k: int, nodes: int) -> int:
+    """Bring the groups in line with the nodes in use: old ones keep their sequence, new ones follow."""
+    seen = np.zeros(nodes, np.int8)
+    for node in node_of:
+        seen[node] = 1
+    n = 0
+    for position in range(k):
+        if seen[order[position]] == 1:
+            seen[order[position]] = 2
+            order[n] = order[position]
+            n += 1
+    for node in node_of:
+        if seen[node] == 1:
+            seen[node] = 2
+            order[n] = node
+            n += 1
+    return n
+
+
+@njit(cache=True)
+def code_crossover(rng: Rng, node_of: IntArray, donor: IntArray, node: int, capacity: IntArray) -> bool:
+    """Crossover of the authors' code: `node` becomes the donor's copy, the evicted go anywhere."""
+    for i in range(len(node_of)):
+        if donor[i] == node:
+            node_of[i] = node
+        elif node_of[i] == node:
+            node_of[i] = -1
+    return _random_fit(rng, node_of, capacity)
+
+
+@njit(cache=True)
+def code_mutation(rng: Rng, node_of: IntArray, order: IntArray, k: int, capacity: IntArray) -> bool:
+    """Mutation of the authors' code: a node is emptied, its containers go anywhere."""
+    rounds = 1 + rng.integers(0, max(1, len(capacity) // 100))
+    for _ in range(rounds):
+        empty_node(node_of, order[rng.integers(0, k)])
+        if not _random_fit(rng, node_of, capacity):
+            return False
+    return True
+
+
+@njit(cache=True)
+def start_plan(rng: Rng, containers: int, capacity: IntArray, first_fit: bool) -> IntArray:
+    """A plan to start from: first fit over the nodes in random order, or random fit."""
+    node_of = np.full(containers, -1, np.int32)
+    if not first_fit:
+        _random_fit(rng, node_of, capacity)
+        return node_of
+    order = np.flatnonzero(capacity > 0).astype(np.int32)
+    for i in range(len(order) - 1, 0, -1):
+        j = rng.integers(0, i + 1)
+        order[i], order[j] = order[j], order[i]
+    _first_fit(node_of, order, len(order), capacity, -1)
+    return node_of
