@@ -33,13 +33,13 @@ class Lines:
     open_end: bool
 
 
-def scan_lines(path: Path, separator: str, max_records: int | None = None) -> Lines:
+def scan_lines(path: Path, separator: str, max_records: int | None = None, *, quotes: bool = True) -> Lines:
     """Line and number of fields of every record of a text table."""
     if path.stat().st_size == 0:
         return Lines(np.zeros(0, np.int64), np.zeros(0, np.int64), False)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         open_end = data[len(data) - 1] != NEWLINE
-        if max_records is None and data.find(b'"') < 0:
+        if max_records is None and (not quotes or data.find(b'"') < 0):
             return _scan_plain(data, ord(separator), open_end)
     return _scan_quoted(path, separator, max_records, open_end)
 

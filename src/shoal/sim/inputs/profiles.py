@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.core.profile import ANY_TYPE, Interpolation, Profile
@@ -45,7 +47,27 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
         lambda row: f"{model[row]} on {gpus[row]} GPUs is already on line {table.line[first_row[keys[row]]]}",
     )
     problems.raise_first()
-    rows: dict[str, list[tuple[str, int, int, float]]] = {}
-    for name, kind, n_nodes, n_gpus, time_s in zip(model, gpu_type, nodes, gpus, seconds):
-        rows.setdefault(name, []).append((kind, n_gpus, n_nodes, time_s))
-    return {name: Profile.from_rows(name, points, interpolation) for name, points in rows.items()}
+    return _profiles(zip(model, gpu_type, gpus, nodes, seconds), interpolation)
+
+
+def profiles_of(frame: pl.DataFrame, interpolation: Interpolation = "time") -> dict[str, Profile]:
+    """The profiles of a table that was made here and needs no checks, with the columns of profiles.csv."""
+    full = frame.select(
+        "model",
+        pl.col("gpu_type").fill_null(ANY_TYPE)
+        if "gpu_type" in frame.columns
+        else pl.lit(ANY_TYPE).alias("gpu_type"),
+        "gpus",
+        pl.col("nodes").fill_null(0) if "nodes" in frame.columns else pl.lit(0).alias("nodes"),
+        "seconds_per_iteration",
+    )
+    return _profiles(full.iter_rows(), interpolation)
+
+
+def _profiles(
+    rows: Iterable[tuple[str, str, int, int, float]], interpolation: Interpolation
+) -> dict[str, Profile]:
+    by_model: dict[str, list[tuple[str, int, int, float]]] = {}
+    for model, gpu_type, gpus, nodes, seconds in rows:
+        by_model.setdefault(model, []).append((gpu_type, gpus, nodes, seconds))
+    return {model: Profile.from_rows(model, points, interpolation) for model, points in by_model.items()}

@@ -39,6 +39,8 @@ class Columns:
     #: Given when the file itself has no header line.
     headerless: tuple[str, ...] = ()
     separator: str = ","
+    #: Whether a quotation mark at the start of a field is one; shell commands in a field say no.
+    quotes: bool = True
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -101,7 +103,8 @@ def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int |
     head = read_head(path, what)
     if head.startswith(_PARQUET_MAGIC) or path.suffix == ".parquet":
         return _read_parquet(path, columns, what)
-    header = list(columns.headerless) or _header_of(head, path, columns, what)
+    text = check_text(head, path, what)
+    header = list(columns.headerless) or first_fields(text, columns.separator)
     check_header(header, columns, path)
     return _read_text(path, header, columns, max_rows)
 
@@ -138,10 +141,9 @@ def check_text(head: bytes, path: Path, what: str) -> str:
     return text
 
 
-def _header_of(head: bytes, path: Path, columns: Columns, what: str) -> list[str]:
-    text = check_text(head, path, what)
-    names = next(csv.reader(io.StringIO(text), delimiter=columns.separator), [])
-    return [name.strip() for name in names]
+def first_fields(text: str, separator: str) -> list[str]:
+    """The fields of the first line."""
+    return [name.strip() for name in next(csv.reader(io.StringIO(text), delimiter=separator), [])]
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
@@ -173,16 +175,17 @@ def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
 
 def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | None) -> Table:
     first = 0 if columns.headerless else 1
-    lines = scan_lines(path, columns.separator, None if max_rows is None else max_rows + first)
+    most = None if max_rows is None else max_rows + first
+    lines = scan_lines(path, columns.separator, most, quotes=columns.quotes)
     try:
         frame = pl.read_csv(
             path,
             has_header=False,
-            skip_lines=0,
             new_columns=header,
-            n_rows=None if max_rows is None else max_rows + first,
+            n_rows=most,
             schema=dict.fromkeys(header, pl.String),
             separator=columns.separator,
+            quote_char='"' if columns.quotes else None,
             truncate_ragged_lines=True,
             encoding="utf8-lossy",
         )

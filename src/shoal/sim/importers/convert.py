@@ -1,0 +1,122 @@
+"""From a published trace to the native format: order, models, iterations; and a full account of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import polars as pl
+
+from shoal.core.errors import InputError
+from shoal.core.profile import Profile
+from shoal.sim.importers.trace import BadRow, Trace, leave_out, only_clusters, refuse_bad_rows
+from shoal.sim.inputs.pool import Pool, assign_models, named_models
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A native trace, and what became of every row of the one it was made from."""
+
+    jobs: pl.DataFrame
+    rows: int
+    left_out: Mapping[str, int]
+    bad: tuple[BadRow, ...]
+    notes: tuple[str, ...]
+    #: What the numbers of bad rows count: "line" or "record".
+    place: str
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How to convert: the options of `shoal sim import`."""
+
+    seed: int = 0
+    #: Only these virtual clusters; empty for all.
+    vcs: tuple[str, ...] = ()
+    #: The largest request kept; None for any.
+    gpus: int | None = None
+    #: The GPU type on which the trace's durations count; None for each profile's first.
+    gpu_type: str | None = None
+    #: Draw models from the profiles even where the trace names them.
+    assign: bool = False
+    skip_bad: bool = False
+
+
+def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None = None) -> Conversion:
+    """The native jobs of a trace.
+
+    Jobs are ordered by submission (then by duration and size, as in the AFS evaluation) and times count from
+    the first. A job whose trace names no model gets one by `assign_models`; its iterations are those that
+    take its service time at its requested size: iterations = service_s / seconds_per_iteration(requested).
+    A job that no model fits, or that would do less than one iteration, is left out and counted.
+    """
+    wishes = wishes or Wishes()
+    if not wishes.skip_bad:
+        refuse_bad_rows(trace)
+    trace = only_clusters(trace, wishes.vcs)
+    left_out = dict(trace.left_out)
+    jobs = _in_order(trace.jobs)
+    if wishes.gpus is not None:
+        why = f"asked for more than {wishes.gpus} GPUs"
+        jobs = leave_out(jobs, left_out, why, pl.col("requested_gpus") > wishes.gpus)
+    pool = Pool.of(profiles, wishes.gpu_type)
+    jobs, bad = _with_models(jobs, pool, wishes)
+    if bad and not wishes.skip_bad:
+        refuse_bad_rows(replace(trace, bad=bad), remedy=", or draw models from the profiles with --assign")
+    jobs = _with_work(jobs, pool, left_out)
+    if jobs.is_empty():
+        reasons = "; ".join(f"{count:,} {why}" for why, count in left_out.items()) or "the trace has no jobs"
+        raise InputError(f"no job is left to write: {reasons}", file=str(trace.path))
+    return Conversion(_native(jobs), trace.rows, left_out, trace.bad + bad, trace.notes, trace.place)
+
+
+def _in_order(jobs: pl.DataFrame) -> pl.DataFrame:
+    keys = [key for key in ("submit_s", "service_s", "requested_gpus") if key in jobs.columns]
+    jobs = jobs.sort(keys, maintain_order=True)
+    return jobs.with_columns(pl.col("submit_s") - pl.col("submit_s").min())
+
+
+def _with_models(jobs: pl.DataFrame, pool: Pool, wishes: Wishes) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
+    """The jobs with the position of their model in the pool (-1: none fits); unknown names are bad."""
+    requested = jobs["requested_gpus"].to_numpy()
+    if "model" not in jobs.columns or (wishes.assign and "service_s" in jobs.columns):
+        rng = np.random.RandomState(wishes.seed)
+        drawn = assign_models(requested, pool, lambda below: rng.randint(0, below))
+        return jobs.with_columns(pool=pl.Series(drawn)), ()
+    found = jobs.with_columns(pool=pl.Series(named_models(jobs, pool)))
+    unknown = found.filter(pl.col("pool") < 0)
+    bad = tuple(
+        BadRow(line, "model", f"no profile for model {model!r}")
+        for line, model in unknown.select("line", "model").sort("line").iter_rows()
+    )
+    return found.filter(pl.col("pool") >= 0), bad
+
+
+def _with_work(jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int]) -> pl.DataFrame:
+    no_model = "asked for more GPUs than any model runs on"
+    jobs = leave_out(jobs, left_out, no_model, pl.col("pool") < 0)
+    model, gpus = jobs["pool"].to_numpy(), jobs["requested_gpus"].to_numpy()
+    names = np.array(pool.models, dtype=object)[model].tolist()
+    speed = pool.speed(model, gpus)
+    by_time = "service_s" in jobs.columns
+    jobs = jobs.with_columns(
+        model=pl.Series(names, dtype=pl.String),
+        speed=pl.Series(speed),
+        runs=pl.Series(speed > 0 if by_time else pool.runs(model, gpus)),
+        max_gpus=pl.Series(pool.largest[model]),
+    )
+    jobs = leave_out(jobs, left_out, "asked for a size their model has no speed for", ~pl.col("runs"))
+    if by_time:
+        jobs = jobs.with_columns(iterations=pl.col("service_s") * pl.col("speed"))
+    return leave_out(jobs, left_out, "would do less than one iteration", pl.col("iterations") < 1)
+
+
+def _native(jobs: pl.DataFrame) -> pl.DataFrame:
+    whole = (jobs["submit_s"] == jobs["submit_s"].floor()).all()
+    columns = ["submit_s", "model", "iterations", "requested_gpus", "max_gpus"]
+    columns += [name for name in ("job", "user", "weight") if name in jobs.columns]
+    native = jobs.select(columns)
+    if "job" in columns and native["job"].is_duplicated().any():
+        native = native.drop("job")
+    return native.with_columns(pl.col("submit_s").cast(pl.Int64)) if whole else native

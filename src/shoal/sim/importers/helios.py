@@ -1,0 +1,43 @@
+"""SenseTime's Helios traces: `cluster_log.csv` of one cluster (Venus, Earth, Saturn, Uranus).
+
+Columns `job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration,
+queue`; times as 2020-06-09 18:41:01, duration in seconds. More than half of the jobs use no GPU.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out, times
+from shoal.sim.inputs.table import Columns, Problems, read_table
+from shoal.sim.inputs.values import names, numbers
+
+COLUMNS = Columns(
+    ("job_id", "user", "vc", "gpu_num", "submit_time", "duration"), ("state",), allow_others=True
+)
+
+
+def read_helios(path: str | Path) -> Trace:
+    """The GPU jobs of a Helios cluster, whatever their final state."""
+    table = read_table(path, COLUMNS, what="Helios cluster_log")
+    problems = Problems(table, keep_all=True)
+    gpus = numbers(table, problems, "gpu_num")
+    problems.add(gpus != np.floor(gpus), "gpu_num", lambda row: f"{gpus[row]:g} is not a whole number")
+    jobs = pl.DataFrame(
+        {
+            "line": table.line,
+            "submit_s": times(table, problems, "submit_time"),
+            "service_s": numbers(table, problems, "duration"),
+            "requested_gpus": gpus.astype(np.int64),
+            "job": names(table, problems, "job_id"),
+            "user": names(table, problems, "user"),
+            "vc": names(table, problems, "vc"),
+        }
+    ).filter(good_rows(table, problems))
+    left_out: dict[str, int] = {}
+    jobs = leave_out(jobs, left_out, "used no GPU", pl.col("requested_gpus") == 0)
+    jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
+    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems))

@@ -1,0 +1,38 @@
+"""Microsoft's Philly trace as the flat csv that later simulators share.
+
+Columns `timestamp` (2017-10-09 07:01:55), `duration` (seconds the job ran), `num_gpus`, `gpu_time`
+(their product, not used) and `cluster` (virtual cluster). Rows are in no order.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out, times
+from shoal.sim.inputs.table import Columns, Problems, read_table
+from shoal.sim.inputs.values import counts, names, numbers
+
+COLUMNS = Columns(("timestamp", "duration", "num_gpus"), ("gpu_time", "cluster"), allow_others=True)
+
+
+def read_philly_csv(path: str | Path) -> Trace:
+    """The jobs of the flat Philly csv; the virtual cluster stands for the user."""
+    table = read_table(path, COLUMNS, what="Philly csv")
+    problems = Problems(table, keep_all=True)
+    jobs = pl.DataFrame(
+        {
+            "line": table.line,
+            "submit_s": times(table, problems, "timestamp"),
+            "service_s": numbers(table, problems, "duration"),
+            "requested_gpus": counts(table, problems, "num_gpus"),
+        }
+    )
+    if table.has("cluster"):
+        cluster = names(table, problems, "cluster")
+        jobs = jobs.with_columns(vc=cluster, user=cluster)
+    jobs = jobs.filter(good_rows(table, problems))
+    left_out: dict[str, int] = {}
+    jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
+    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems))

@@ -1,0 +1,304 @@
+"""Published formats: a small sample of each, what becomes of every row, and what is said of bad ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from shoal.core.cluster import Cluster
+from shoal.core.errors import InputError, ShoalError
+from shoal.core.profile import Profile
+from shoal.sim.importers import FORMATS, Wishes, convert, format_named
+from shoal.sim.importers.gavel import gavel_profiles
+from shoal.sim.inputs import profiles_of, read_jobs, read_profiles, write_jobs, write_profiles
+from shoal.sim.inputs.pool import Pool, assign_models
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+ONE = {"net": Profile.of("net", {1: 0.5, 2: 0.25, 8: 0.1})}
+
+PHILLY_JSON = [
+    {  # two attempts: the size of the first, the time of both
+        "jobid": "a", "user": "ann", "vc": "x", "status": "Pass", "submitted_time": "2017-10-09 07:00:00",
+        "attempts": [
+            {"start_time": "2017-10-09 07:00:10", "end_time": "2017-10-09 07:01:10",
+             "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}]},
+            {"start_time": "2017-10-09 07:02:00", "end_time": "2017-10-09 07:02:30",
+             "detail": [{"ip": "m2", "gpus": ["gpu0"]}]},
+        ],
+    },
+    {"jobid": "b", "user": "bob", "vc": "y", "status": "Killed", "submitted_time": "2017-10-09 06:59:00",
+     "attempts": []},
+    {"jobid": "c", "user": "bob", "vc": "y", "status": "Failed", "submitted_time": "2017-10-09 06:00:00",
+     "attempts": [{"start_time": "2017-10-09 06:00:10", "end_time": None,
+                   "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}]},
+    {"jobid": "d", "user": "ann", "vc": "y", "status": "Pass", "submitted_time": "2017-10-09 06:58:00",
+     "attempts": [{"start_time": "2017-10-09 06:58:00", "end_time": "2017-10-09 06:58:20",
+                   "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}]},
+]  # fmt: skip
+
+SAMPLES: dict[str, str] = {
+    "philly": json.dumps(PHILLY_JSON, indent=1),
+    "philly-csv": (
+        "timestamp,duration,num_gpus,gpu_time,cluster\n"
+        "2017-10-09 07:00:00,90.0,2,180.0,x\n"
+        "2017-10-09 06:58:00,20.0,1,20.0,y\n\n"
+    ),
+    "helios": (
+        "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+        "7,ann,y,1,4,1,COMPLETED,2020-06-09 18:58:00,2020-06-09 18:58:00,2020-06-09 18:58:20,20,0\n"
+        "8,bob,y,0,16,1,COMPLETED,2020-06-09 18:59:00,2020-06-09 18:59:00,2020-06-09 19:59:00,3600,0\n"
+        "9,ann,x,2,8,1,CANCELLED,2020-06-09 19:00:00,2020-06-09 19:10:00,2020-06-09 19:11:30,90,600\n"
+    ),
+    "alibaba-pai": (
+        "j1,worker,1.0,Terminated,1000.0,1020.0,600.0,29.3,50.0,V100\n"
+        "j2,ps,1.0,Terminated,1100.0,1230.0,600.0,29.3,,\n"
+        "j2,worker,2.0,Terminated,1120.0,1210.0,600.0,29.3,100.0,T4\n"
+        "j3,tensorflow,1.0,Running,1300.0,,600.0,29.3,100.0,MISC\n"
+        "j4,tensorflow,1.0,Terminated,1300.0,1400.0,600.0,29.3,,\n"
+    ),
+    "gavel": (
+        'net\tpython main.py --name "x\t--steps\t1\t40\t5.000000\t1\n'
+        "net\tpython main.py\t--steps\t1\t360\t125.000000\t2\n"
+        "net\tpython main.py\t--steps\t0\t99\t130.000000\t0\n"
+    ),
+    "tiresias": (
+        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
+        "0,1,30,606,net,20,30\n1,2,150,133,net,90,23\n"
+    ),
+    "elasticflow": (
+        "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n"
+        "0,30,606,net,900,64,1,20\n1,150,133,net,900,64,2,90\n"
+    ),
+}
+LEFT_OUT = {
+    "philly": {"never ran": 1, "ran for no time": 1},
+    "helios": {"used no GPU": 1},
+    "alibaba-pai": {"not finished": 1, "used no GPU": 1},
+    "gavel": {"used no GPU": 1},
+}
+
+
+@pytest.fixture(params=sorted(SAMPLES))
+def sample(request, tmp_path) -> tuple[str, Path]:
+    path = tmp_path / "trace"
+    path.write_text(SAMPLES[request.param])
+    return request.param, path
+
+
+def test_every_format_has_a_sample():
+    assert SAMPLES.keys() == FORMATS.keys()
+
+
+def test_each_sample_gives_a_20_second_and_a_90_second_job_two_minutes_apart(sample):
+    name, path = sample
+    result = convert(format_named(name).read(path), ONE)
+    jobs = result.jobs
+    assert jobs["submit_s"].to_list() == [0, 100 if name == "alibaba-pai" else 120]
+    assert jobs["requested_gpus"].to_list() == [1, 2]
+    assert jobs["iterations"].to_list() == [40, 360]  # 20 s at 0.5 s and 90 s at 0.25 s each
+    assert jobs["max_gpus"].to_list() == [8, 8]
+    assert dict(result.left_out) == LEFT_OUT.get(name, {})
+    assert not result.bad
+
+
+def test_the_result_can_be_read_back_as_csv_and_as_parquet(sample, tmp_path):
+    name, path = sample
+    jobs = convert(format_named(name).read(path), ONE).jobs
+    for out in (tmp_path / "jobs.csv", tmp_path / "jobs.parquet"):
+        write_jobs(out, jobs)
+        read = read_jobs(out, ONE, Cluster.pool(4))
+        assert [job.iterations for job in read] == [40, 360]
+        assert [str(job.gpus) for job in read] == ["1..4", "1..4"]
+
+
+def test_users_are_those_of_the_trace_or_its_virtual_clusters(sample):
+    name, path = sample
+    jobs = convert(format_named(name).read(path), ONE).jobs
+    users = {"philly": ["ann", "ann"], "philly-csv": ["y", "x"], "helios": ["ann", "ann"]}.get(name)
+    assert (jobs["user"].to_list() if "user" in jobs.columns else None) == users
+
+
+def test_one_virtual_cluster_can_be_taken_out(sample):
+    name, path = sample
+    trace = format_named(name).read(path)
+    if name not in ("philly", "philly-csv", "helios"):
+        with pytest.raises(InputError, match="no virtual clusters"):
+            convert(trace, ONE, Wishes(vcs=("x",)))
+        return
+    result = convert(trace, ONE, Wishes(vcs=("x",)))
+    assert result.jobs["requested_gpus"].to_list() == [2]
+    assert result.left_out["of other virtual clusters"] == 1
+    with pytest.raises(InputError, match="no job is of cluster 'z'"):
+        convert(trace, ONE, Wishes(vcs=("z",)))
+
+
+#: Format, a row or record that is wrong, the field named, and a part of the message.
+SPOILT: list[tuple[str, str, str, str | None, str]] = [
+    ("philly-csv", "2017-10-09 06:58:00,20.0", "yesterday,20.0", "timestamp", "'yesterday' is not a time"),
+    ("philly-csv", "20.0,1,20.0,y", "-20.0,1,20.0,y", "duration", "negative"),
+    ("philly-csv", "20.0,1,20.0,y", "20.0,0.5,20.0,y", "num_gpus", "whole number"),
+    ("philly-csv", "20.0,1,20.0,y", "20.0,1", None, "3 fields, the header has 5"),
+    ("helios", "2020-06-09 18:58:20,20,0", "2020-06-09 18:58:20,inf,0", "duration", "finite"),
+    ("helios", "7,ann,y,1", "7,ann,y,one", "gpu_num", "'one' is not a number"),
+    ("alibaba-pai", "1000.0,1020.0", "1000.0,20.0", "end_time", "before start_time"),
+    ("alibaba-pai", "1000.0,1020.0", "soon,1020.0", "start_time", "number of seconds"),
+    ("gavel", "\t40\t", "\tforty\t", "total_steps", "'forty' is not a number"),
+    ("tiresias", "0,1,30,", "0,1,nan,", "submit_time", "finite"),
+    ("elasticflow", "64,1,20", "64,,20", "num_gpu", "missing"),
+    ("philly", '"submitted_time": "2017-10-09 06:58:00"', '"submitted_time": "then"', None, "'then'"),
+    ("philly", '"submitted_time": "2017-10-09 06:58:00"', '"when": 0', "submitted_time", "missing"),
+    (
+        "philly",
+        '"end_time": "2017-10-09 06:58:20"',
+        '"end_time": "2017-10-09 05:00:00"',
+        None,
+        "before it starts",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new", "field", "part"), SPOILT)
+def test_a_malformed_row_stops_the_import_and_can_be_skipped(tmp_path, name, old, new, field, part):
+    path = tmp_path / "trace"
+    assert SAMPLES[name].count(old) == 1
+    path.write_text(SAMPLES[name].replace(old, new))
+    trace = format_named(name).read(path)
+    with pytest.raises(InputError) as caught:
+        convert(trace, ONE)
+    error = caught.value
+    where = SAMPLES[name].split(old)[0].count("\n") + 1
+    assert error.line == (4 if name == "philly" else where)
+    assert error.field == field
+    assert part in str(error)
+    assert f"1 of {trace.rows} rows" in str(error)
+    assert "--skip-bad" in str(error)
+    assert "\n" not in str(error)
+    result = convert(trace, ONE, Wishes(skip_bad=True))
+    assert len(result.bad) == 1
+    assert result.jobs["iterations"].to_list() == [360]
+
+
+def test_many_malformed_rows_are_counted_and_the_first_ones_listed(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text("num_gpu,submit_time,duration\n" + "1,1,1\n" * 3 + "x,1,1\n" * 10 + "1,1,1\n")
+    with pytest.raises(
+        InputError, match=r"10 of 14 rows cannot be used; more on lines 6, 7, 8, 9, and so on"
+    ):
+        convert(format_named("tiresias").read(path), ONE)
+
+
+def test_one_unreadable_task_makes_its_whole_job_bad(tmp_path):
+    """Otherwise a job would silently come out smaller than it was."""
+    path = tmp_path / "pai_task_table.csv"
+    path.write_text(SAMPLES["alibaba-pai"] + "j2,worker2,1.0,Terminated,1120.0,never,600.0,29.3,100.0,T4\n")
+    result = convert(format_named("alibaba-pai").read(path), ONE, Wishes(skip_bad=True))
+    assert result.jobs["job"].to_list() == ["j1"]
+
+
+def test_pai_users_and_submissions_come_from_the_job_table(tmp_path):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
+    (tmp_path / "pai_job_table.csv").write_text(
+        "job_name,inst_id,user,status,start_time,end_time\n"
+        "j2,i2,eve,Terminated,1050.0,1230.0\nj1,i1,ida,Terminated,1000.0,1020.0\n"
+    )
+    result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
+    assert result.jobs["user"].to_list() == ["ida", "eve"]
+    assert result.jobs["submit_s"].to_list() == [0, 50]
+    assert result.notes == ("1 jobs asked for parts of GPUs: rounded up to whole ones",)
+
+
+def test_a_model_without_a_profile_is_bad_unless_models_are_drawn(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text(SAMPLES["tiresias"].replace("606,net", "606,other"))
+    trace = format_named("tiresias").read(path)
+    with pytest.raises(InputError, match=r"no profile for model 'other'.*--assign"):
+        convert(trace, ONE)
+    assert convert(trace, ONE, Wishes(assign=True)).jobs["model"].to_list() == ["net", "net"]
+
+
+def test_jobs_that_fit_no_model_or_do_no_whole_iteration_are_counted(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text("num_gpu,submit_time,duration\n1,0,10\n9,0,10\n1,0,0.3\n1,0,0\n4,0,10\n")
+    result = convert(format_named("tiresias").read(path), ONE, Wishes(gpus=8))
+    assert dict(result.left_out) == {
+        "ran for no time": 1,
+        "asked for more than 8 GPUs": 1,
+        "would do less than one iteration": 1,
+    }
+    assert result.jobs.height == 2
+    big = convert(format_named("tiresias").read(path), ONE)
+    assert big.left_out["asked for more GPUs than any model runs on"] == 1
+
+
+def test_a_trace_of_which_nothing_is_left_says_why(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text("num_gpu,submit_time,duration\n9,0,10\n")
+    with pytest.raises(InputError, match="no job is left to write: 1 asked for more GPUs"):
+        convert(format_named("tiresias").read(path), ONE)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@pytest.mark.parametrize("content", [b"", b"\0\1\2\3" * 100, b"hello world\n", b'{"a": 1}\n', b"[1, 2]"])
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, content):
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        convert(format_named(name).read(path), ONE)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+    with pytest.raises(InputError, match="no such file"):
+        format_named(name).read(tmp_path / "nowhere")
+
+
+def test_an_unknown_format_gets_a_suggestion():
+    with pytest.raises(ShoalError, match="did you mean 'helios'"):
+        format_named("helois")
+
+
+def test_models_are_drawn_as_by_one_draw_after_the_other():
+    """The vectorised assignment consumes numpy's legacy stream exactly as the authors' loop does."""
+    profiles = {f"m{top}": Profile.of(f"m{top}", {1: 1.0, top: 0.5}) for top in (8, 20, 52, 28, 4)}
+    pool = Pool.of(profiles)
+    requested = np.random.default_rng(5).choice([1, 2, 4, 8, 16, 32, 64], 3_000)
+    rng = np.random.RandomState(0)
+    fast = assign_models(requested, pool, lambda below: rng.randint(0, below))
+    loop = np.random.RandomState(0)
+    for gpus, index in zip(requested.tolist(), fast.tolist()):
+        fits = [i for i, curve in enumerate(pool.curves) if curve.max_gpus >= gpus]
+        assert index == (fits[loop.choice(len(fits))] if fits else -1)
+
+
+def test_gavel_throughputs_become_profiles(tmp_path):
+    path = tmp_path / "throughputs.json"
+    path.write_text(json.dumps({
+        "v100": {"('net', 1)": {"null": 4.0, "('net', 1)": [2.0, 2.0]}, "('net', 4)": {"null": 10.0}},
+        "v100_unconsolidated": {"('net', 1)": {"null": 4.0}, "('net', 4)": {"null": 5.0}},
+        "k80": {"('net', 1)": {"null": 1.0}, "('net', 4)": {"null": 0.0}},
+    }))  # fmt: skip
+    frame = gavel_profiles(path)
+    write_profiles(tmp_path / "profiles.csv", frame)
+    for profiles in (profiles_of(frame), read_profiles(tmp_path / "profiles.csv")):
+        net = profiles["net"]
+        assert [net.speed("v100", 4), net.speed("v100", 4, nodes=4), net.speed("k80", 4)] == [10, 5, 0]
+    path.write_text("[]")
+    with pytest.raises(InputError, match="not a table of Gavel's throughputs"):
+        gavel_profiles(path)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("vc", ["2869ce", "ed69ec", "103959"])
+def test_the_afs_recipe_reproduces_the_published_inputs(vc):
+    if not (DATA / "philly" / "philly.csv").exists():
+        pytest.skip(f"the published traces are not in {DATA}")
+    trace = format_named("philly-csv").read(DATA / "philly" / "philly.csv")
+    jobs = convert(trace, read_profiles(DATA / "afs" / "profiles.csv"), Wishes(vcs=(vc,))).jobs
+    expected = pl.read_csv(DATA / "afs" / f"jobs-{vc}.csv")
+    assert jobs.height == expected.height
+    for column in ("submit_s", "model", "requested_gpus", "max_gpus"):
+        assert jobs[column].to_list() == expected[column].to_list()
+    # The published file has six decimals.
+    assert np.abs(jobs["iterations"].to_numpy() - expected["iterations"].to_numpy()).max() < 1e-6
