@@ -1,0 +1,108 @@
+"""`shoal sim gen`: a synthetic trace."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class ArrivalProcess(StrEnum):
+    """How jobs arrive."""
+
+    POISSON = "poisson"
+    DIURNAL = "diurnal"
+    BURSTY = "bursty"
+
+
+EXAMPLES = """
+Examples:
+
+  shoal sim gen -o jobs.csv
+
+  shoal sim gen --jobs 100000 --gpus 2490 --load 0.9 --arrivals diurnal --seed 1 -o big.parquet
+
+  shoal sim gen --profiles mine.csv --sizes 1:0.5,4:0.3,8:0.2 --users ada,ben,cho -o mix.csv
+"""
+
+
+def gen(
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace (.csv or .parquet).")],
+    jobs: Annotated[int, typer.Option("-n", "--jobs", help="Number of jobs.")] = 1_000,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster the load is meant for.")] = 64,
+    load: Annotated[
+        float, typer.Option(help="Requested GPU-seconds over (GPUs x time from first to last job).")
+    ] = 0.9,
+    arrivals: Annotated[ArrivalProcess, typer.Option(help="Arrival process.")] = ArrivalProcess.POISSON,
+    users: Annotated[
+        str, typer.Option(help="Number of users, or their names: 20, or ada,ben. Active as 1/rank.")
+    ] = "20",
+    sizes: Annotated[
+        str | None, typer.Option(help="Requested GPUs and their shares: 1:0.8,8:0.2. Default: Philly's mix.")
+    ] = None,
+    profiles: Annotated[
+        Path | None, typer.Option(help="profiles.csv with the models. Default: the built-in sample.")
+    ] = None,
+    gpu_type: Annotated[
+        str | None, typer.Option(help="GPU type on which durations count. Default: each profile's first.")
+    ] = None,
+    longest_days: Annotated[float, typer.Option(help="No job takes longer at its requested size.")] = 57.87,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+) -> None:
+    """Generate a trace: heavy-tailed durations and sizes like Microsoft's Philly cluster, at a given load."""
+    import numpy as np
+
+    from shoal.cli.sim_summary import show_jobs
+    from shoal.core.errors import ShoalError
+    from shoal.sim.generate import DAY_S, PHILLY_SIZES, Recipe, generate
+    from shoal.sim.inputs import read_profiles, write_jobs
+    from shoal.sim.samples import sample_path
+
+    if seed < 0:
+        raise ShoalError(f"the seed must not be negative, not {seed}")
+    recipe = Recipe(
+        jobs=jobs,
+        gpus=gpus,
+        load=load,
+        arrivals=arrivals.value,
+        users=_users(users),
+        sizes=PHILLY_SIZES if sizes is None else _sizes(sizes),
+        longest_s=longest_days * DAY_S,
+        gpu_type=gpu_type,
+    )
+    known = read_profiles(profiles or sample_path("profiles.csv"))
+    trace = generate(recipe, known, np.random.default_rng(seed))
+    write_jobs(out, trace)
+    notes = [] if profiles else [f"models are those of {sample_path('profiles.csv')}: pass it as --profiles"]
+    gone = sorted(set(recipe.sizes) - set(trace["requested_gpus"].unique().to_list()))
+    if gone:
+        notes.append(f"no job of {', '.join(map(str, gone))} GPUs: too large here, or too rare to be drawn")
+    show_jobs(out, trace, notes=notes)
+
+
+gen.__doc__ = f"{gen.__doc__}\n{EXAMPLES}"
+
+
+def _users(text: str) -> tuple[str, ...]:
+    """`20` or `ada,ben,cho`."""
+    from shoal.core.errors import ShoalError
+
+    if text.strip().isdigit():
+        count = int(text)
+        if not 1 <= count <= 1_000_000:
+            raise ShoalError(f"--users: give 1 to 1,000,000 users, not {count}")
+        return tuple(f"user{i}" for i in range(1, count + 1))
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _sizes(text: str) -> dict[int, float]:
+    """`1:0.8,8:0.2`."""
+    from shoal.core.errors import ShoalError
+
+    try:
+        pairs = [part.split(":") for part in text.split(",")]
+        return {int(size): float(share) for size, share in pairs}
+    except ValueError:
+        raise ShoalError(f"--sizes: {text!r} is not a list of size:share, such as 1:0.8,8:0.2") from None
