@@ -1,0 +1,193 @@
+"""Who may speak: a challenge-response with the job's secret, and sealed frames after it.
+
+    server -> client   magic, protocol number, nonce_s
+    client -> server   job, nonce_c, HMAC(secret, "client" | purpose | job | nonce_s | nonce_c)
+    server -> client   HMAC(secret, "server" | the same), or the reason for refusing
+
+The secret itself never travels. Both ends prove that they know it, so a worker cannot be lured to a false
+coordinator either. Frames after the handshake carry a MAC over a running number and the body under keys made from
+both nonces: nothing can be slipped in, repeated, left out or turned round. Contents are not encrypted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL, WireError
+
+MAGIC = b"SHOAL"
+NONCE_BYTES = 32
+MAC_BYTES = 16
+CHALLENGE_BYTES = len(MAGIC) + 2 + NONCE_BYTES
+MAX_HANDSHAKE_BYTES = 2048
+MIN_SECRET_BYTES = 16
+
+
+class AuthError(WireError):
+    """The peer does not know the secret, speaks another protocol, or refuses us."""
+
+
+def new_secret() -> bytes:
+    return os.urandom(32)
+
+
+def read_secret(path: str | Path) -> bytes:
+    """A secret from a file that only its owner can read."""
+    path = Path(path)
+    try:
+        mode = path.stat().st_mode
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise AuthError(f"cannot read the job's secret: {error}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise AuthError(f"{path} can be read by others than its owner; run: chmod 600 {path}")
+    return check_secret(secret)
+
+
+def write_secret(path: str | Path, secret: bytes) -> None:
+    """Write a secret so that at no moment anyone else can read it."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secret.hex().encode())
+
+
+def check_secret(secret: bytes) -> bytes:
+    try:
+        raw = bytes.fromhex(secret.decode())
+    except ValueError:
+        raise AuthError("the job's secret must be written in hexadecimal") from None
+    if len(raw) < MIN_SECRET_BYTES:
+        raise AuthError(f"the job's secret has fewer than {MIN_SECRET_BYTES} bytes")
+    return raw
+
+
+def _mac(secret: bytes, *parts: bytes) -> bytes:
+    # Each part with its length, so that no two lists of parts give the same input.
+    return hmac.new(secret, b"".join(len(p).to_bytes(4, "big") + p for p in parts), hashlib.sha256).digest()
+
+
+def challenge() -> tuple[bytes, bytes]:
+    """What a server sends first, and the nonce in it."""
+    nonce = os.urandom(NONCE_BYTES)
+    return MAGIC + PROTOCOL.to_bytes(2, "big") + nonce, nonce
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Of one connection: one key for each direction."""
+
+    client_to_server: bytes
+    server_to_client: bytes
+
+
+def _keys(secret: bytes, context: tuple[bytes, ...]) -> Keys:
+    return Keys(_mac(secret, b"c2s", *context), _mac(secret, b"s2c", *context))
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProof:
+    """The client's side, after it has seen the challenge."""
+
+    request: bytes
+    expected: bytes
+    keys: Keys
+
+    @staticmethod
+    def make(challenge: bytes, secret: bytes, job: str, purpose: str) -> ClientProof:
+        if len(challenge) != CHALLENGE_BYTES or not challenge.startswith(MAGIC):
+            raise AuthError("the other end does not speak Shoal's protocol")
+        version = int.from_bytes(challenge[len(MAGIC) : len(MAGIC) + 2], "big")
+        if version != PROTOCOL:
+            raise AuthError(
+                f"the other end speaks protocol {version}, this one {PROTOCOL}: upgrade the older"
+            )
+        nonce_c = os.urandom(NONCE_BYTES)
+        context = (purpose.encode(), job.encode(), challenge[-NONCE_BYTES:], nonce_c)
+        proof = _mac(secret, b"client", *context)
+        request = {
+            "protocol": PROTOCOL,
+            "purpose": purpose,
+            "job": job,
+            "nonce": nonce_c.hex(),
+            "proof": proof.hex(),
+        }
+        return ClientProof(
+            json.dumps(request).encode(), _mac(secret, b"server", *context), _keys(secret, context)
+        )
+
+    def check(self, reply: bytes) -> Keys:
+        if hmac.compare_digest(reply, self.expected):
+            return self.keys
+        if reply.startswith(b"refused: "):
+            raise AuthError(reply.decode(errors="replace")[:300])
+        raise AuthError("the other end does not know the job's secret")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client claims; nothing of it is to be believed before `prove`."""
+
+    purpose: str
+    job: str
+    nonce: bytes
+    proof: bytes
+
+    @staticmethod
+    def parse(body: bytes) -> Request:
+        try:
+            raw = json.loads(body)
+            protocol = raw["protocol"]
+            request = Request(
+                str(raw["purpose"]),
+                str(raw["job"]),
+                bytes.fromhex(raw["nonce"]),
+                bytes.fromhex(raw["proof"]),
+            )
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise AuthError("malformed handshake") from None
+        if protocol != PROTOCOL:
+            raise AuthError(f"wrong protocol {str(protocol)[:20]}, this end speaks {PROTOCOL}")
+        if len(request.nonce) != NONCE_BYTES:
+            raise AuthError("malformed handshake")
+        return request
+
+    def prove(self, secret: bytes, nonce_s: bytes) -> tuple[bytes, Keys]:
+        """The server's answer and the connection's keys; AuthError if the client does not know the secret."""
+        context = (self.purpose.encode(), self.job.encode(), nonce_s, self.nonce)
+        if not hmac.compare_digest(self.proof, _mac(secret, b"client", *context)):
+            raise AuthError("wrong secret or unknown job")
+        return _mac(secret, b"server", *context), _keys(secret, context)
+
+
+class Seal:
+    """Frames of one direction: length, MAC over number and body, body."""
+
+    HEADER_BYTES = 4 + MAC_BYTES
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
+        self._number = 0
+
+    def _tag(self, body: bytes) -> bytes:
+        self._number += 1
+        return _mac(self._key, self._number.to_bytes(8, "big"), body)[:MAC_BYTES]
+
+    def wrap(self, body: bytes) -> bytes:
+        return len(body).to_bytes(4, "big") + self._tag(body) + body
+
+    @staticmethod
+    def body_bytes(header: bytes) -> int:
+        size = int.from_bytes(header[:4], "big")
+        if size > MAX_MESSAGE_BYTES:
+            raise WireError(f"frame of {size} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+        return size
+
+    def unwrap(self, header: bytes, body: bytes) -> bytes:
+        if not hmac.compare_digest(header[4:], self._tag(body)):
+            raise AuthError("a frame was altered, repeated or left out")
+        return body

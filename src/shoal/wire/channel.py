@@ -1,0 +1,169 @@
+"""A connection that has passed the handshake, in two forms: blocking (workers) and asyncio (the control plane)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+from shoal.wire import auth
+from shoal.wire.auth import AuthError, ClientProof, Keys, Request, Seal
+from shoal.wire.messages import Message, WireError, decode, encode
+
+HANDSHAKE_TIMEOUT_S = 5.0
+SecretOf = Callable[[str, str], bytes | None]
+"""(job, purpose) -> its secret, or None for a job that is not known here."""
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise WireError(f"{address!r} is not an address of the form host:port")
+    return host.strip("[]"), int(port)
+
+
+def receive_exactly(sock: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    receive_into(sock, memoryview(data))
+    return bytes(data)
+
+
+def receive_into(sock: socket.socket, view: memoryview) -> None:
+    while view:
+        count = sock.recv_into(view)
+        if not count:
+            raise ConnectionError("connection closed")
+        view = view[count:]
+
+
+def connect(
+    address: str, secret: bytes, job: str, purpose: str, timeout_s: float = 10.0
+) -> tuple[socket.socket, Keys]:
+    """Connect and prove to each other that both know the secret."""
+    sock = socket.create_connection(parse_address(address), timeout=timeout_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        proof = ClientProof.make(receive_exactly(sock, auth.CHALLENGE_BYTES), secret, job, purpose)
+        _send_short(sock, proof.request)
+        keys = proof.check(_receive_short(sock))
+        sock.settimeout(None)
+    except BaseException:
+        sock.close()
+        raise
+    return sock, keys
+
+
+def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:
+    """The server's side of `connect`, for a socket that was accepted."""
+    sock.settimeout(HANDSHAKE_TIMEOUT_S)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hello, nonce = auth.challenge()
+    sock.sendall(hello)
+    try:
+        request, answer, keys = _judge(_receive_short(sock), secret_of, nonce)
+    except AuthError as error:
+        _send_short(sock, f"refused: {error}".encode())
+        raise
+    _send_short(sock, answer)
+    sock.settimeout(None)
+    return request, keys
+
+
+def _judge(body: bytes, secret_of: SecretOf, nonce: bytes) -> tuple[Request, bytes, Keys]:
+    request = Request.parse(body)
+    # An unknown job is answered exactly as a wrong secret, so that names of jobs cannot be probed.
+    secret = secret_of(request.job, request.purpose) or auth.new_secret()
+    answer, keys = request.prove(secret, nonce)
+    return request, answer, keys
+
+
+def _send_short(sock: socket.socket, body: bytes) -> None:
+    sock.sendall(len(body).to_bytes(2, "big") + body)
+
+
+def _receive_short(sock: socket.socket) -> bytes:
+    size = int.from_bytes(receive_exactly(sock, 2), "big")
+    if size > auth.MAX_HANDSHAKE_BYTES:
+        raise AuthError("malformed handshake")
+    return receive_exactly(sock, size)
+
+
+class Channel:
+    """Blocking, for a worker or a client: one thread may receive while others send."""
+
+    def __init__(self, sock: socket.socket, keys: Keys) -> None:
+        self._sock = sock
+        self._out, self._in = Seal(keys.client_to_server), Seal(keys.server_to_client)
+        self._sending = threading.Lock()
+        # A peer that does not read must not block the sender for ever.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 10, 0))
+
+    @classmethod
+    def open(cls, address: str, secret: bytes, job: str, purpose: str, timeout_s: float = 10.0) -> Channel:
+        return cls(*connect(address, secret, job, purpose, timeout_s))
+
+    def send(self, message: Message) -> None:
+        body = encode(message)
+        with self._sending:
+            self._sock.sendall(self._out.wrap(body))
+
+    def receive(self) -> Message:
+        header = receive_exactly(self._sock, Seal.HEADER_BYTES)
+        return decode(self._in.unwrap(header, receive_exactly(self._sock, Seal.body_bytes(header))))
+
+    def close(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        self._sock.close()
+
+
+class AsyncChannel:
+    """The server's end, in asyncio."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Keys) -> None:
+        self._reader, self._writer = reader, writer
+        self._in, self._out = Seal(keys.client_to_server), Seal(keys.server_to_client)
+
+    @classmethod
+    async def accept(
+        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret_of: SecretOf
+    ) -> tuple[Request, AsyncChannel]:
+        sock = writer.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        hello, nonce = auth.challenge()
+        writer.write(hello)
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+            size = int.from_bytes(await reader.readexactly(2), "big")
+            if size > auth.MAX_HANDSHAKE_BYTES:
+                raise AuthError("malformed handshake")
+            body = await reader.readexactly(size)
+            try:
+                request, answer, keys = _judge(body, secret_of, nonce)
+            except AuthError as error:
+                refusal = f"refused: {error}".encode()
+                writer.write(len(refusal).to_bytes(2, "big") + refusal)
+                await writer.drain()
+                raise
+            writer.write(len(answer).to_bytes(2, "big") + answer)
+            await writer.drain()
+        return request, cls(reader, writer, keys)
+
+    def send(self, message: Message) -> None:
+        """Queue a message; a peer that does not read is cut off rather than let memory grow."""
+        if self._writer.is_closing():
+            return
+        self._writer.write(self._out.wrap(encode(message)))
+        if self._writer.transport.get_write_buffer_size() > 64 * 1024 * 1024:
+            self._writer.transport.abort()
+
+    async def receive(self) -> Message:
+        header = await self._reader.readexactly(Seal.HEADER_BYTES)
+        return decode(self._in.unwrap(header, await self._reader.readexactly(Seal.body_bytes(header))))
+
+    def close(self) -> None:
+        self._writer.close()

@@ -1,0 +1,264 @@
+"""The worker's side of reconfiguration, as a state machine without I/O.
+
+The runtime feeds it orders and what happened to its process groups and steps; it answers with effects. The
+machine never decides *when* to switch: that is agreed by the members themselves, with a flag that travels with
+each step's synchronisation (`flag`, `agree`, `boundary`).
+
+Why a step is never lost or done twice: a step ends with a *vote*, a tiny all-reduce after the gradients. It
+completes only if every member entered it, and a member enters it only with complete gradients. So if any survivor
+of a broken step lacks the gradients, no one has applied them, and all redo the step; otherwise all can apply it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from shoal.wire.messages import Kind, Order, Phase, Plan, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """Form the group of this plan, in the background."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Give up forming, or close, the group of this plan."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """The rendezvous entries of all members of this plan."""
+
+    number: int
+    entries: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """The generation is dead: stop waiting for its collectives and halt."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """The group of a first or recovery generation stands: go on in it."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Quit:
+    reason: str
+
+
+Effect = Build | Drop | Entries | Interrupt | Enter | Quit
+
+
+@dataclass(slots=True)
+class Member:
+    worker: str
+    phase: Phase = Phase.STARTING
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    done: int = 0
+    holds: bool = False
+    torn: bool = False
+    dead: int = 0
+    seen: int = 0
+    plan: Plan | None = None
+    formed: int = 0
+    broken: int = 0
+    committed: bool = False
+    agreed: bool = False
+    arrived: int = 0
+    signed: bool = False
+    first: bool | None = None
+    checkpoints: int = 0
+    address: str = ""
+    signature: tuple[str, ...] | None = None
+    saved: str | None = None
+    why: str | None = None
+    board: dict[str, str] = field(default_factory=dict)
+    board_of: int = 0
+    _order_seq: int = 0
+    _status_seq: int = 0
+
+    # What the coordinator wants
+
+    def reconnected(self) -> None:
+        """A coordinator that has come back counts its orders anew."""
+        self._order_seq = 0
+        self.signed = False
+
+    def order(self, order: Order) -> list[Effect]:
+        if order.seq <= self._order_seq:
+            return []
+        self._order_seq = order.seq
+        self.signed, self.first, self.checkpoints = order.signed, order.first, order.checkpoint
+        effects: list[Effect] = []
+        if order.dead > self.dead:
+            effects += self._die(order.dead)
+        effects += self._consider(order)
+        if order.stop is not None:
+            effects.append(Quit(order.stop))
+        return effects
+
+    def _die(self, dead: int) -> list[Effect]:
+        self.dead = dead
+        self.seen = max(self.seen, dead)
+        effects: list[Effect] = []
+        if self.plan is not None and self.plan.number <= dead:
+            effects.append(self._drop())
+        if self.phase is Phase.ACTIVE and self.generation <= dead:
+            effects.append(Interrupt(self.generation))
+        return effects
+
+    def _drop(self) -> Drop:
+        assert self.plan is not None
+        number = self.plan.number
+        self.plan, self.committed, self.agreed, self.formed = None, False, False, 0
+        return Drop(number)
+
+    def _consider(self, order: Order) -> list[Effect]:
+        plan = order.plan
+        if plan is None:
+            # A committed plan is never taken back: the members may have agreed on it already.
+            return [self._drop()] if self.plan is not None and not self.committed else []
+        effects: list[Effect] = []
+        if self.plan is not None and plan.number > self.plan.number and not self.agreed:
+            effects.append(self._drop())
+        if self.plan is None and plan.number > max(self.generation, self.dead) and self._fits(plan):
+            self.plan, self.seen = plan, max(self.seen, plan.number)
+            if self.worker in plan.members:
+                effects.append(Build(plan))
+            else:
+                self.formed = plan.number
+        if self.plan is not None and self.plan.number == plan.number:
+            self.committed = self.committed or order.commit
+            if order.board:
+                effects.append(Entries(plan.number, order.board))
+        return effects
+
+    def _fits(self, plan: Plan) -> bool:
+        """A late plan must not be taken up in a phase it was not made for."""
+        if plan.kind is Kind.RECOVER:
+            return self.phase is Phase.HALTED
+        if plan.kind is Kind.FIRST or self.worker in plan.newcomers:
+            return self.phase is Phase.READY
+        return self.phase is Phase.ACTIVE and plan.previous == self.generation
+
+    # What happened here
+
+    def ready(self, signature: tuple[str, ...], address: str) -> None:
+        self.phase, self.signature, self.address = Phase.READY, signature, address
+
+    def publish(self, number: int, key: str, value: str) -> None:
+        if self.board_of != number:
+            self.board, self.board_of = {}, number
+        self.board = {**self.board, key: value}
+
+    def group_formed(self, number: int) -> list[Effect]:
+        if self.plan is None or self.plan.number != number:
+            return [Drop(number)]
+        self.formed = number
+        if self.plan.kind in (Kind.FIRST, Kind.RECOVER):
+            return [Enter(self.plan)]
+        return []
+
+    def group_failed(self, number: int) -> None:
+        if self.plan is not None and self.plan.number == number:
+            self.broken = number
+
+    def enter(self, plan: Plan) -> bool:
+        """Go on in a first or recovery generation. True: apply the gradients held from the broken step."""
+        apply = self.phase is Phase.HALTED and self.done == plan.resume - 1
+        self._into(plan)
+        if plan.kind is Kind.FIRST:
+            self.torn = plan.members[0] != self.worker
+        else:
+            self.done = plan.resume
+        return apply
+
+    def joined(self, plan: Plan, step: int) -> None:
+        """A newcomer has heard from the holders that they switch after `step`; the state is on its way."""
+        self._into(plan)
+        self.done, self.torn = step, True
+
+    def state_complete(self, step: int) -> None:
+        self.torn, self.done = False, step
+
+    def _into(self, plan: Plan) -> None:
+        self.phase, self.generation, self.members = Phase.ACTIVE, plan.number, plan.members
+        self.plan, self.committed, self.agreed, self.formed = None, False, False, 0
+        self.holds, self.torn, self.seen = False, False, max(self.seen, plan.number)
+
+    # Steps
+
+    @property
+    def aborted(self) -> bool:
+        return self.generation <= self.dead
+
+    def flag(self) -> int:
+        """Number of the generation this member is ready to switch to after this step; 0 if none."""
+        plan = self.plan
+        ready = plan is not None and self.committed and self.formed == plan.number
+        return plan.number if plan is not None and ready and plan.previous == self.generation else 0
+
+    def agree(self) -> None:
+        """The vote has shown that all members raised their flag at this same step."""
+        assert self.flag()
+        self.agreed = True
+
+    def applied(self) -> None:
+        self.done += 1
+
+    def boundary(self) -> Plan | None:
+        """At a step boundary: the plan to switch to, if one was agreed. The caller then switches or leaves."""
+        if not self.agreed or self.plan is None or self.plan.number <= self.dead:
+            return None
+        plan = self.plan
+        if self.worker in plan.members:
+            self._into(plan)
+        else:
+            self.phase, self.plan, self.agreed = Phase.LEFT, None, False
+        return plan
+
+    def halt(self, holds: bool) -> None:
+        """The synchronisation of step done + 1 broke, or the generation was declared dead."""
+        self.phase, self.holds = Phase.HALTED, holds
+        self.agreed = False
+
+    def finish(self) -> None:
+        self.phase = Phase.FINISHED
+
+    def fail(self, why: str) -> None:
+        self.phase, self.why = Phase.FAILED, why
+
+    def status(self) -> Status:
+        self._status_seq += 1
+        return Status(
+            seq=self._status_seq,
+            phase=self.phase,
+            generation=self.generation,
+            members=self.members,
+            step=self.done,
+            holds=self.holds,
+            torn=self.torn,
+            formed=self.formed,
+            broken=self.broken,
+            arrived=self.arrived,
+            dead=self.dead,
+            seen=self.seen,
+            address=self.address,
+            board=self.board if self.plan is not None and self.board_of == self.plan.number else {},
+            board_of=self.board_of,
+            signature=None if self.signed else self.signature,
+            saved=self.saved,
+            why=self.why,
+        )

@@ -1,0 +1,272 @@
+"""The messages between a job's coordinator and its workers, and how they are checked.
+
+Both directions carry *snapshots*, not increments: a worker says how it stands (`Status`), the coordinator says
+what is wanted of it (`Order`). Each has a sequence number and the newest wins, so a message that is lost, late,
+doubled or overtaken does no harm: the next one says everything again.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from enum import StrEnum
+from functools import cache
+from typing import Any
+
+_T = typing.TypeVar("_T")
+
+PROTOCOL = 1
+"""Raised whenever a message changes its meaning; both ends refuse another number."""
+
+MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+
+
+class WireError(Exception):
+    """A message or a peer that does not keep to the protocol."""
+
+
+class Phase(StrEnum):
+    """How a worker stands."""
+
+    STARTING = "starting"  # the script imports, builds its model, rehearses a step
+    READY = "ready"  # waits to be taken into a generation
+    ACTIVE = "active"  # takes part in the steps of its generation
+    HALTED = "halted"  # its generation is dead; it holds its state and waits for the next one
+    LEFT = "left"  # gave its place up at a switch, or paused
+    FINISHED = "finished"  # all steps done
+    FAILED = "failed"  # the script raised
+
+
+class Kind(StrEnum):
+    """Why a generation is formed, which decides how its members come into it."""
+
+    FIRST = "first"  # no one holds state: rank 0 takes it from the script or a checkpoint
+    SWITCH = "switch"  # agreed at a step boundary while the previous generation trains
+    RECOVER = "recover"  # the previous generation is dead and its survivors stand halted
+    PAUSE = "pause"  # no members: save the state and leave
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One generation to come: its number, who is in it (in rank order) and where its state is."""
+
+    number: int
+    kind: Kind
+    members: tuple[str, ...]
+    previous: int = 0
+    holders: tuple[str, ...] = ()  # members of the previous generation, in rank order: they hold the state
+    addresses: dict[str, str] = field(default_factory=dict)  # where newcomers listen for the state
+    resume: int = 0  # recover: the step all members go on from; who holds its gradients applies them first
+    restore: str | None = None  # first: the checkpoint to begin from
+    save: str | None = None  # pause: where to leave the state
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        return tuple(m for m in self.members if m not in self.holders)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Coordinator to worker: all that is wanted of it now."""
+
+    seq: int
+    dead: int = 0  # generations up to this number are dead: halt
+    plan: Plan | None = None
+    commit: bool = False  # all members have formed the plan's group: switch at the next boundary
+    board: dict[str, str] = field(default_factory=dict)  # rendezvous entries of the plan, once complete
+    signed: bool = False  # the worker's signature is known, do not repeat it
+    first: bool = False  # the job has no state yet: no rehearsal, the script starts it
+    checkpoint: int = 0  # how many checkpoints have been asked for so far
+    stop: str | None = None  # end now, for this reason
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Worker to coordinator: how it stands now."""
+
+    seq: int
+    phase: Phase
+    generation: int = 0
+    members: tuple[str, ...] = ()
+    step: int = 0  # steps done
+    holds: bool = False  # halted: holds the complete gradients of step + 1
+    torn: bool = False  # halted: was receiving state and has only part of it
+    formed: int = 0  # number of the plan whose group is built
+    broken: int = 0  # number of the plan whose group could not be built
+    arrived: int = 0  # the step whose synchronisation it has entered
+    dead: int = 0  # it has stopped work in generations up to this number
+    seen: int = 0  # the highest generation number it has heard of
+    address: str = ""  # where it listens for state
+    board: dict[str, str] = field(default_factory=dict)  # its rendezvous entries ...
+    board_of: int = 0  # ... and for which plan
+    signature: tuple[str, ...] | None = None
+    saved: str | None = None  # pause: where the state is
+    why: str | None = None  # failed: the traceback
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Worker to coordinator, first message on a connection, after authentication."""
+
+    worker: str
+    pid: int
+    protocol: int = PROTOCOL
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Worker to coordinator: measurements since the last report. Also a sign of life."""
+
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    epochs: int = 0
+    steps: int = 0  # in this report
+    samples: float = 0.0  # of this worker, in this report
+    seconds: float = 0.0
+    compute_s: float = 0.0
+    sync_s: float = 0.0
+    input_s: float = 0.0
+    memory_bytes: int = 0
+    workers: int = 0
+    batch_size: int = 0
+    values: dict[str, float] = field(default_factory=dict)  # last of each logged value
+    notes: tuple[str, ...] = ()  # what the runtime did, for the job's log
+    pause_s: float | None = None  # the pause that the last switch cost this worker
+    pause_generation: int = 0
+    saved: str | None = None  # a checkpoint that is now complete
+    saved_step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Client to the standalone launcher: have this many workers."""
+
+    workers: int
+    replace: tuple[str, ...] = ()
+    fresh: bool = False  # move to all new workers
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Client to the standalone launcher: one of `status`, `pause`, `resume`, `checkpoint`, `stop`."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Launcher to client."""
+
+    ok: bool
+    text: str = ""
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+Message = Hello | Status | Report | Order | Resize | Ask | Answer
+_TYPES: dict[str, type] = {t.__name__: t for t in (Hello, Status, Report, Order, Resize, Ask, Answer)}
+
+
+def encode(message: Message) -> bytes:
+    body = json.dumps(
+        {"type": type(message).__name__, **_plain(message)}, separators=(",", ":"), allow_nan=True
+    ).encode()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    return body
+
+
+def decode(body: bytes) -> Message:
+    """The message in `body`, or WireError: unknown type, unknown or missing field, wrong type of value."""
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")
+    try:
+        raw = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"message is not JSON: {error}") from None
+    if not isinstance(raw, dict) or raw.get("type") not in _TYPES:
+        raise WireError("message has no known type")
+    kind = _TYPES[raw.pop("type")]
+    return typing.cast(Message, _build(kind, raw, kind.__name__))
+
+
+def to_plain(value: Any) -> Any:
+    """A dataclass as JSON-ready values."""
+    return _plain(value)
+
+
+def from_plain(kind: type[_T], raw: Any) -> _T:
+    """The inverse of `to_plain`, checked."""
+    return typing.cast(_T, _build(kind, raw, kind.__name__))
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+def _build(kind: type, raw: Any, where: str) -> Any:
+    if not isinstance(raw, dict):
+        raise WireError(f"{where}: expected an object")
+    hints, known = _hints(kind), {f.name: f for f in fields(kind)}
+    for name in raw:
+        if name not in known:
+            raise WireError(f"{where}: unknown field {name[:60]!r}")
+    values = {}
+    for name, spec in known.items():
+        if name in raw:
+            values[name] = _check(hints[name], raw[name], f"{where}.{name}")
+        elif spec.default is MISSING and spec.default_factory is MISSING:
+            raise WireError(f"{where}: field {name!r} is missing")
+    return kind(**values)
+
+
+def _check(hint: Any, value: Any, where: str) -> Any:
+    """`value` as the type `hint`, or WireError."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if hint is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        return _check(next(a for a in args if a is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise WireError(f"{where}: expected a list")
+        return tuple(_check(args[0], v, where) for v in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise WireError(f"{where}: expected an object")
+        return {k: _check(args[1], v, f"{where}[{k[:40]!r}]") for k, v in value.items()}
+    if is_dataclass(hint):
+        return _build(typing.cast(type, hint), value, where)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        try:
+            return hint(value)
+        except ValueError:
+            raise WireError(f"{where}: {str(value)[:40]!r} is not one of {[str(m) for m in hint]}") from None
+    return _scalar(hint, value, where)
+
+
+def _scalar(hint: Any, value: Any, where: str) -> Any:
+    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**63:
+            raise WireError(f"{where}: number out of range")
+        return value
+    if hint in (str, bool) and type(value) is hint:
+        return value
+    raise WireError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {type(value).__name__}")

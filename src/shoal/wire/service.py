@@ -1,0 +1,263 @@
+"""The control service: one port, many jobs. The asynchronous shell around `JobCoordinator`.
+
+    service = ControlService(executor, on_event=...)
+    await service.start("127.0.0.1", 0)
+    job = service.add("train-7", secret)
+    job.set_target(["train-7.0", "train-7.1"])
+    async for event in job.events(): ...
+
+The service may die at any time: training goes on, and workers reconnect to a service at the same address whose
+jobs were added with `restore=` (the last dictionary given to `on_change`) or, failing that, with nothing: what
+the workers say is then believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from shoal.wire import events as ev
+from shoal.wire.auth import AuthError
+from shoal.wire.channel import AsyncChannel
+from shoal.wire.coordinator import JobCoordinator, Timing
+from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
+from shoal.wire.messages import Answer, Ask, Hello, Message, Report, Resize, Status, WireError
+
+log = logging.getLogger("shoal.wire")
+
+WORKER, CLIENT = "worker", "client"
+"""What a connection is for; part of the handshake, so that one cannot be passed off as the other."""
+
+MAX_STRANGERS = 64
+TICK_S = 0.5
+
+
+class Executor(Protocol):
+    """Turns effects into processes. Both calls return at once; an ended process is told by `JobHandle.exited`."""
+
+    def start(self, job: str, worker: str) -> None: ...
+
+    def stop(self, job: str, worker: str, kill: bool) -> None: ...
+
+
+class JobHandle:
+    """One job of the service."""
+
+    def __init__(
+        self,
+        service: ControlService,
+        coordinator: JobCoordinator,
+        secret: bytes,
+        on_change: Callable[[dict[str, Any]], None] | None,
+        on_request: Callable[[Resize | Ask], Answer] | None,
+    ) -> None:
+        self.coordinator, self.secret = coordinator, secret
+        self.on_request = on_request
+        self._service, self._on_change = service, on_change
+        self._channels: dict[str, AsyncChannel] = {}
+        self._closed: dict[str, asyncio.Event] = {}
+        self._queues: list[asyncio.Queue[ev.JobEvent]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._saved: dict[str, Any] | None = None
+
+    @property
+    def job(self) -> str:
+        return self.coordinator.job
+
+    def set_target(self, workers: list[str]) -> None:
+        """Reconfigure to these workers; an empty list pauses the job. Returns at once, newer calls win."""
+        self._run(self.coordinator.set_target(workers, time.monotonic()))
+
+    def ask_checkpoint(self) -> None:
+        self._run(self.coordinator.ask_checkpoint(time.monotonic()))
+
+    def stop(self, why: str) -> None:
+        self._run(self.coordinator.stop(why, time.monotonic()))
+
+    def exited(self, worker: str, why: str) -> None:
+        """The executor saw the process end. What it said before it ended is read first."""
+        task = asyncio.get_running_loop().create_task(self._exited(worker, why))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exited(self, worker: str, why: str) -> None:
+        if worker in self._closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed[worker].wait(), 1.0)
+        self._run(self.coordinator.exited(worker, why, time.monotonic()))
+
+    async def events(self) -> AsyncIterator[ev.JobEvent]:
+        queue: asyncio.Queue[ev.JobEvent] = asyncio.Queue()
+        self._queues.append(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._queues.remove(queue)
+
+    def tick(self) -> None:
+        self._run(self.coordinator.tick(time.monotonic()))
+
+    def _run(self, effects: list[Effect]) -> None:
+        # The new state is on record before anyone acts on it.
+        if self._on_change is not None:
+            state = self.coordinator.to_dict()
+            if state != self._saved:
+                self._saved = state
+                self._on_change(state)
+        for effect in effects:
+            match effect:
+                case Send(worker, order):
+                    if worker in self._channels:
+                        self._channels[worker].send(order)
+                case StartWorker(worker):
+                    self._service.executor.start(self.job, worker)
+                case StopWorker(worker, kill, _):
+                    self._service.executor.stop(self.job, worker, kill)
+                case Emit(event):
+                    self._service.publish(self.job, event)
+                    for queue in self._queues:
+                        queue.put_nowait(event)
+
+    async def _serve_worker(self, channel: AsyncChannel) -> None:
+        hello = await channel.receive()
+        if not isinstance(hello, Hello):
+            raise WireError("expected Hello")
+        worker = hello.worker
+        if worker in self.coordinator.workers and not self.coordinator.workers[worker].alive:
+            raise WireError(f"worker {worker!r} was given up")
+        if worker in self._channels:
+            self._channels[worker].close()
+        closed = self._closed[worker] = asyncio.Event()
+        self._channels[worker] = channel
+        self._run(self.coordinator.connected(worker, time.monotonic()))
+        try:
+            while True:
+                message = await channel.receive()
+                if not isinstance(message, (Status, Report)):
+                    raise WireError(f"a worker does not send {type(message).__name__}")
+                self._run(self.coordinator.received(worker, message, time.monotonic()))
+        finally:
+            closed.set()
+            if self._channels.get(worker) is channel:
+                del self._channels[worker]
+                self._run(self.coordinator.disconnected(worker, time.monotonic()))
+
+    async def _serve_client(self, channel: AsyncChannel) -> None:
+        while True:
+            message: Message = await channel.receive()
+            if not isinstance(message, (Resize, Ask)) or self.on_request is None:
+                raise WireError(f"a client does not send {type(message).__name__}")
+            try:
+                answer = self.on_request(message)
+            except ValueError as error:
+                answer = Answer(False, str(error))
+            channel.send(answer)
+
+
+class ControlService:
+    def __init__(
+        self, executor: Executor, on_event: Callable[[str, ev.JobEvent], None] | None = None
+    ) -> None:
+        self.executor = executor
+        self.jobs: dict[str, JobHandle] = {}
+        self.address = ""
+        self._on_event = on_event
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._strangers = 0
+        self._connections: set[asyncio.Task[Any]] = set()
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listen; the address for the workers is returned and kept in `address`."""
+        self._server = await asyncio.start_server(self._accept, host, port)
+        bound = self._server.sockets[0].getsockname()
+        self.address = f"{bound[0]}:{bound[1]}"
+        self._ticker = asyncio.create_task(self._tick())
+        return self.address
+
+    def add(
+        self,
+        job: str,
+        secret: bytes,
+        *,
+        restore: dict[str, Any] | None = None,
+        timing: Timing | None = None,
+        pause_path: str = "",
+        on_change: Callable[[dict[str, Any]], None] | None = None,
+        on_request: Callable[[Resize | Ask], Answer] | None = None,
+    ) -> JobHandle:
+        """Take a job in. `on_change` gets the coordinator's state before each change is acted on: keep the last."""
+        if job in self.jobs:
+            raise ValueError(f"job {job!r} is already here")
+        if restore is not None:
+            coordinator = JobCoordinator.from_dict(restore, time.monotonic(), timing)
+        else:
+            coordinator = JobCoordinator(job, timing, pause_path)
+        handle = self.jobs[job] = JobHandle(self, coordinator, secret, on_change, on_request)
+        return handle
+
+    def remove(self, job: str) -> None:
+        handle = self.jobs.pop(job)
+        for channel in list(handle._channels.values()):
+            channel.close()
+
+    def publish(self, job: str, event: ev.JobEvent) -> None:
+        if self._on_event is not None:
+            self._on_event(job, event)
+
+    async def close(self) -> None:
+        """Stop serving. Workers train on and look for a service at this address."""
+        if self._ticker is not None:
+            self._ticker.cancel()
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            for handle in list(self.jobs.values()):
+                handle.tick()
+
+    def _secret_of(self, job: str, purpose: str) -> bytes | None:
+        handle = self.jobs.get(job)
+        return handle.secret if handle is not None and purpose in (WORKER, CLIENT) else None
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._converse(reader, writer)
+        except (OSError, EOFError, TimeoutError):
+            pass
+        except AuthError as error:
+            log.warning("refused a connection from %s: %s", writer.get_extra_info("peername"), error)
+        except WireError as error:
+            log.warning("cut a connection from %s: %s", writer.get_extra_info("peername"), error)
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._strangers >= MAX_STRANGERS:
+            return
+        self._strangers += 1
+        try:
+            request, channel = await AsyncChannel.accept(reader, writer, self._secret_of)
+        finally:
+            self._strangers -= 1
+        handle = self.jobs.get(request.job)
+        if handle is None:
+            return
+        if request.purpose == WORKER:
+            await handle._serve_worker(channel)
+        else:
+            await handle._serve_client(channel)
