@@ -41,9 +41,14 @@ _INTS = (
     "gpu_type",  #: the type of its share now, -1 without one
     "servers",  #: parameter servers of its share now
     "is_ps",  #: 1 for parameter-server jobs
-    "starts",  #: how often it went from no share to some
-    "changes",  #: how often its share changed
     "generation",  #: version of its set of workers
+)
+
+
+_COLUMNS = (
+    {name: ("float", i) for i, name in enumerate(_FLOATS)}
+    | {name: ("int", i) for i, name in enumerate(_INTS)}
+    | {"speed_at": ("typed", 0), "type_max": ("typed", 1)}
 )
 
 
@@ -90,7 +95,6 @@ class SpeedTables:
 class View:
     """One row per active job. `job_ids` ascends, so a job's row is found by bisection."""
 
-    job_ids: NDArray[np.int64]
     submit_s: FloatArray
     weight: FloatArray
     total: FloatArray
@@ -112,8 +116,6 @@ class View:
     gpu_type: IntArray
     servers: IntArray
     is_ps: IntArray
-    starts: IntArray
-    changes: IntArray
     generation: IntArray
     #: [gpu type, row]: where the job's speed curve for that type begins in `speeds`; 0 if it may not use it
     speed_at: IntArray
@@ -129,10 +131,15 @@ class View:
         self._ids: NDArray[np.int64] = np.zeros(64, np.int64)
         self._floats: FloatArray = np.zeros((len(_FLOATS), 64))
         self._ints: IntArray = np.zeros((len(_INTS) + 2 * types, 64), np.int32)
-        self._slice()
+        self._cut: list[str] = []
+        self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, IntArray, int]] = {}
 
     def __len__(self) -> int:
         return self.n
+
+    @property
+    def job_ids(self) -> NDArray[np.int64]:
+        return self._ids[: self.n]
 
     @property
     def speeds(self) -> FloatArray:
@@ -140,15 +147,28 @@ class View:
         return self.tables.values
 
     def _slice(self) -> None:
-        n = self.n
-        self.job_ids = self._ids[:n]
-        for i, name in enumerate(_FLOATS):
-            setattr(self, name, self._floats[i, :n])
-        for i, name in enumerate(_INTS):
-            setattr(self, name, self._ints[i, :n])
-        types = len(self.gpu_types)
-        self.speed_at = self._ints[len(_INTS) : len(_INTS) + types, :n]
-        self.type_max = self._ints[len(_INTS) + types :, :n]
+        """Forget the columns' slices; each is cut anew when it is next asked for."""
+        for name in self._cut:
+            delattr(self, name)
+        self._cut.clear()
+
+    def __getattr__(self, name: str) -> IntArray | FloatArray:
+        # Reached only for columns that have not been cut since rows last came or went.
+        at = _COLUMNS.get(name)
+        if at is None:
+            raise AttributeError(name)
+        kind, i = at
+        n, types = self.n, len(self.gpu_types)
+        if kind == "float":
+            column: IntArray | FloatArray = self._floats[i, :n]
+        elif kind == "int":
+            column = self._ints[i, :n]
+        else:  # one row per GPU type
+            begin = len(_INTS) + i * types
+            column = self._ints[begin : begin + types, :n]
+        self._cut.append(name)
+        setattr(self, name, column)
+        return column
 
     def _grow(self) -> None:
         def double(a: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -179,35 +199,39 @@ class View:
         self.n = n + 1
         self._slice()
         self._ids[n] = job_id
-        self._floats[:, n] = 0.0
-        self._ints[:, n] = 0
-        self.submit_s[n] = job.submit_s
-        self.weight[n] = job.weight
-        self.total[n] = self.remaining[n] = np.nan if job.iterations is None else job.iterations
-        self.settled_s[n] = self.changed_s[n] = now_s
-        self.first_start_s[n] = self.last_start_s[n] = np.inf
-        self.user[n] = user
-        self.min_gpus[n] = job.gpus.min
-        self.requested_gpus[n] = job.requested_gpus
-        self.gpu_type[n] = -1
-        self.is_ps[n] = job.kind is Kind.PARAMETER_SERVER
+        work = np.nan if job.iterations is None else job.iterations
+        never = np.inf
+        # In the order of _FLOATS and _INTS.
+        self._floats[:, n] = (
+            job.submit_s, job.weight, work, work, 0.0, now_s, never, never, now_s, 0.0, 0.0, 0.0, 0.0,
+        )  # fmt: skip
+        is_ps = job.kind is Kind.PARAMETER_SERVER
+        self._ints[: len(_INTS), n] = (user, job.gpus.min, 0, job.requested_gpus, 0, -1, 0, is_ps, 0)
         self.set_profile(n, job, profile)
         return n
 
     def set_profile(self, row: int, job: Job, profile: Profile) -> None:
         """Let the row use this profile from now on, on the types the job allows."""
-        at, longest = self.tables.rows(profile)
-        allowed = np.array([not job.gpu_types or t in job.gpu_types for t in self.gpu_types])
-        self.speed_at[:, row] = np.where(allowed, at, 0)
-        limit = min(job.gpus.max, self.total_gpus)
-        for t in range(len(self.gpu_types)):
-            self.type_max[t, row] = self._useful(at[t], min(int(longest[t]), limit)) if allowed[t] else 0
-        self.max_gpus[row] = int(self.type_max[:, row].max())
-        if self.max_gpus[row] < job.gpus.min:
+        key = (id(profile), job.gpus.max, job.gpu_types)
+        limits = self._limits.get(key)
+        if limits is None:
+            limits = self._limits[key] = self._limits_of(job, profile)
+        self.speed_at[:, row], self.type_max[:, row], self.max_gpus[row] = limits
+        if limits[2] < job.gpus.min:
             raise ShoalError(
                 f"job {job.name!r} needs {job.gpus.min} GPUs at least, but by its profile and its GPU types "
-                f"no more than {int(self.max_gpus[row])} are of use; lower its min or measure a larger share"
+                f"no more than {limits[2]} are of use; lower its min or measure a larger share"
             )
+
+    def _limits_of(self, job: Job, profile: Profile) -> tuple[IntArray, IntArray, int]:
+        at, longest = self.tables.rows(profile)
+        allowed = np.array([not job.gpu_types or t in job.gpu_types for t in self.gpu_types])
+        limit = min(job.gpus.max, self.total_gpus)
+        most = [
+            self._useful(at[t], min(int(longest[t]), limit)) if allowed[t] else 0
+            for t in range(len(self.gpu_types))
+        ]
+        return np.where(allowed, at, 0), np.array(most, np.int32), max(most)
 
     def _useful(self, at: int, longest: int) -> int:
         """The smallest share that is as fast as any up to `longest`: more would only slow the job down."""

@@ -8,144 +8,8 @@ from numpy.typing import NDArray
 
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.tournament import BY_LENGTH, beats, hand_out, set_gains
 from shoal.policies.types import reference_curves
-
-_BLOCK = 32
-
-
-@njit(cache=True, inline="always")
-def _beats(
-    length: FloatArray, gain_short: FloatArray, gain_long: FloatArray, challenger: int, holder: int
-) -> bool:
-    """Whether the next GPU goes to the challenger rather than to the holder, by the rule of AFS.
-
-    gain_short is (p' - p)/p, a job's gain if it is the shorter of the two; gain_long is (p' - p)/p', its
-    gain if it is the longer. Mind the denominators: they differ on purpose.
-    """
-    if length[holder] >= length[challenger]:
-        return not gain_long[holder] > gain_short[challenger]
-    return gain_long[challenger] > gain_short[holder]
-
-
-@njit(cache=True, inline="always")
-def _refresh(
-    i: int,
-    share: int,
-    cap: int,
-    left: float,
-    speeds: FloatArray,
-    at: int,
-    length: FloatArray,
-    gain_short: FloatArray,
-    gain_long: FloatArray,
-) -> None:
-    """Set a candidate's length and gains for its new share; at its cap it takes no further part."""
-    if share >= cap:
-        length[i] = np.inf
-        gain_short[i] = -np.inf
-        gain_long[i] = -np.inf
-        return
-    now, then = speeds[at + share], speeds[at + share + 1]
-    length[i] = left / now
-    gain_short[i] = (then - now) / now
-    gain_long[i] = (then - now) / then
-
-
-@njit(cache=True, inline="always")
-def _refresh_block(
-    b: int,
-    m: int,
-    length: FloatArray,
-    gain_short: FloatArray,
-    gain_long: FloatArray,
-    shortest: FloatArray,
-    most_short: FloatArray,
-    most_long: FloatArray,
-) -> None:
-    low, high_short, high_long = np.inf, -np.inf, -np.inf
-    for i in range(b * _BLOCK, min(b * _BLOCK + _BLOCK, m)):
-        low = min(low, length[i])
-        high_short = max(high_short, gain_short[i])
-        high_long = max(high_long, gain_long[i])
-    shortest[b], most_short[b], most_long[b] = low, high_short, high_long
-
-
-@njit(cache=True)
-def _tournament(
-    share: IntArray,
-    rows: IntArray,
-    remaining: FloatArray,
-    speeds: FloatArray,
-    at: IntArray,
-    cap: IntArray,
-    gpus: int,
-) -> None:
-    """Hand out `gpus` one by one among `rows` (all with a share), each to the winner of the left fold.
-
-    The relation is not transitive, so the order of the fold is part of the rule and must be kept. What
-    makes it quick: the fold's holders form a chain, each the first job after its predecessor that beats
-    it. A grant changes only the winner, at the end of the chain, so the chain is kept up to there; and the
-    next one to beat a holder is searched by blocks that carry their best values.
-    """
-    m = len(rows)
-    blocks = (m + _BLOCK - 1) // _BLOCK
-    length, gain_short, gain_long = np.empty(m), np.empty(m), np.empty(m)
-    shortest, most_short, most_long = np.empty(blocks), np.empty(blocks), np.empty(blocks)
-    alive = 0
-    for i in range(m):
-        r = rows[i]
-        _refresh(i, share[r], cap[r], remaining[r], speeds, at[r], length, gain_short, gain_long)
-        alive += share[r] < cap[r]
-    for b in range(blocks):
-        _refresh_block(b, m, length, gain_short, gain_long, shortest, most_short, most_long)
-    chain = np.empty(m, np.int32)
-    top = -1  # end of the chain
-    first = 0  # all candidates before this one are at their cap
-    search_from = 0
-    while gpus > 0 and alive > 0:
-        if top < 0:
-            while gain_short[first] == -np.inf:
-                first += 1
-            chain[0], top, search_from = first, 0, first + 1
-        while True:  # extend the chain until nobody beats its end
-            holder = chain[top]
-            # The first job from `search_from` on that beats the holder, looking only into blocks
-            # that could hold one.
-            found = -1
-            i = search_from
-            while i < m and found < 0:
-                if i % _BLOCK == 0:
-                    b = i // _BLOCK
-                    while b < blocks and not (
-                        most_long[b] > gain_short[holder]
-                        or (most_short[b] >= gain_long[holder] and shortest[b] <= length[holder])
-                    ):
-                        b += 1
-                    if b == blocks:
-                        break
-                    i = b * _BLOCK
-                end = min((i // _BLOCK + 1) * _BLOCK, m)
-                while i < end:
-                    if _beats(length, gain_short, gain_long, i, holder):
-                        found = i
-                        break
-                    i += 1
-            if found < 0:
-                break
-            top += 1
-            chain[top] = found
-            search_from = found + 1
-        winner = chain[top]
-        r = rows[winner]
-        share[r] += 1
-        gpus -= 1
-        _refresh(winner, share[r], cap[r], remaining[r], speeds, at[r], length, gain_short, gain_long)
-        _refresh_block(winner // _BLOCK, m, length, gain_short, gain_long, shortest, most_short, most_long)
-        alive -= share[r] >= cap[r]
-        # Everyone before the winner lost to its predecessor, and still does: go on from the winner.
-        top -= 1
-        search_from = winner
-
 
 @njit(cache=True)
 def _from_zero(
@@ -200,10 +64,10 @@ def _takes_it(
         if share[j] == 0:  # no speed yet: infinitely long, and the first GPUs bring all there is
             length[k], gain_short[k], gain_long[k] = np.inf, np.inf, 1.0
         else:
-            _refresh(
+            set_gains(
                 k, share[j], share[j] + 1, remaining[j], speeds, at[j], length, gain_short, gain_long
             )
-    return _beats(length, gain_short, gain_long, 0, 1)
+    return beats(BY_LENGTH, 0, length, gain_short, gain_long, share, 0, 1)
 
 
 @njit(cache=True)
@@ -254,7 +118,7 @@ def afs_l_shares(
                 rows[count] = j
                 count += 1
         if count > 0:
-            _tournament(share, rows[:count], remaining, speeds, at, max_gpus, left)
+            hand_out(share, rows[:count], remaining, speeds, at, max_gpus, left, BY_LENGTH, 0)
     return share
 
 

@@ -11,82 +11,10 @@ from numpy.typing import NDArray
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.tournament import BY_COIN, FIRST, LAST, hand_out
 from shoal.policies.types import reference_curves
 
-_BLOCK = 32
-_TIES = {"random": 0, "first": 1, "last": 2}
-
-
-@njit(cache=True)
-def hand_out_by_gain(
-    share: IntArray,
-    rows: IntArray,
-    speeds: FloatArray,
-    at: IntArray,
-    cap: IntArray,
-    gpus: int,
-    tie: int,
-    rng: np.random.Generator,
-) -> None:
-    """Hand out `gpus` one by one among `rows`, each to the winner of the fold of COMPARE.
-
-    With n the share so far, F1 = p(n)/(p(n+1)-p(n)) and F2 = F1 + 1: the challenger m takes it from the
-    holder c if F2(m) <= F1(c), c keeps it if F2(c) <= F1(m), and else it depends on the unknown lengths,
-    so a coin is tossed. In gains g1 = 1/F1 and g2 = 1/F2: m if g2(m) >= g1(c); c if g2(c) >= g1(m).
-    """
-    m = len(rows)
-    blocks = (m + _BLOCK - 1) // _BLOCK
-    g1, g2, most = np.empty(m), np.empty(m), np.full(blocks, -np.inf)
-    alive = 0
-    for i in range(m):
-        r = rows[i]
-        _gains(i, share[r], cap[r], speeds, at[r], g1, g2)
-        alive += share[r] < cap[r]
-        most[i // _BLOCK] = max(most[i // _BLOCK], g1[i])
-    first = 0
-    while gpus > 0 and alive > 0:
-        while g1[first] == -np.inf:
-            first += 1
-        c = first
-        i = first + 1
-        while i < m:
-            if i % _BLOCK == 0:  # nobody in a block whose best gain cannot trouble the holder matters
-                b = i // _BLOCK
-                while b < blocks and not most[b] > g2[c]:
-                    b += 1
-                if b == blocks:
-                    break
-                i = b * _BLOCK
-            end = min((i // _BLOCK + 1) * _BLOCK, m)
-            while i < end:
-                if g2[i] >= g1[c]:
-                    c = i
-                elif not g2[c] >= g1[i]:
-                    if tie == 2 or (tie == 0 and rng.random() < 0.5):
-                        c = i
-                i += 1
-        r = rows[c]
-        share[r] += 1
-        gpus -= 1
-        _gains(c, share[r], cap[r], speeds, at[r], g1, g2)
-        alive -= share[r] >= cap[r]
-        b = c // _BLOCK
-        top = -np.inf
-        for k in range(b * _BLOCK, min(b * _BLOCK + _BLOCK, m)):
-            top = max(top, g1[k])
-        most[b] = top
-
-
-@njit(cache=True, inline="always")
-def _gains(
-    i: int, share: int, cap: int, speeds: FloatArray, at: int, g1: FloatArray, g2: FloatArray
-) -> None:
-    if share >= cap:
-        g1[i] = g2[i] = -np.inf
-        return
-    now, then = speeds[at + share], speeds[at + share + 1]
-    g1[i] = (then - now) / now
-    g2[i] = (then - now) / then
+_TIES = {"random": BY_COIN, "first": FIRST, "last": LAST}
 
 
 @njit(cache=True)
@@ -100,7 +28,7 @@ def afs_p_shares(
     max_gpus: IntArray,
     gpus: int,
     tie: int,
-    rng: np.random.Generator,
+    nonce: int,
 ) -> IntArray:
     """Kept jobs keep; `others`, in their order, get their minimum while it fits; the rest goes by gain."""
     n = len(keep)
@@ -124,7 +52,7 @@ def afs_p_shares(
                 rows[count] = j
                 count += 1
         if count > 0:
-            hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, rng)
+            hand_out(share, rows[:count], np.ones(n), speeds, at, max_gpus, left, tie, nonce)
     return share
 
 
@@ -146,8 +74,13 @@ class AfsP(CountPolicy):
     """AFS-P: AFS where nobody knows the lengths, by processor sharing (Hwang et al., NSDI'21).
 
     While there are fewer jobs than GPUs all are shared out anew at each event: everyone gets a GPU, and
-    each further one goes to the job whose gain wins the rule of AFS whichever of the two is longer, a coin
-    deciding where that depends on the lengths. With as many jobs as GPUs or more, a job that runs keeps its
+    each further one goes to the winner of a left fold of
+
+        COMPARE(c, m) = m if F2(m) <= F1(c);  c if F2(c) <= F1(m);  else a coin,
+        F1 = p / (p' - p),  F2 = p' / (p' - p),
+
+    that is, to the job whose gain wins the rule of AFS whichever of the two is longer, a coin deciding
+    where that depends on the unknown lengths. With as many jobs as GPUs or more, a job that runs keeps its
     share until its quantum ends; the others follow in order of (quanta used, first start, arrival).
 
     Remembers of each job: `memory_a` when its quantum ends, `memory_b` how many quanta it has used.
@@ -179,12 +112,12 @@ class AfsP(CountPolicy):
             view.max_gpus,
             gpus,
             _TIES[self.options.tie],
-            self.rng,
+            int(self.rng.integers(1 << 62)),
         )
         view.memory_a[(shares > 0) & ~keep] = now_s + self.options.quantum_s
         return shares
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
-        if len(view) < view.total_gpus or not (shares > 0).any():
+        if not (shares > 0).any():
             return np.inf
         return float(view.memory_a[shares > 0].min())

@@ -5,10 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, IntArray
-from shoal.policies.order import fill_in_order
+
+
+@njit(cache=True)
+def fifo_shares(now: IntArray, want: IntArray, gpus: int, backfill: bool) -> IntArray:
+    """Who has GPUs keeps them; the others, in order, get what they want if it is still free."""
+    shares = np.where(now > 0, want, np.int32(0))
+    free = gpus - shares.sum()
+    for i in range(len(want)):
+        if free <= 0:
+            break
+        if shares[i] == 0:
+            if want[i] <= free:
+                shares[i] = want[i]
+                free -= want[i]
+            elif not backfill:
+                break
+    return shares
 
 
 @dataclass(frozen=True)
@@ -31,7 +48,4 @@ class Fifo(CountPolicy):
     Options = FifoOptions
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
-        want = view.requested_gpus
-        running = view.gpus > 0
-        order = np.concatenate([np.flatnonzero(running), np.flatnonzero(~running)]).astype(np.int32)
-        return fill_in_order(order, want, gpus, self.options.backfill)
+        return fifo_shares(view.gpus, view.requested_gpus, gpus, self.options.backfill)

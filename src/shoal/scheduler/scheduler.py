@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import singledispatchmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -127,57 +128,57 @@ class Scheduler:
     ) -> list[Reconfigure]:
         if not len(rows):
             return []
-        view, types = self.view, self.cluster.gpu_types
-        new, old = gpus[rows], view.gpus[rows]
-        new_type = np.zeros(len(rows), np.int32) if decision.gpu_type is None else decision.gpu_type[rows]
-        if decision.servers is None:
-            servers = np.where(view.is_ps[rows] > 0, new, 0)
-        else:
-            servers = decision.servers[rows]
-        verbs = _verbs(old, new, view.starts[rows])
-        view.attained_gpu_s[rows] += old * (now_s - view.changed_s[rows])
-        view.changed_s[rows] = now_s
-        started = rows[(old == 0) & (new > 0)]
-        if len(started):
-            view.last_start_s[started] = now_s
-            view.first_start_s[started] = np.minimum(view.first_start_s[started], now_s)
-            view.starts[started] += 1
-        view.gpus[rows] = new
-        view.gpu_type[rows] = np.where(new > 0, new_type, -1)
-        view.servers[rows] = servers
-        view.changes[rows] += new > 0
-        view.generation[rows] += 1
         commands = []
-        for row, verb, n, t, s, g in zip(
-            rows.tolist(),
-            verbs,
-            new.tolist(),
-            new_type.tolist(),
-            servers.tolist(),
-            view.generation[rows].tolist(),
-        ):
-            job_id = int(view.job_ids[row])
-            share = Share(n, types[t], s) if n else NO_SHARE
-            placement: Placement = ()
-            if n:
-                placement = moved.get(job_id) or self.placements.get(job_id, ())
-                if placement:
-                    self.placements[job_id] = placement
-            else:
-                self.placements.pop(job_id, None)
-            commands.append(Reconfigure(job_id, g, share, placement, verb, self.plans))
+        for row in rows.tolist():
+            gpu_type = 0 if decision.gpu_type is None else int(decision.gpu_type[row])
+            servers = -1 if decision.servers is None else int(decision.servers[row])
+            commands.append(self._give(row, int(gpus[row]), gpu_type, servers, moved, now_s))
         # GPUs are released before they are given again.
-        commands.sort(key=lambda c: c.verb not in ("pause", "shrink"))
+        if len(commands) > 1:
+            commands.sort(key=lambda c: c.verb not in ("pause", "shrink"))
         return commands
+
+    def _give(
+        self, row: int, gpus: int, gpu_type: int, servers: int, moved: dict[int, Placement], now_s: float
+    ) -> Reconfigure:
+        """Set a row's share and all that goes with it, and say so in a command."""
+        view = self.view
+        job_id, old = int(view.job_ids[row]), int(view.gpus[row])
+        generation = int(view.generation[row]) + 1
+        if servers < 0:
+            servers = gpus if view.is_ps[row] else 0
+        view.attained_gpu_s[row] += old * (now_s - view.changed_s[row])
+        view.changed_s[row] = now_s
+        view.gpus[row] = gpus
+        view.gpu_type[row] = gpu_type if gpus else -1
+        view.servers[row] = servers
+        view.generation[row] = generation
+        placement: Placement = ()
+        if not gpus:
+            self.placements.pop(job_id, None)
+            return Reconfigure(job_id, generation, NO_SHARE, placement, "pause", self.plans)
+        if self.placements or moved:
+            placement = moved.get(job_id) or self.placements.get(job_id, ())
+            if placement:
+                self.placements[job_id] = placement
+        if old:
+            verb = "grow" if gpus > old else "shrink" if gpus < old else "migrate"
+        else:
+            verb = "resume" if view.first_start_s[row] <= now_s else "start"
+            view.last_start_s[row] = now_s
+            view.first_start_s[row] = min(view.first_start_s[row], now_s)
+        share = Share(gpus, self.cluster.gpu_types[gpu_type], servers)
+        return Reconfigure(job_id, generation, share, placement, verb, self.plans)
 
     # -- events ------------------------------------------------------------------------------------
 
-    @singledispatchmethod
-    def _take_in(self, event: object, now_s: float) -> None:
-        raise TypeError(f"not an event: {event!r}")
+    def _take_in(self, event: Event, now_s: float) -> None:
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise TypeError(f"not an event: {event!r}")
+        handler(self, event, now_s)
 
-    @_take_in.register
-    def _(self, event: Submitted, now_s: float) -> None:
+    def _on_submitted(self, event: Submitted, now_s: float) -> None:
         job = event.job
         user = self._user(job.user)
         self.view.add(event.job_id, job, event.profile, user, now_s)
@@ -185,16 +186,13 @@ class Scheduler:
         self.profiles[event.job_id] = event.profile
         self.policy.joined(event.job_id, now_s)
 
-    @_take_in.register
-    def _(self, event: Finished, now_s: float) -> None:
+    def _on_finished(self, event: Finished, now_s: float) -> None:
         self._remove(event.job_id, now_s)
 
-    @_take_in.register
-    def _(self, event: Cancelled, now_s: float) -> None:
+    def _on_cancelled(self, event: Cancelled, now_s: float) -> None:
         self._remove(event.job_id, now_s)
 
-    @_take_in.register
-    def _(self, event: Held, now_s: float) -> None:
+    def _on_held(self, event: Held, now_s: float) -> None:
         if event.held and event.job_id in self.view:
             row = self.view.row(event.job_id)
             self._release(row, now_s)
@@ -205,10 +203,7 @@ class Scheduler:
             self.view.changed_s[self.view.row(event.job_id)] = now_s
             self.policy.joined(event.job_id, now_s)
 
-    @_take_in.register
-    def _(self, event: Rescaled, now_s: float) -> None:
-        from dataclasses import replace
-
+    def _on_rescaled(self, event: Rescaled, now_s: float) -> None:
         job = self.jobs[event.job_id]
         gpus = GpuRange(event.min_gpus, event.max_gpus)
         requested = min(max(job.requested_gpus, gpus.min), gpus.max)
@@ -219,35 +214,30 @@ class Scheduler:
             self.view.requested_gpus[row] = requested
             self.view.set_profile(row, job, self.profiles[event.job_id])
 
-    @_take_in.register
-    def _(self, event: Measured, now_s: float) -> None:
+    def _on_measured(self, event: Measured, now_s: float) -> None:
         self.profiles[event.job_id] = event.profile
         if event.job_id in self.view:
             self.view.set_profile(self.view.row(event.job_id), self.jobs[event.job_id], event.profile)
 
-    @_take_in.register
-    def _(self, event: NodeLost, now_s: float) -> None:
+    def _on_node_lost(self, event: NodeLost, now_s: float) -> None:
         self.lost_nodes.add(event.node)
         self.supply = self._supply()
         for job_id, placement in list(self.placements.items()):
             if any(node == event.node for node, _ in placement) and job_id in self.view:
                 self._lose(self.view.row(job_id), event.node, now_s)
 
-    @_take_in.register
-    def _(self, event: NodeBack, now_s: float) -> None:
+    def _on_node_back(self, event: NodeBack, now_s: float) -> None:
         self.lost_nodes.discard(event.node)
         self.supply = self._supply()
 
-    @_take_in.register
-    def _(self, event: TicketsChanged, now_s: float) -> None:
+    def _on_tickets_changed(self, event: TicketsChanged, now_s: float) -> None:
         index = self._user(event.user)
         users = list(self.cluster.users)
         users[index] = User(event.user, event.tickets)
         self.cluster = self.cluster.with_users(users)
         self.supply = self._supply()
 
-    @_take_in.register
-    def _(self, event: Timer, now_s: float) -> None:
+    def _on_timer(self, event: Timer, now_s: float) -> None:
         pass
 
     def _supply(self) -> Supply:
@@ -333,13 +323,15 @@ class Scheduler:
             yield self.outcome(job_id, now_s)
 
 
-def _verbs(old: IntArray, new: IntArray, starts: IntArray) -> list[str]:
-    verbs = []
-    for o, n, s in zip(old.tolist(), new.tolist(), starts.tolist()):
-        if n == 0:
-            verbs.append("pause")
-        elif o == 0:
-            verbs.append("resume" if s else "start")
-        else:
-            verbs.append("grow" if n > o else "shrink" if n < o else "migrate")
-    return verbs
+_HANDLERS: dict[type[Any], Callable[[Scheduler, Any, float], None]] = {
+    Submitted: Scheduler._on_submitted,
+    Finished: Scheduler._on_finished,
+    Cancelled: Scheduler._on_cancelled,
+    Held: Scheduler._on_held,
+    Rescaled: Scheduler._on_rescaled,
+    Measured: Scheduler._on_measured,
+    NodeLost: Scheduler._on_node_lost,
+    NodeBack: Scheduler._on_node_back,
+    TicketsChanged: Scheduler._on_tickets_changed,
+    Timer: Scheduler._on_timer,
+}

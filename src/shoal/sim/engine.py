@@ -10,8 +10,6 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from shoal.core.cluster import Cluster
 from shoal.core.events import Event, Finished, Submitted, Timer
 from shoal.core.job import Job
@@ -66,6 +64,9 @@ class Simulation:
         self._target: dict[int, tuple[float, int, tuple[int, str, int]]] = {}
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._pushed = 0
+        self._used = 0  # GPUs given out
+        self._given = [0] * n
+        self._running = 0  # jobs that have any
         self._speed_tables: dict[tuple[int, str], list[float]] = {}
 
     # -- the loop ----------------------------------------------------------------------------------
@@ -115,11 +116,10 @@ class Simulation:
                 self._obey(command, now)
             wake_s = self._tick(plan.wake_s)
             if self.timeline:
-                view = scheduler.view
                 record.times_s.append(now)
-                record.used.append(int(view.gpus.sum()))
-                record.active.append(view.n)
-                record.waiting.append(view.n - int(np.count_nonzero(view.gpus)))
+                record.used.append(self._used)
+                record.active.append(arrived - done)
+                record.waiting.append(arrived - done - self._running)
             record.end_s = now
             if progress and scheduler.plans % every == 0 and not progress(now, done, total):
                 record.interrupted = True
@@ -137,6 +137,7 @@ class Simulation:
 
     def _obey(self, command: Reconfigure, now: float) -> None:
         j, share = command.job, command.share
+        self._count(j, share.gpus)
         record = self.record
         had = self._gpus[j]
         self._settle(j, now)
@@ -159,6 +160,11 @@ class Simulation:
             record.wait_s[j] += now - self._waiting_from[j]
         spot = (share.gpus, share.gpu_type, len(command.placement))
         self._reach(j, spot, verb, had, now)
+
+    def _count(self, j: int, gpus: int) -> None:
+        self._used += gpus - self._given[j]
+        self._running += (gpus > 0) - (self._given[j] > 0)
+        self._given[j] = gpus
 
     def _reach(self, j: int, spot: tuple[int, str, int], verb: str, had: int, now: float) -> None:
         """Lead the job to its new share as the cost model says."""
@@ -223,6 +229,7 @@ class Simulation:
         record.finish_s[j] = now
         record.gpu_s[j] = view.attained_gpu_s[row] + view.gpus[row] * (now - view.changed_s[row])
         self._version[j] += 1
+        self._count(j, 0)
         if self.timeline:
             record.change_s.append(now)
             record.change_job.append(j)

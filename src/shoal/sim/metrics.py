@@ -1,0 +1,107 @@
+"""Figures of a simulation: what `shoal sim run -o json` prints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.profile import Profile
+from shoal.sim.record import Record
+
+FloatArray = NDArray[np.float64]
+
+
+def percentile(values: FloatArray, q: float) -> float:
+    """The smallest value that at least `q` per cent of the values do not exceed, rounded up to a value."""
+    return float(np.percentile(values, q, method="higher")) if len(values) else float("nan")
+
+
+def ideal_s(record: Record, profiles: dict[str, Profile], gpu_type: str) -> FloatArray:
+    """Finish-time fairness' T_ideal: a job's total GPU-time over min(M / mean active jobs, its request)."""
+    active = np.array(record.active, np.float64)
+    times = np.array(record.times_s)
+    if len(times) > 1 and times[-1] > times[0]:
+        contention = max(float(np.average(active[:-1], weights=np.diff(times))), 1e-9)
+    else:
+        contention = max(float(active.max(initial=1)), 1.0)
+    fair_gpus = record.total_gpus / contention
+    out = np.empty(len(record.jobs))
+    for i, job in enumerate(record.jobs):
+        profile = profiles[job.model]
+        kind = gpu_type if profile.knows(gpu_type) else profile.gpu_types[0]
+        speed = profile.curve(kind).speed
+        want = min(job.requested_gpus, len(speed) - 1)
+        alone_s = (job.iterations or np.nan) / speed[want]
+        out[i] = alone_s * want / min(fair_gpus, want)
+    return out
+
+
+def summary(record: Record, profiles: dict[str, Profile], gpu_type: str) -> dict[str, Any]:
+    """All figures of a run, as plain data with stable names."""
+    submit = np.array([job.submit_s for job in record.jobs])
+    done = np.isfinite(record.finish_s)
+    jct = (record.finish_s - submit)[done]
+    rho = (jct / ideal_s(record, profiles, gpu_type)[done]) if len(jct) else np.array([])
+    begin = float(submit.min()) if len(submit) else 0.0
+    end = float(record.finish_s[done].max()) if len(jct) else begin
+    span = max(end - begin, 1e-9)
+    by_user: dict[str, float] = {}
+    for job, gpu_s in zip(record.jobs, record.gpu_s.tolist()):
+        by_user[job.user] = by_user.get(job.user, 0.0) + gpu_s
+
+    def mean(values: FloatArray) -> float | None:
+        return float(values.mean()) if len(values) else None
+
+    def at(values: FloatArray, q: float) -> float | None:
+        return percentile(values, q) if len(values) else None
+
+    return {
+        "policy": record.policy,
+        "jobs": len(record.jobs),
+        "finished": int(done.sum()),
+        "interrupted": record.interrupted,
+        "avg_jct_s": mean(jct),
+        "p50_jct_s": at(jct, 50),
+        "p95_jct_s": at(jct, 95),
+        "p99_jct_s": at(jct, 99),
+        "makespan_s": end - begin,
+        "avg_queue_s": mean(record.wait_s[done]),
+        "avg_paused_s": mean(record.paused_s[done]),
+        "utilization": float(record.gpu_s.sum() / (record.total_gpus * span)),
+        "share_changes_per_job": mean(record.changes[done].astype(np.float64)),
+        "finish_time_fairness": {
+            "max": at(rho, 100),
+            "mean": mean(rho),
+            "p50": at(rho, 50),
+            "p95": at(rho, 95),
+            "p99": at(rho, 99),
+            "above_1": float((rho > 1).mean()) if len(rho) else None,
+        },
+        "gpu_seconds_by_user": dict(sorted(by_user.items())),
+        "decisions": record.decisions,
+        "events": record.events,
+        "wall_s": record.wall_s,
+        "peak_memory_mb": None,
+        **record.extra,
+    }
+
+
+def per_job_rows(record: Record) -> dict[str, list[Any]]:
+    """A row per job, as columns."""
+    submit = np.array([job.submit_s for job in record.jobs])
+    return {
+        "job": [job.name for job in record.jobs],
+        "user": [job.user for job in record.jobs],
+        "model": [job.model for job in record.jobs],
+        "requested_gpus": [job.requested_gpus for job in record.jobs],
+        "submit_s": submit.tolist(),
+        "first_start_s": record.first_start_s.tolist(),
+        "finish_s": record.finish_s.tolist(),
+        "jct_s": (record.finish_s - submit).tolist(),
+        "queue_s": record.wait_s.tolist(),
+        "paused_s": record.paused_s.tolist(),
+        "gpu_s": record.gpu_s.tolist(),
+        "share_changes": record.changes.tolist(),
+    }
