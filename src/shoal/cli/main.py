@@ -1,0 +1,61 @@
+"""`shoal`: the entry point. Turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from shoal import __version__
+from shoal.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "sim": ("shoal.cli.sim:GROUP", "Simulate a cluster: run, compare, gen, import, paper."),
+    "policy": ("shoal.cli.policy:GROUP", "Policies: which there are, and what each one does."),
+}
+
+
+@click.command(
+    cls=LazyGroup,
+    table=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    epilog="Start with:  shoal sim compare --sample",
+)
+@click.version_option(__version__, "-V", "--version", prog_name="shoal")
+def cli() -> None:
+    """Share a GPU cluster among many deep-learning training jobs, elastically and fairly."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run a command. Exit codes: 0 ok, 1 unexpected, 2 bad usage or input, 130 interrupted."""
+    try:
+        cli.main(args=argv, prog_name="shoal", standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        sys.exit(stop.exit_code)
+    except click.UsageError as error:
+        hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
+        fail(f"{error.format_message()}{hint}", 2)
+    except click.ClickException as error:
+        fail(error.format_message(), error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        fail("interrupted", 130)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        from shoal.core.errors import ShoalError
+
+        if isinstance(error, ShoalError):
+            fail(str(error), getattr(error, "exit_code", 2))
+        raise
+
+
+def fail(message: str, code: int) -> None:
+    """Say what is wrong in one line, and end."""
+    print(f"shoal: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,17 @@
+"""`shoal policy`: the policies there are."""
+
+from __future__ import annotations
+
+import click
+
+from shoal.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "ls": ("shoal.cli.policy_ls:ls", "The policies that can be named, one line each."),
+    "show": ("shoal.cli.policy_show:show", "What a policy does, and its options."),
+}
+
+
+@click.command(cls=LazyGroup, table=COMMANDS, no_args_is_help=True)
+def GROUP() -> None:
+    """Policies: which there are, and what each one does."""

@@ -1,0 +1,50 @@
+"""`shoal policy show NAME`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import Annotated, Any
+
+import typer
+
+
+def show(name: Annotated[str, typer.Argument(help="A policy, as `shoal policy ls` names it.")]) -> None:
+    """What a policy does, and its options with their defaults."""
+    from shoal.policies.registry import policy_class
+
+    cls = policy_class(name)
+    print(f"{cls.name}: {cls.summary}\n")
+    print(inspect.cleandoc(cls.__doc__ or ""))
+    fields = dataclasses.fields(cls.Options)
+    print("\nOptions:" if fields else "\nIt has no options.")
+    notes = option_notes(cls.Options)
+    for field in fields:
+        print(f"  {field.name} = {_shown(field.default)}")
+        for line in notes.get(field.name, []):
+            print(f"      {line}")
+
+
+def _shown(value: Any) -> str:
+    return ",".join(str(v) for v in value) if isinstance(value, tuple) else str(value)
+
+
+def option_notes(cls: type[Any]) -> dict[str, list[str]]:
+    """The `#:` comments above each option, read from the source: they are its documentation."""
+    notes: dict[str, list[str]] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        pending: list[str] = []
+        try:
+            lines = inspect.getsource(base).splitlines()
+        except (OSError, TypeError):
+            continue
+        for line in lines:
+            text = line.strip()
+            if text.startswith("#:"):
+                pending.append(text[2:].strip())
+            elif pending and ":" in text:
+                notes[text.split(":")[0]] = pending
+                pending = []
+            else:
+                pending = []
+    return notes

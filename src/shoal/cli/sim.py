@@ -1,0 +1,20 @@
+"""`shoal sim`: the simulator's commands."""
+
+from __future__ import annotations
+
+import click
+
+from shoal.cli.lazy import LazyGroup
+
+COMMANDS = {
+    "run": ("shoal.cli.sim_run:run", "Run one policy over a trace and print its figures."),
+    "compare": ("shoal.cli.sim_compare:compare", "Run several policies over a trace, side by side."),
+    "gen": ("shoal.cli.sim_gen:gen", "Make a synthetic trace."),
+    "import": ("shoal.cli.sim_import:import_", "Convert a published trace to Shoal's format."),
+    "paper": ("shoal.cli.sim_paper:paper", "Run the experiments of a paper and print ours next to theirs."),
+}
+
+
+@click.command(cls=LazyGroup, table=COMMANDS, no_args_is_help=True)
+def GROUP() -> None:
+    """Simulate a cluster in virtual time, with the very decision code of the live system."""
