@@ -25,7 +25,8 @@ from shoal.knowledge.unknown import Unknown
 class Rules:
     """Numbers of the rules; defaults are the authors'.
 
-    `doubling`: step up to twice the size, then halve the gap in which the first failure lies.
+    `doubling`: step up to twice the size, then halve the gap in which the first failure lies; the last step
+    up to the chosen size is judged alone.
     `confidence`: a verdict within so many standard errors of its limit is not acted on; measure on, up to
     `sure_after_steps`. `hysteresis`: leave a settled size only if the margin is beyond this.
     """
@@ -99,19 +100,19 @@ def _move(
     down = _below(points[0].gpus, sizes)
     if down is not None and not all(verdict.passes for verdict in bottom):
         return Aim(down, "Descend", verdicts[0].why)
-    if first_failure is None:
-        return Aim(
-            points[-1].gpus, "Settle", f"every step up to {points[-1].gpus} GPUs, the most allowed, pays"
-        )
-    best, refused = points[first_failure], points[first_failure + 1]
-    why = verdicts[first_failure].why
-    between = sizes[bisect_right(sizes, best.gpus) : bisect_left(sizes, refused.gpus)]
-    if rules.doubling and between:
-        return _toward(between[len(between) // 2], now_gpus, f"the limit lies below {refused.gpus}: {why}")
-    if refused.steps < rules.steps_at_next:
-        return Aim(
-            refused.gpus, "Gather", f"{refused.gpus} GPUs has {refused.steps} steps only; measuring more"
-        )
+    best = points[-1 if first_failure is None else first_failure]
+    why = f"every step up to {best.gpus} GPUs, the most allowed, pays"
+    if first_failure is not None:
+        refused, why = points[first_failure + 1], verdicts[first_failure].why
+        between = sizes[bisect_right(sizes, best.gpus) : bisect_left(sizes, refused.gpus)]
+        if rules.doubling and between:
+            middle = between[len(between) // 2]
+            return _toward(middle, now_gpus, f"the limit lies below {refused.gpus} GPUs: {why}")
+    skipped = _skipped_below(best.gpus, points, sizes) if rules.doubling else None
+    if skipped is not None:
+        return _toward(skipped, now_gpus, f"the last step up to {best.gpus} GPUs was not judged alone yet")
+    if first_failure is not None and refused.steps < rules.steps_at_next:
+        return Aim(refused.gpus, "Gather", f"{refused.gpus} GPUs has only {refused.steps} steps recorded")
     return Aim(best.gpus, "Settle", why)
 
 
@@ -149,6 +150,13 @@ def _above(gpus: int, sizes: tuple[int, ...], rules: Rules) -> int | None:
     if not rules.doubling:
         return larger[0]
     return next((k for k in reversed(larger) if k <= 2 * gpus), larger[0])
+
+
+def _skipped_below(gpus: int, points: list[Point], sizes: tuple[int, ...]) -> int | None:
+    """The size just below that doubling jumped over: above the smallest measured, but not measured itself."""
+    below = _below(gpus, sizes)
+    measured = [point.gpus for point in points]
+    return below if below is not None and below not in measured and measured[0] < below else None
 
 
 def _below(gpus: int, sizes: tuple[int, ...]) -> int | None:

@@ -72,21 +72,24 @@ class CurveFit:
 def replace_outliers(losses: Floats, reach: int = 2, margin: float = 1.0) -> Floats:
     """Replace a loss that lies outside the range of its neighbours by the neighbours' mean.
 
-    Neighbours are the `reach` points on either side; the range is widened on both sides by `margin` times its
-    width, so that ordinary noise is left alone (margin 0 is the plain rule). The first and last points stay:
-    on a falling curve they are outside their neighbours' range by nature.
+    Neighbours are the `reach` points on either side, at the end of the history the 2 `reach` points before.
+    Their range is widened on both sides by `margin` times its width, so that ordinary noise and the fall of the
+    curve are left alone (margin 0 is the plain rule). The first points stay: the fall is steepest there.
     """
     count = len(losses)
     if count < 2 * reach + 1:
         return losses
-    windows = np.lib.stride_tricks.sliding_window_view(losses, 2 * reach + 1)
-    others = np.delete(windows, reach, axis=1)
+    around = np.concatenate([np.arange(-reach, 0), np.arange(1, reach + 1)])
+    before = np.arange(-2 * reach, 0)
+    judged = np.arange(reach, count)
+    at_end = judged + reach >= count
+    others = losses[judged[:, None] + np.where(at_end[:, None], before, around)]
     low, high = others.min(axis=1), others.max(axis=1)
     slack = margin * (high - low)
-    middle = losses[reach : count - reach]
-    odd = (middle < low - slack) | (middle > high + slack)
+    value = losses[judged]
+    odd = (value < low - slack) | (value > high + slack)
     cleaned = losses.copy()
-    cleaned[reach : count - reach] = np.where(odd, others.mean(axis=1), middle)
+    cleaned[judged] = np.where(odd, others.mean(axis=1), value)
     return cleaned
 
 
@@ -134,7 +137,7 @@ def fit_curve(
     largest = float(losses.max())
     cleaned = replace_outliers(losses / largest)
     weights = recency_weights(len(cleaned), newer)
-    weights /= weights.mean()
+    weights *= weights.sum() / np.sum(weights * weights)  # they sum to the number of points they are worth
     rising = _rising(steps, cleaned, weights)
     if rising is not None:
         return rising
@@ -174,7 +177,9 @@ def _rising(steps: Floats, losses: Floats, weights: Floats) -> Unknown | None:
     level = np.average(losses, weights=weights)
     slope = float(np.sum(weights * centre * (losses - level)) / spread)
     residual = losses - level - slope * centre
-    error = float(np.sqrt(np.sum(weights * residual * residual) / (len(losses) - 2) / spread))
+    error = float(
+        np.sqrt(np.sum(weights * residual * residual) / max(float(weights.sum()) - 2.0, 1.0) / spread)
+    )
     if slope > 0 and slope > 3.0 * error:
         return Unknown("the loss is rising: the job diverges")
     return None
@@ -205,8 +210,8 @@ def _profile(
     largest: float,
 ) -> CurveFit:
     """Keep what the losses do not rule out: sums of squares up to (1 + F/(n-3)) times the smallest."""
-    count = len(steps)
-    free = max(count - 3, 1)
+    worth = float(weights.sum())
+    free = max(worth - 3.0, 1.0)
     smallest = squares[best] + 1e-15
     budget = float(fdtri(1, free, CONFIDENCE))
     spent = (squares + 1e-15 - smallest) * free / smallest
@@ -214,13 +219,13 @@ def _profile(
     inverse = 1.0 / (steps + shifts[plausible, None])
     aa = np.sum(weights * inverse * inverse, axis=1)
     ab = np.sum(weights * inverse, axis=1)
-    bb = float(weights.sum())
+    bb = worth
     variance = smallest / free
     det = np.maximum(aa * bb - ab * ab, 1e-300)
     covariance = np.stack([bb / det, -ab / det, aa / det], axis=1) * variance
     residual = float(np.sqrt(squares[best] / free)) * largest
     curve = LossCurve(
-        float(a[best]) * largest, float(shifts[best]), float(b[best]) * largest, residual, count
+        float(a[best]) * largest, float(shifts[best]), float(b[best]) * largest, residual, len(steps)
     )
     return CurveFit(
         best=curve,

@@ -22,7 +22,7 @@ GROUP = "shoal.heuristics"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one size: samples per second, their relative standard error, over how many steps."""
+    """What was measured at one size: samples per second, their relative error, and over how many steps."""
 
     gpus: int
     throughput: float

@@ -2,7 +2,8 @@
 
 The rule of Or, Zhang and Freedman (MLSys'20): a worker's compute speed relative to the median of all workers,
 smoothed by an exponential average (α = 0.1), below 0.8 makes it a straggler. Only compute time counts:
-waiting in the all-reduce is the same for all. The median does not move when a few workers are slow or one step hangs.
+waiting in the all-reduce is the same for all. The median does not move when a few workers are slow or one
+step hangs.
 
 Two things are ours, to have fewer false alarms. The average starts as a plain mean until 1/α steps are in, so
 that one bad first step does not linger (`from_first=True` is the authors' start), and it must have been below
@@ -61,7 +62,7 @@ class StragglerDetector:
         self._since = 0
 
     def observe(self, compute_s: Mapping[str, float]) -> Unknown | None:
-        """Take in one step. Times that cannot be are left out; from fewer than two workers nothing is learned."""
+        """Take in one step. Impossible times are left out; fewer than two workers teach nothing."""
         usable = {w: s for w, s in compute_s.items() if math.isfinite(s) and s > 0}
         if len(usable) < 2:
             return Unknown(f"{len(usable)} worker has a usable compute time; comparing needs two")
