@@ -128,7 +128,9 @@ def check_valid(cluster, jobs, used, node_of) -> None:
 def test_the_value_of_a_plan_is_the_sum_of_its_jobs_scores_and_nodes(seed):
     cluster, jobs, used = instance(seed)
     batch = Batch.of(cluster, jobs, used)
-    node_of = ga.start_plan(np.random.default_rng(seed), int(batch.starts[-1]), batch.capacity, seed % 2 == 0)
+    node_of = ga.start_plan(
+        ga.seeded(np.random.default_rng(seed)), int(batch.starts[-1]), batch.capacity, seed % 2 == 0
+    )
     check_valid(cluster, jobs, used, node_of)
     assert batch.value(node_of, Search()) == pytest.approx(reference_value(cluster, jobs, used, node_of))
 
@@ -212,6 +214,14 @@ def test_the_number_of_plans_looked_at_is_bounded():
     assert generations == 3
 
 
+def test_the_kernels_draw_evenly():
+    state = ga.seeded(np.random.default_rng(1))
+    counts = np.bincount([ga.draw(state, 7) for _ in range(7_000)], minlength=7)
+    assert len(counts) == 7
+    assert ((counts - 1000) ** 2 / 1000).sum() < 22.5  # chi squared, 6 degrees of freedom, p = 0.001
+    assert sorted(ga.shuffled(state, 50).tolist()) == list(range(50))
+
+
 def test_unknown_operators_and_a_lambda_out_of_range_are_refused():
     with pytest.raises(ShoalError, match="did you mean 'paper'"):
         Search(operators="papper")
@@ -226,7 +236,8 @@ def test_every_operator_leaves_a_valid_plan(seed):
     rng = np.random.default_rng(seed)
     batch = Batch.of(cluster, jobs, used)
     n, capacity = int(batch.starts[-1]), batch.capacity
-    a, b = (ga.start_plan(rng, n, capacity, first) for first in (True, False))
+    state = ga.seeded(rng)
+    a, b = (ga.start_plan(state, n, capacity, first) for first in (True, False))
     order = np.zeros(len(capacity), np.int32)
 
     plan = a.copy()
@@ -241,6 +252,6 @@ def test_every_operator_leaves_a_valid_plan(seed):
         check_valid(cluster, jobs, used, plan)
 
     plan = a.copy()
-    if ga.code_crossover(rng, plan, b, int(b[0]), capacity):
+    if ga.code_crossover(state, plan, b, int(b[0]), capacity):
         check_valid(cluster, jobs, used, plan)
         assert set(np.flatnonzero(b == b[0])) <= set(np.flatnonzero(plan == b[0]))

@@ -12,19 +12,60 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
-Rng = np.random.Generator
+#: State of the kernels' random numbers, from `seeded`. Compiling a Generator into them takes half a minute.
+Rng = NDArray[np.uint64]
+
+
+def seeded(rng: np.random.Generator) -> Rng:
+    """The state that this generator gives."""
+    return rng.integers(0, 2**63, size=1, dtype=np.uint64)
+
+
+@njit(cache=True)
+def draw(rng: Rng, below: int) -> int:
+    """A random integer in 0..below-1, by splitmix64 (Steele, Lea and Flood, OOPSLA'14)."""
+    rng[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = rng[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z = z ^ (z >> np.uint64(31))
+    return int((z >> np.uint64(11)) * (1.0 / 9007199254740992.0) * below)
+
+
+@njit(cache=True)
+def shuffled(rng: Rng, n: int) -> IntArray:
+    """0..n-1 in random order."""
+    order = np.arange(n).astype(np.int32)
+    for i in range(n - 1, 0, -1):
+        j = draw(rng, i + 1)
+        order[i], order[j] = order[j], order[i]
+    return order
+
+
+@njit(cache=True)
+def copy(to: IntArray, source: IntArray) -> None:
+    for i in range(len(source)):
+        to[i] = source[i]
 
 
 @njit(cache=True)
 def ring_cost(nodes: IntArray, ring_rank: IntArray, cost: FloatArray) -> float:
     """The links of the cheapest ring through these nodes; `ring_rank` orders nodes by domain and rack."""
-    distinct = np.unique(nodes)
-    if len(distinct) == 1:
-        return 0.0
-    ring = distinct[np.argsort(ring_rank[distinct])]
-    total = cost[ring[-1], ring[0]]
-    for i in range(len(ring) - 1):
-        total += cost[ring[i], ring[i + 1]]
+    ring = np.empty(len(nodes), np.int32)
+    n = 0
+    for node in nodes:  # insertion sort, each node once
+        at = n
+        while at > 0 and ring_rank[ring[at - 1]] > ring_rank[node]:
+            at -= 1
+        if at > 0 and ring[at - 1] == node:
+            continue
+        for i in range(n, at, -1):
+            ring[i] = ring[i - 1]
+        ring[at] = node
+        n += 1
+    total = 0.0
+    for i in range(n):
+        total += cost[ring[i], ring[(i + 1) % n]]
     return total
 
 
@@ -111,7 +152,8 @@ def _first_fit(node_of: IntArray, order: IntArray, k: int, capacity: IntArray, a
     """
     free = _free_of(node_of, capacity)
     in_order = np.zeros(len(capacity), np.bool_)
-    in_order[order[:k]] = True
+    for position in range(k):
+        in_order[order[position]] = True
     first = 0  # groups before this one are full for good: containers are all alike
     for i in range(len(node_of)):
         if node_of[i] >= 0:
@@ -139,7 +181,7 @@ def _first_fit(node_of: IntArray, order: IntArray, k: int, capacity: IntArray, a
 @njit(cache=True)
 def nearest_fit(
     node_of: IntArray,
-    jobs: NDArray[np.int64],
+    jobs: IntArray,
     starts: IntArray,
     ps_of_job: IntArray,
     cost: FloatArray,
@@ -243,7 +285,8 @@ def take_group(
         if position < k and not drop[order[position]]:
             left[n] = order[position]
             n += 1
-    order[:n] = left[:n]
+    for position in range(n):
+        order[position] = left[position]
     return n
 
 
@@ -252,7 +295,8 @@ def delete_group(node_of: IntArray, order: IntArray, k: int, at: int, capacity: 
     """Mutation of the paper, in place: the group at position `at` goes, its containers first fit."""
     node = order[at]
     empty_node(node_of, node)
-    order[at : k - 1] = order[at + 1 : k].copy()
+    for position in range(at, k - 1):
+        order[position] = order[position + 1]
     return _first_fit(node_of, order, k - 1, capacity, node)
 
 
@@ -268,14 +312,18 @@ def empty_node(node_of: IntArray, node: int) -> None:
 def _random_fit(rng: Rng, node_of: IntArray, capacity: IntArray) -> bool:
     """Put every container without a node on a random node with room; whether all found one."""
     free = _free_of(node_of, capacity)
-    room = np.flatnonzero(free > 0)
-    n = len(room)
+    room = np.empty(len(free), np.int32)
+    n = 0
+    for node in range(len(free)):
+        if free[node] > 0:
+            room[n] = node
+            n += 1
     for i in range(len(node_of)):
         if node_of[i] >= 0:
             continue
         if n == 0:
             return False
-        pick = rng.integers(0, n)
+        pick = draw(rng, n)
         node = room[pick]
         node_of[i] = node
         free[node] -= 1
@@ -319,9 +367,9 @@ def code_crossover(rng: Rng, node_of: IntArray, donor: IntArray, node: int, capa
 @njit(cache=True)
 def code_mutation(rng: Rng, node_of: IntArray, order: IntArray, k: int, capacity: IntArray) -> bool:
     """Mutation of the authors' code: a node is emptied, its containers go anywhere."""
-    rounds = 1 + rng.integers(0, max(1, len(capacity) // 100))
+    rounds = 1 + draw(rng, max(1, len(capacity) // 100))
     for _ in range(rounds):
-        empty_node(node_of, order[rng.integers(0, k)])
+        empty_node(node_of, order[draw(rng, k)])
         if not _random_fit(rng, node_of, capacity):
             return False
     return True
@@ -334,9 +382,6 @@ def start_plan(rng: Rng, containers: int, capacity: IntArray, first_fit: bool) -
     if not first_fit:
         _random_fit(rng, node_of, capacity)
         return node_of
-    order = np.flatnonzero(capacity > 0).astype(np.int32)
-    for i in range(len(order) - 1, 0, -1):
-        j = rng.integers(0, i + 1)
-        order[i], order[j] = order[j], order[i]
+    order = shuffled(rng, len(capacity))
     _first_fit(node_of, order, len(order), capacity, -1)
     return node_of

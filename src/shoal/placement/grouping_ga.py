@@ -189,9 +189,10 @@ def evolve(batch: Batch, seeds: Sequence[IntArray], rng: Rng, search: Search) ->
     """(node of each container, its value, generations) of the best plan found."""
     containers, capacity = int(batch.starts[-1]), batch.capacity
     size = search.population + containers // 2
+    state = ga.seeded(rng)
     plans = np.empty((size, containers), np.int32)
     for i in range(size):
-        plans[i] = seeds[i] if i < len(seeds) else ga.start_plan(rng, containers, capacity, i % 2 == 0)
+        plans[i] = seeds[i] if i < len(seeds) else ga.start_plan(state, containers, capacity, i % 2 == 0)
     cost = batch.hops if search.operators == "code" else batch.cost
     arrays = (
         batch.starts,
@@ -205,7 +206,7 @@ def evolve(batch: Batch, seeds: Sequence[IntArray], rng: Rng, search: Search) ->
         batch.total,
     )
     return _evolve(
-        rng,
+        state,
         plans,
         arrays,
         OPERATORS.index(search.operators),
@@ -219,12 +220,12 @@ def evolve(batch: Batch, seeds: Sequence[IntArray], rng: Rng, search: Search) ->
 
 
 @njit(cache=True)
-def _tournament(rng: Rng, values: FloatArray, contestants: int, other_than: np.int64) -> np.int64:
-    best = np.int64(-1)
+def _tournament(rng: ga.Rng, values: FloatArray, contestants: int, other_than: int) -> int:
+    best = -1
     for _ in range(contestants):
-        i = rng.integers(0, len(values))
+        i = ga.draw(rng, len(values))
         while i == other_than:
-            i = rng.integers(0, len(values))
+            i = ga.draw(rng, len(values))
         if best < 0 or values[i] < values[best]:
             best = i
     return best
@@ -240,7 +241,7 @@ def _value(plan: IntArray, batch: _BatchArrays, operators: int, lam: float) -> f
 
 @njit(cache=True)
 def _cross(
-    rng: Rng,
+    rng: ga.Rng,
     plan: IntArray,
     order: IntArray,
     k: int,
@@ -254,19 +255,19 @@ def _cross(
     starts, ps_of_job, cost, link, _, _, used, used_part, total = batch
     capacity, nodes = total - used, len(total)
     if operators == PAPER:
-        return ga.insert_group(plan, order, k, donor, node, rng.integers(0, k + 1), capacity)
+        return ga.insert_group(plan, order, k, donor, node, ga.draw(rng, k + 1), capacity)
     if operators == CODE:
         valid = ga.code_crossover(rng, plan, donor, node, capacity)
     else:
         k = ga.take_group(plan, order, k, donor, node, k, nodes)
-        jobs = rng.permutation(len(ps_of_job))
+        jobs = ga.shuffled(rng, len(ps_of_job))
         valid = ga.nearest_fit(plan, jobs, starts, ps_of_job, cost, link, used_part, total, lam, capacity)
     return ga.regroup(plan, order, k, nodes) if valid else 0
 
 
 @njit(cache=True)
 def _mutate(
-    rng: Rng, plan: IntArray, order: IntArray, k: int, batch: _BatchArrays, operators: int, lam: float
+    rng: ga.Rng, plan: IntArray, order: IntArray, k: int, batch: _BatchArrays, operators: int, lam: float
 ) -> int:
     """Empty a random node of the plan (NEAREST: all nodes of a random job), in place.
 
@@ -275,11 +276,11 @@ def _mutate(
     starts, ps_of_job, cost, link, _, _, used, used_part, total = batch
     capacity, nodes = total - used, len(total)
     if operators == PAPER:
-        return ga.delete_group(plan, order, k, rng.integers(0, k), capacity)
+        return ga.delete_group(plan, order, k, ga.draw(rng, k), capacity)
     if operators == CODE:
         valid = ga.code_mutation(rng, plan, order, k, capacity)
     else:
-        jobs = rng.permutation(len(ps_of_job))
+        jobs = ga.shuffled(rng, len(ps_of_job))
         job = jobs[-1]
         for i in range(starts[job], starts[job + 1]):
             if plan[i] >= 0:
@@ -290,7 +291,7 @@ def _mutate(
 
 @njit(cache=True)
 def _evolve(
-    rng: Rng,
+    rng: ga.Rng,
     plans: IntArray,
     batch: _BatchArrays,
     operators: int,
@@ -316,20 +317,20 @@ def _evolve(
     looked_at = size
     while still < stagnation and looked_at + size <= max_plans:
         for i in range(size):
-            a = _tournament(rng, values, contestants, np.int64(-1))
+            a = _tournament(rng, values, contestants, -1)
             b = _tournament(rng, values, contestants, a)
             plan, order = next_plans[i], next_orders[i]
-            plan[:] = plans[a]
-            order[:] = orders[a]
+            ga.copy(plan, plans[a])
+            ga.copy(order, orders[a])
             k, changed = groups[a], False
-            if rng.random() < crossover:
-                node = orders[b][rng.integers(0, groups[b])]
+            if ga.draw(rng, 1 << 30) < crossover * (1 << 30):
+                node = orders[b][ga.draw(rng, groups[b])]
                 k, changed = _cross(rng, plan, order, k, plans[b], node, batch, operators, lam), True
-            if k > 0 and rng.random() < mutation:
+            if k > 0 and ga.draw(rng, 1 << 30) < mutation * (1 << 30):
                 k, changed = _mutate(rng, plan, order, k, batch, operators, lam), True
             if k <= 0:  # not a valid plan: it dies out, and its parent goes on instead
-                plan[:] = plans[a]
-                order[:] = orders[a]
+                ga.copy(plan, plans[a])
+                ga.copy(order, orders[a])
                 k, changed = groups[a], False
             next_groups[i] = k
             next_values[i] = _value(plan, batch, operators, lam) if changed else values[a]
