@@ -6,31 +6,39 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
-import click
+import typer
+import typer.core
+from typer import BadParameter
+
+# typer brings its own copy of click in newer versions and uses the installed one in older ones: these are
+# the classes of whichever it is.
+UsageError: type[Any] = BadParameter.__mro__[1]
+ClickException: type[Any] = UsageError.__mro__[1]
 
 
-class LazyGroup(click.Group):
+class LazyGroup(typer.core.TyperGroup):
     """A group whose commands are `{name: ("module:function", "one line of help")}`.
 
     A function is a plain one with typer annotations; `module:GROUP` may also be another `LazyGroup`.
     """
 
-    def __init__(self, *args: Any, table: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, name: str, table: Mapping[str, tuple[str, str]], help: str, **kwargs: Any) -> None:
+        settings = {"help_option_names": ["-h", "--help"]}
+        super().__init__(
+            name=name, help=help, no_args_is_help=True, context_settings=settings, rich_markup_mode=None, **kwargs
+        )
         self.table = table
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(self.table)
 
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+    def get_command(self, ctx: Any, name: str) -> Any:
         if name not in self.table:
             return None
         module, _, attribute = self.table[name][0].partition(":")
         found = getattr(import_module(module), attribute)
-        if isinstance(found, click.Command):
+        if isinstance(found, LazyGroup):
             return found
-        import typer
-
         app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
         app.command(name=name)(found)
         command = typer.main.get_command(app)
@@ -38,14 +46,14 @@ class LazyGroup(click.Group):
         return command
 
     def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+        self, ctx: Any, args: list[str]
+    ) -> tuple[Any, Any, list[str]]:
         if args and args[0] not in self.table and not args[0].startswith("-"):
             from shoal.core.errors import did_you_mean
 
-            raise click.UsageError(f"there is no command {args[0]!r}; {did_you_mean(args[0], self.table)}", ctx)
+            raise UsageError(f"there is no command {args[0]!r}; {did_you_mean(args[0], self.table)}", ctx)
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self.table.items()])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-import click
+import typer
 
 from shoal import __version__
-from shoal.cli.lazy import LazyGroup
+from shoal.cli.lazy import ClickException, LazyGroup, UsageError
 
 COMMANDS = {
     "sim": ("shoal.cli.sim:GROUP", "Simulate a cluster: run, compare, gen, import, paper."),
@@ -15,30 +15,32 @@ COMMANDS = {
 }
 
 
-@click.command(
-    cls=LazyGroup,
-    table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
-    epilog="Start with:  shoal sim compare --sample",
+cli = LazyGroup(
+    "shoal",
+    COMMANDS,
+    "Share a GPU cluster among many deep-learning training jobs, elastically and fairly.",
+    epilog="Start with:  shoal sim compare --sample      (shoal --version tells the version)",
 )
-@click.version_option(__version__, "-V", "--version", prog_name="shoal")
-def cli() -> None:
-    """Share a GPU cluster among many deep-learning training jobs, elastically and fairly."""
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 ok, 1 unexpected, 2 bad usage or input, 130 interrupted."""
+    if (sys.argv[1:] if argv is None else argv) in (["-V"], ["--version"]):
+        print(f"shoal {__version__}")
+        return
     try:
-        cli.main(args=argv, prog_name="shoal", standalone_mode=False)
-    except click.exceptions.Exit as stop:
+        sys.exit(cli.main(args=argv, prog_name="shoal", standalone_mode=False) or 0)
+    except typer.Exit as stop:
         sys.exit(stop.exit_code)
-    except click.UsageError as error:
+    except UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: a question
+            print(error.format_message())
+            sys.exit(0)
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         fail(f"{error.format_message()}{hint}", 2)
-    except click.ClickException as error:
+    except ClickException as error:
         fail(error.format_message(), error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         fail("interrupted", 130)
     except BrokenPipeError:
         sys.stderr.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from shoal.cli.lazy import LazyGroup
 
 COMMANDS = {
@@ -12,6 +10,4 @@ COMMANDS = {
 }
 
 
-@click.command(cls=LazyGroup, table=COMMANDS, no_args_is_help=True)
-def GROUP() -> None:
-    """Policies: which there are, and what each one does."""
+GROUP = LazyGroup("policy", COMMANDS, "Policies: which there are, and what each one does.")

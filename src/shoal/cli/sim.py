@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from shoal.cli.lazy import LazyGroup
 
 COMMANDS = {
@@ -15,6 +13,4 @@ COMMANDS = {
 }
 
 
-@click.command(cls=LazyGroup, table=COMMANDS, no_args_is_help=True)
-def GROUP() -> None:
-    """Simulate a cluster in virtual time, with the very decision code of the live system."""
+GROUP = LazyGroup("sim", COMMANDS, "Simulate a cluster in virtual time, with the very decision code of the live system.")

@@ -99,6 +99,14 @@ class Policy(ABC):
         """The policy's own numbers behind a job's share, for `why`."""
         return {}
 
+    def report(self) -> dict[str, Any]:
+        """What else a run should tell of this policy (trades, migrations, ...), as plain data."""
+        return {}
+
+    def traded(self) -> FloatArray | None:
+        """[user, type] GPUs won and lost by trading now, for the fairness ledger; None without trades."""
+        return None
+
     def joined(self, job_id: int, now_s: float) -> None:
         """A job has become active. Most policies need not know."""
 

@@ -10,9 +10,12 @@ import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
+
 from shoal.core.cluster import Cluster
 from shoal.core.events import Event, Finished, Submitted, Timer
 from shoal.core.job import Job
+from shoal.core.ledger import Ledger
 from shoal.core.plan import Reconfigure
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
@@ -50,6 +53,10 @@ class Simulation:
         self.costs = costs or Costs()
         self.whole_seconds = whole_seconds
         self.timeline = timeline
+        users = cluster.users
+        #: Who was due what and got what; there is nothing to share out fairly with one user.
+        self.ledger = Ledger(tuple(u.name for u in users), cluster.gpu_types) if len(users) > 1 else None
+        self._tickets = np.array([u.tickets for u in users])
         self.record = Record.empty(policy.name, self.jobs, cluster.total_gpus)
         n = len(self.jobs)
         # The truth about each job: iterations left at `since`, the rate from then on, and the share that
@@ -78,6 +85,11 @@ class Simulation:
             self._run(progress, every)
         except KeyboardInterrupt:
             record.interrupted = True
+        if self.ledger:
+            self.ledger.settle(record.end_s)
+            record.extra["ledger"] = self.ledger.totals()
+            record.ledger_over_time = self.ledger.over_time()
+        record.extra.update(self.scheduler.policy.report())
         record.decisions = self.scheduler.plans
         record.events = self.scheduler.events_seen
         return record
@@ -115,6 +127,8 @@ class Simulation:
             for command in plan.commands:
                 self._obey(command, now)
             wake_s = self._tick(plan.wake_s)
+            if self.ledger:
+                self._account(now)
             if self.timeline:
                 record.times_s.append(now)
                 record.used.append(self._used)
@@ -132,6 +146,18 @@ class Simulation:
     def _push(self, at_s: float, kind: int, j: int) -> None:
         self._pushed += 1
         heapq.heappush(self._heap, (self._tick(at_s), self._pushed, kind, j, self._version[j]))
+
+    def _account(self, now: float) -> None:
+        scheduler, policy = self.scheduler, self.scheduler.policy
+        assert self.ledger is not None
+        self.ledger.observe(
+            scheduler.view,
+            self._tickets,
+            scheduler.supply.gpus_of_type,
+            now,
+            want_gpus=policy.wish_gpus(scheduler.view),
+            traded=policy.traded(),
+        )
 
     # -- commands ----------------------------------------------------------------------------------
 

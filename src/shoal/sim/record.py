@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,8 +43,10 @@ class Record:
     change_s: list[float] = field(default_factory=list)
     change_job: list[int] = field(default_factory=list)
     change_gpus: list[int] = field(default_factory=list)
+    #: The fairness ledger in samples, for plots; None with one user.
+    ledger_over_time: dict[str, Any] | None = None
     #: What the policy recorded beyond shares (ledger, trades, ...), JSON-able.
-    extra: dict[str, object] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def empty(cls, policy: str, jobs: tuple[Job, ...], total_gpus: int) -> Record:

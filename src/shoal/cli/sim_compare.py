@@ -1,0 +1,204 @@
+"""`shoal sim compare`: several policies over one trace, on all cores."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import sim_options as so
+
+DEFAULT_POLICIES = "fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"
+
+EXAMPLES = """\\b
+Examples:
+  shoal sim compare --sample
+  shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies fifo,afs-l,afs-p --report out.html
+  shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies afs-p --costs none,restart,concurrent
+"""
+
+
+def compare(
+    jobs: so.Jobs = None,
+    policies: Annotated[str, typer.Option("--policies", "--policy", help="Comma-separated.")] = DEFAULT_POLICIES,
+    profiles: so.Profiles = None,
+    gpus: so.Gpus = None,
+    cluster: so.ClusterFile = None,
+    option: so.Option = None,
+    seed: so.Seed = 0,
+    costs: Annotated[
+        str, typer.Option("--costs", help="Cost models to compare, comma-separated: none, restart, concurrent.")
+    ] = "none",
+    restart_s: so.RestartS = 30.0,
+    prepare_s: so.PrepareS = 5.0,
+    pause_s: so.PauseS = 0.1,
+    whole_seconds: so.WholeSeconds = False,
+    interpolate: so.Interpolate = "time",
+    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+    workers: Annotated[int | None, typer.Option(help="Processes. Default: one per core.")] = None,
+    sample: so.Sample = False,
+) -> None:
+    """Run several policies over one trace, side by side.
+
+    An --option holds for every policy that has it.
+    """
+    so.check_output(output)
+    from shoal.cli.out import print_json, say
+
+    names = [name.strip() for name in policies.split(",") if name.strip()]
+    setups = []
+    for kind in [k.strip() for k in costs.split(",") if k.strip()]:
+        setup = so.setup(
+            names[0] if names else "", jobs, profiles, gpus, cluster, sample,
+            option=option, seed=seed, costs=kind, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
+            whole_seconds=whole_seconds, interpolate=interpolate,
+        )  # fmt: skip
+        setups += [replace(setup, policy=name, options=_options_of(name, setup.options)) for name in names]
+    _check_options(names, so.parse_options(option or []))
+    results, stopped = run_all(setups, workers, with_series=report is not None)
+    if report and results:
+        from shoal.sim.inputs import write_aside
+        from shoal.sim.report.page import render
+
+        page = render([r["series"] for r in results])
+        with write_aside(report) as aside:
+            aside.write_text(page, encoding="utf-8")
+        say(f"report: {report}")
+    summaries = [r["summary"] for r in results]
+    if output == "json":
+        print_json({"items": summaries, "next": None})
+    else:
+        show(summaries)
+    if stopped:
+        say("interrupted: these are the runs that had ended, and what was known of the others")
+        raise typer.Exit(130)
+
+
+compare.__doc__ = f"{compare.__doc__}\n\n{EXAMPLES}"
+
+
+def _fields(policy: str) -> set[str]:
+    import dataclasses
+
+    from shoal.policies.registry import policy_class
+
+    return {f.name for f in dataclasses.fields(policy_class(policy).Options)}
+
+
+def _options_of(policy: str, options: dict[str, str]) -> dict[str, str]:
+    return {k: v for k, v in options.items() if k in _fields(policy)}
+
+
+def _check_options(policies: list[str], options: dict[str, str]) -> None:
+    """An option that none of the policies has is a mistake."""
+    from shoal.core.errors import ShoalError, did_you_mean
+
+    if not policies:
+        raise ShoalError("name at least one policy: --policies afs-l,afs-p")
+    known = set().union(*(_fields(p) for p in policies))
+    for name in options:
+        if name not in known:
+            raise ShoalError(f"none of these policies has an option {name!r}; {did_you_mean(name, known)}")
+
+
+def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[list[Any], bool]:
+    """Run all, in processes of their own; what is known so far if the user interrupts."""
+    import multiprocessing
+    import os
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures import wait as wait_for
+
+    from shoal.cli.out import say
+    from shoal.cli.sim_progress import Watch
+    from shoal.sim.runner import is_compiled, load
+
+    total = len(load(setups[0]).jobs)  # and every mistake in the files is found here, once
+    labels = label_all(setups)
+    if not all(is_compiled(s.policy) for s in setups):
+        say("first use of some of these policies: compiling their kernels, some seconds each, once")
+    context = multiprocessing.get_context("spawn")
+    queue = context.Manager().Queue()
+    stop = context.Manager().Event()
+    stopped = False
+    with (
+        Watch(dict.fromkeys(labels, total)) as watch,
+        ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool,
+    ):
+        futures = [
+            pool.submit(_run_one, setup, label, queue, stop, with_series)
+            for setup, label in zip(setups, labels)
+        ]
+        try:
+            while wait_for(futures, timeout=0.2).not_done:
+                _drain(queue, watch)
+        except KeyboardInterrupt:
+            stopped = True
+            stop.set()
+            for future in futures:
+                future.cancel()
+        done = [f for f in futures if not f.cancelled()]
+        return [f.result() for f in done], stopped
+
+
+def label_all(setups: list[Any]) -> list[str]:
+    """The policy's name, and its costs where they differ between runs."""
+    kinds = {s.costs.kind for s in setups}
+    return [s.policy if len(kinds) == 1 else f"{s.policy} / {s.costs.kind}" for s in setups]
+
+
+def _drain(queue: Any, watch: Any) -> None:
+    while not queue.empty():
+        watch.tell(*queue.get())
+
+
+def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any]:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    from shoal.sim.runner import run
+
+    def progress(now_s: float, done: int, total: int) -> bool:
+        queue.put((label, now_s, done))
+        return not stop.is_set()
+
+    result = run(setup, progress)
+    queue.put((label, result.record.end_s, result.summary["finished"]))
+    summary = {"label": label, **result.summary, "costs": setup.costs.kind, "seed": setup.seed}
+    out: dict[str, Any] = {"summary": summary}
+    if with_series:
+        from shoal.sim.report.series import series_of
+
+        out["series"] = series_of(result, summary)
+    return out
+
+
+def show(summaries: list[dict[str, Any]]) -> None:
+    from shoal.cli.out import duration, table
+
+    best = min((s["avg_jct_s"] for s in summaries if s["avg_jct_s"]), default=None)
+    rows = []
+    for s in sorted(summaries, key=lambda s: s["avg_jct_s"] or float("inf")):
+        ratio = f"{s['avg_jct_s'] / best:.2f}x" if best and s["avg_jct_s"] else "-"
+        rows.append(
+            [
+                s["label"],
+                duration(s["avg_jct_s"]),
+                ratio,
+                duration(s["p50_jct_s"]),
+                duration(s["p99_jct_s"]),
+                duration(s["avg_queue_s"]),
+                duration(s["makespan_s"]),
+                f"{100 * s['utilization']:.0f} %",
+                f"{s['share_changes_per_job'] or 0:.1f}",
+                f"{s['finish_time_fairness']['max'] or 0:.1f}",
+                duration(s["wall_s"]),
+            ]
+        )
+    head = [
+        "policy", "avg JCT", "vs best", "p50", "p99", "avg wait", "makespan", "GPUs used", "changes/job",
+        "worst rho", "took",
+    ]  # fmt: skip
+    table(head, rows, right=range(1, len(head)))

@@ -1,0 +1,119 @@
+"""What the commands of `shoal sim` have in common: their inputs, and words about long work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Jobs = Annotated[Path | None, typer.Argument(help="The trace: jobs.csv or .parquet.", show_default=False)]
+Profiles = Annotated[Path | None, typer.Option("--profiles", "-p", help="profiles.csv of the trace's models.")]
+Gpus = Annotated[int | None, typer.Option("--gpus", "-g", help="A cluster of so many GPUs, as one pool.")]
+ClusterFile = Annotated[Path | None, typer.Option("--cluster", "-c", help="cluster.yaml: nodes and users.")]
+Option = Annotated[
+    list[str] | None,
+    typer.Option("--option", help="An option of the policy, name=value; `shoal policy show` lists them."),
+]
+Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+CostKind = Annotated[
+    str, typer.Option("--costs", help="What a new share costs a job: none, restart or concurrent.")
+]
+RestartS = Annotated[float, typer.Option("--restart-s", help="Seconds of a restart, with --costs restart.")]
+PrepareS = Annotated[float, typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent.")]
+PauseS = Annotated[float, typer.Option("--pause-s", help="Seconds of standstill, with --costs concurrent.")]
+WholeSeconds = Annotated[
+    bool, typer.Option("--whole-seconds", help="Round event times up to whole seconds, as AFS' simulator does.")
+]
+Interpolate = Annotated[
+    str, typer.Option("--interpolate", help="Between measured shares, what is linear: time or throughput.")
+]
+Sample = Annotated[bool, typer.Option("--sample", help="Use the trace, profiles and cluster size that come along.")]
+
+
+def setup(
+    policy: str,
+    jobs: Path | None,
+    profiles: Path | None,
+    gpus: int | None,
+    cluster: Path | None,
+    sample: bool,
+    **rest: Any,
+) -> Any:
+    """A `Setup` from the words of the command line."""
+    from shoal.core.errors import ShoalError
+    from shoal.sim.costs import Costs
+    from shoal.sim.runner import Setup
+    from shoal.sim.samples import sample_path
+
+    if sample:
+        jobs = jobs or sample_path("jobs.csv")
+        if gpus is None and cluster is None:
+            gpus = 64
+    if jobs is None:
+        raise ShoalError("name a trace (jobs.csv), or try the one that comes along with --sample")
+    if profiles is None:
+        if not sample:
+            raise ShoalError("name the speed profiles of the trace's models: --profiles profiles.csv")
+        profiles = sample_path("profiles.csv")
+    interpolation = rest.pop("interpolate")
+    if interpolation not in ("time", "throughput"):
+        raise ShoalError(f"--interpolate {interpolation}: say time or throughput")
+    costs = Costs(
+        rest.pop("costs"),
+        restart_s=rest.pop("restart_s"),
+        prepare_s=rest.pop("prepare_s"),
+        pause_s=rest.pop("pause_s"),
+    )
+    options = parse_options(rest.pop("option") or [])
+    return Setup(
+        jobs=jobs,
+        profiles=profiles,
+        policy=policy,
+        gpus=gpus,
+        cluster=cluster,
+        options=options,
+        costs=costs,
+        interpolation=interpolation,
+        **rest,
+    )
+
+
+def parse_options(words: list[str]) -> dict[str, str]:
+    """`name=value` words; a value `@file` stands for the numbers in a file, one per line."""
+    from shoal.core.errors import ShoalError
+
+    options = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ShoalError(f"--option {word}: write name=value")
+        if value.startswith("@"):
+            value = numbers_of(Path(value[1:]))
+        options[name] = value
+    return options
+
+
+def numbers_of(path: Path) -> str:
+    """The numbers of a file, one per line after an optional header, as one comma-separated word."""
+    from shoal.core.errors import InputError
+
+    try:
+        lines = path.read_text().split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read: {error}", file=str(path)) from None
+    numbers = []
+    for at, line in enumerate(lines, 1):
+        try:
+            numbers.append(str(float(line)))
+        except ValueError:
+            if at > 1:
+                raise InputError(f"{line!r} is not a number", file=str(path), line=at) from None
+    return ",".join(numbers)
+
+
+def check_output(output: str) -> None:
+    from shoal.core.errors import ShoalError
+
+    if output not in ("table", "json"):
+        raise ShoalError(f"-o {output}: say table or json")

@@ -1,0 +1,109 @@
+"""`shoal sim run`: one policy over a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import sim_options as so
+
+EXAMPLES = """\b
+Examples:
+  shoal sim run --sample --policy afs-l
+  shoal sim run jobs.csv -p profiles.csv --gpus 64 --policy fifo --option backfill=no
+  shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --policy gandiva-fair -o json
+"""
+
+
+def run(
+    jobs: so.Jobs = None,
+    policy: Annotated[str, typer.Option("--policy", help="`shoal policy ls` lists them.")] = "afs-p",
+    profiles: so.Profiles = None,
+    gpus: so.Gpus = None,
+    cluster: so.ClusterFile = None,
+    option: so.Option = None,
+    seed: so.Seed = 0,
+    costs: so.CostKind = "none",
+    restart_s: so.RestartS = 30.0,
+    prepare_s: so.PrepareS = 5.0,
+    pause_s: so.PauseS = 0.1,
+    whole_seconds: so.WholeSeconds = False,
+    interpolate: so.Interpolate = "time",
+    per_job: Annotated[Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+    sample: so.Sample = False,
+) -> None:
+    """Run one policy over a trace in virtual time and print its figures."""
+    so.check_output(output)
+    from shoal.cli.out import print_json, say
+    from shoal.cli.sim_progress import Watch
+    from shoal.sim.runner import is_compiled, load
+    from shoal.sim.runner import run as run_one
+
+    setup = so.setup(
+        policy, jobs, profiles, gpus, cluster, sample,
+        option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
+        whole_seconds=whole_seconds, interpolate=interpolate,
+    )  # fmt: skip
+    inputs = load(setup)
+    if not is_compiled(policy):
+        say(f"first use of {policy}: compiling its kernels, some seconds, once")
+    with Watch({policy: len(inputs.jobs)}) as watch:
+        result = run_one(setup, watch.of(policy), inputs)
+    if per_job:
+        write_per_job(per_job, result.record)
+    if output == "json":
+        print_json(result.summary)
+    else:
+        show(result.summary)
+    if result.record.interrupted:
+        say(f"interrupted: {result.summary['finished']} of {result.summary['jobs']} jobs had finished")
+        raise typer.Exit(130)
+    never = result.summary["jobs"] - result.summary["finished"]
+    if never:
+        say(f"{never} jobs never ran: their GPUs never became free together")
+
+
+def write_per_job(path: Path, record: Any) -> None:
+    import polars as pl
+
+    from shoal.sim.inputs import write_aside
+    from shoal.sim.metrics import per_job_rows
+
+    frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)
+    with write_aside(path) as aside:
+        if path.suffix == ".parquet":
+            frame.write_parquet(aside)
+        else:
+            frame.write_csv(aside)
+
+
+ROWS = (
+    ("jobs finished", lambda s: f"{s['finished']} of {s['jobs']}"),
+    ("average completion", "avg_jct_s"),
+    ("median completion", "p50_jct_s"),
+    ("95th percentile", "p95_jct_s"),
+    ("99th percentile", "p99_jct_s"),
+    ("makespan", "makespan_s"),
+    ("average wait", "avg_queue_s"),
+    ("average standstill", "avg_paused_s"),
+    ("GPUs in use", lambda s: f"{100 * s['utilization']:.1f} %"),
+    ("share changes per job", lambda s: f"{s['share_changes_per_job'] or 0:.2f}"),
+    ("finish-time fairness, worst", lambda s: f"{s['finish_time_fairness']['max'] or 0:.2f}"),
+    ("decisions", lambda s: f"{s['decisions']:,}"),
+    ("took", "wall_s"),
+)
+
+
+def show(summary: dict[str, Any]) -> None:
+    from shoal.cli.out import duration, table
+
+    rows = []
+    for label, what in ROWS:
+        rows.append([label, what(summary) if callable(what) else duration(summary[what])])
+    table([summary["policy"], ""], rows, right=[1])
+
+
+run.__doc__ = f"{run.__doc__}\n\n{EXAMPLES}"

@@ -1,0 +1,126 @@
+"""From files and names to the figures of a run: what `shoal sim run` and `compare` do."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shoal.core.cluster import Cluster
+from shoal.core.errors import ShoalError
+from shoal.core.job import Job
+from shoal.core.profile import Interpolation, Profile
+from shoal.placement.base import Placer, PoolPlacer
+from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.policies.base import Policy
+from shoal.policies.registry import make_policy
+from shoal.sim.costs import Costs
+from shoal.sim.engine import Progress, Simulation
+from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
+from shoal.sim.metrics import summary
+from shoal.sim.record import Record
+
+
+@dataclass(frozen=True)
+class Setup:
+    """All that one run depends on; the same setup gives the same result."""
+
+    jobs: Path
+    profiles: Path
+    policy: str
+    gpus: int | None = None
+    cluster: Path | None = None
+    options: dict[str, str] = field(default_factory=dict)
+    seed: int = 0
+    costs: Costs = field(default_factory=Costs)
+    whole_seconds: bool = False
+    interpolation: Interpolation = "time"
+    timeline: bool = True
+
+
+@dataclass(frozen=True)
+class Inputs:
+    jobs: tuple[Job, ...]
+    profiles: dict[str, Profile]
+    cluster: Cluster
+
+
+@dataclass(frozen=True)
+class Result:
+    summary: dict[str, Any]
+    record: Record
+    inputs: Inputs
+
+
+def load(setup: Setup) -> Inputs:
+    """Read and check the files of a setup."""
+    if (setup.gpus is None) == (setup.cluster is None):
+        raise ShoalError("say how large the cluster is: --gpus N, or --cluster FILE (one of the two)")
+    profiles = read_profiles(setup.profiles, setup.interpolation)
+    cluster = read_cluster(setup.cluster) if setup.cluster else _pool(setup.gpus or 0, profiles)
+    jobs = read_jobs(setup.jobs, profiles, cluster)
+    return Inputs(jobs, profiles, cluster_with_users_of(cluster, jobs))
+
+
+def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
+    """A pool of one type: the type that the profiles speak of, where they speak of one."""
+    if gpus < 1:
+        raise ShoalError(f"--gpus {gpus}: a cluster needs at least one GPU")
+    types = {t for p in profiles.values() for t in p.gpu_types}
+    return Cluster.pool(gpus, types.pop() if len(types) == 1 and "*" not in types else _common(profiles))
+
+
+def _common(profiles: dict[str, Profile]) -> str:
+    """The GPU type that every profile knows, the first of several; `gpu` where speed does not depend on it."""
+    first = next(iter(profiles.values()))
+    for gpu_type in first.gpu_types:
+        if gpu_type != "*" and all(p.knows(gpu_type) for p in profiles.values()):
+            return gpu_type
+    return "gpu"
+
+
+def placer_for(cluster: Cluster, policy: Policy) -> Placer:
+    """Where shares go: anywhere in a pool; on nodes, kept where they are and packed."""
+    return PoolPlacer() if cluster.pooled else KeepAndPack(all_or_nothing=not policy.elastic)
+
+
+def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = None) -> Result:
+    """Run one policy over one trace."""
+    inputs = inputs or load(setup)
+    policy = make_policy(setup.policy, setup.options, setup.seed)
+    simulation = Simulation(
+        inputs.jobs,
+        inputs.profiles,
+        inputs.cluster,
+        policy,
+        placer=placer_for(inputs.cluster, policy),
+        costs=setup.costs,
+        whole_seconds=setup.whole_seconds,
+        timeline=setup.timeline,
+    )
+    began = time.perf_counter()
+    record = simulation.run(progress)
+    record.wall_s = time.perf_counter() - began
+    figures = summary(record, inputs.profiles, inputs.cluster.gpu_types[0])
+    figures["peak_memory_mb"] = peak_memory_mb()
+    return Result(figures, record, inputs)
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process has had."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
+
+
+def is_compiled(policy: str) -> bool:
+    """Whether the policy's kernels were compiled before; if not, its first use takes some seconds more."""
+    from shoal.policies.registry import policy_class
+
+    source = sys.modules[policy_class(policy).__module__].__file__
+    if source is None:
+        return True
+    path = Path(source)
+    return "njit" not in path.read_text() or any((path.parent / "__pycache__").glob(f"{path.stem}.*.nbi"))
