@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import InputError, ShoalError
@@ -252,6 +255,48 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, content):
     assert str(path) in str(caught.value)
     with pytest.raises(InputError, match="no such file"):
         format_named(name).read(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_damage_is_harmless_or_refused_in_one_line(tmp_path, name, data):
+    path = tmp_path / "trace"
+    content = bytearray(SAMPLES[name].encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        cut = data.draw(st.integers(0, 5))
+        content[at : at + cut] = data.draw(st.sampled_from(PIECES) | st.binary(max_size=3))
+    path.write_bytes(content)
+    said = complaint(lambda: convert(format_named(name).read(path), ONE, Wishes(skip_bad=True)))
+    assert said is None or (said.startswith(str(path)) and len(said.splitlines()) == 1)
+
+
+PIECES = [
+    b"",
+    b",",
+    b"\t",
+    b'"',
+    b"\n",
+    b"\r",
+    b"-",
+    b"nan",
+    b"1e400",
+    b"{",
+    b"]",
+    b"null",
+    b"\xff",
+    b"\x0b",
+    b"9" * 30,
+]
+
+
+def complaint(work: Callable[[], object]) -> str | None:
+    try:
+        work()
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def test_an_unknown_format_gets_a_suggestion():

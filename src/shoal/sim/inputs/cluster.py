@@ -18,7 +18,7 @@ import yaml
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import InputError, did_you_mean
-from shoal.sim.inputs.table import check_text, read_head
+from shoal.sim.inputs.table import check_text, printable, read_head
 from shoal.sim.inputs.values import MOST_GPUS
 
 _GROUP_KEYS = ("count", "gpus", "type", "rack", "domain", "name")
@@ -121,7 +121,7 @@ class _Reader:
         for key, value in node.value:
             name = key.value if isinstance(key, yaml.ScalarNode) else str(key.tag)
             if name not in known:
-                raise self.error(key, f"unknown key; {did_you_mean(name, known)}", name)
+                raise self.error(key, f"unknown key; {did_you_mean(name, known)}", printable(name))
             if name in keys:
                 raise self.error(key, "this key is there twice", name)
             keys[name] = value

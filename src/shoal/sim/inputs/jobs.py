@@ -19,7 +19,7 @@ from shoal.core.errors import InputError, did_you_mean
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
 from shoal.sim.inputs.limits import Limits
-from shoal.sim.inputs.table import Columns, FloatArray, IntArray, Problems, Table, read_table
+from shoal.sim.inputs.table import Columns, FloatArray, IntArray, Problems, Table, printable, read_table
 from shoal.sim.inputs.values import counts, names, numbers, positions_of, where_in
 
 COLUMNS = Columns(
@@ -174,7 +174,7 @@ def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
         column = names(table, problems, "user", default=default)
     elif named and default not in named:
         raise InputError(
-            f"this column is missing, and the cluster names users ({', '.join(named)[:80]}): "
+            f"this column is missing, and the cluster names users ({printable(', '.join(named)[:80])}): "
             "say whose each job is, or leave the users out of the cluster",
             file=str(table.path),
             line=1,

@@ -79,7 +79,7 @@ def _scan_quoted(path: Path, separator: str, max_records: int | None, open_end: 
     """Fields may hold separators and newlines: the csv reader tells records apart."""
     line: list[int] = []
     fields: list[int] = []
-    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+    with path.open(newline="\n", encoding="utf-8-sig", errors="replace") as file:
         reader = csv.reader(file, delimiter=separator)
         begins = 1
         try:
@@ -89,7 +89,11 @@ def _scan_quoted(path: Path, separator: str, max_records: int | None, open_end: 
                 begins = reader.line_num + 1
                 if max_records is not None and len(line) >= max_records:
                     break
-        except csv.Error:  # a field beyond all measure: it has swallowed the lines that follow
+        except csv.Error as error:
+            if "new-line" in str(error):
+                message = "a lone carriage return stands in this line; end lines with a newline"
+                raise InputError(message, file=str(path), line=begins) from None
+            # A field beyond all measure: it has swallowed the lines that follow.
             raise unclosed_quote(path, begins) from None
     return Lines(np.array(line, np.int64), np.array(fields, np.int64), open_end)
 

@@ -44,7 +44,9 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
     problems.add(
         twice,
         "gpus",
-        lambda row: f"{model[row]} on {gpus[row]} GPUs is already on line {table.line[first_row[keys[row]]]}",
+        lambda row: (
+            f"{model[row]!r} on {gpus[row]} GPUs is already on line {table.line[first_row[keys[row]]]}"
+        ),
     )
     problems.raise_first()
     return _profiles(zip(model, gpu_type, gpus, nodes, seconds), interpolation)

@@ -7,7 +7,6 @@ is raised, so that what a person sees does not depend on the order of the checks
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,25 +128,31 @@ def read_head(path: Path, what: str) -> bytes:
 
 def check_text(head: bytes, path: Path, what: str) -> str:
     """The head as text, or the error that this file is something else."""
+    if b"\0" in head:
+        raise InputError(f"is not a {what}: it holds binary data, not text", file=str(path), line=1)
     complete = head if len(head) < HEAD_BYTES else head[: max(head.rfind(b"\n"), 0)]
     if not complete:
         raise InputError(f"is not a {what}: its first line has no end", file=str(path), line=1)
     try:
-        text = complete.decode("utf-8-sig")
+        return complete.decode("utf-8-sig")
     except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text:
-        raise InputError(f"is not a {what}: it holds binary data, not text", file=str(path), line=1)
-    return text
+        raise InputError(f"is not a {what}: it holds binary data, not text", file=str(path), line=1) from None
 
 
 def first_fields(text: str, separator: str) -> list[str]:
     """The fields of the first line."""
-    return [name.strip() for name in next(csv.reader(io.StringIO(text), delimiter=separator), [])]
+    line = text.split("\n", 1)[0].replace("\r", " ")
+    return [name.strip() for name in next(csv.reader([line], delimiter=separator), [])]
+
+
+def printable(text: str) -> str:
+    """A name from a file as it can stand in a one-line message."""
+    return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
     """All required columns, none twice, and no unknown one that may be a slip of the pen."""
+    header = [printable(name) for name in header]
     for name in header:
         if header.count(name) > 1:
             raise InputError("this column is there twice", file=str(path), line=1, field=name or "(no name)")
