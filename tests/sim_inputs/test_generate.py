@@ -124,6 +124,7 @@ def test_iterations_take_the_duration_at_the_requested_size():
     ("wrong", "part"),
     [
         ({"jobs": 0}, "at least one job"),
+        ({"jobs": 10**12}, "at most 20,000,000"),
         ({"gpus": 0}, "at least one GPU"),
         ({"load": 0.0}, "above 0"),
         ({"load": float("nan")}, "above 0"),

@@ -44,6 +44,8 @@ PHILLY_DAYS = (0.86, 1.07, 1.14, 1.29, 1.44, 0.61, 0.59)
 BURST_JOBS = 20
 BURST_GAP_S = 8.0
 
+MOST_JOBS = 20_000_000
+
 #: The longest job of the trace ran for 53.6 days.
 LONGEST_S = 5_000_000.0
 
@@ -98,6 +100,8 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.jobs < 1:
             raise ShoalError(f"a trace needs at least one job, not {self.jobs}")
+        if self.jobs > MOST_JOBS:
+            raise ShoalError(f"{self.jobs:,} jobs are more than fit in memory; give at most {MOST_JOBS:,}")
         if self.gpus < 1:
             raise ShoalError(f"a cluster needs at least one GPU, not {self.gpus}")
         if not (0 < self.load < np.inf):
