@@ -17,13 +17,12 @@ def setting(tickets, size, home, gpus, types=None):
         "type_of_node": np.array(types or [0] * len(gpus), np.int32),
         "movable": np.ones(len(tickets), bool),
         "active": np.ones(len(tickets), bool),
+        "spanning": np.zeros(len(gpus)),
     }
 
 
 def loads(s):
-    out = np.zeros(len(s["gpus_of_node"]))
-    ticket_load(s["tickets"], s["home"], s["gpus_of_node"], s["active"], out)
-    return out.tolist()
+    return ticket_load(s["tickets"], s["home"], s["gpus_of_node"], s["active"], s["spanning"]).tolist()
 
 
 def test_the_worked_example_takes_one_move_and_then_no_other_helps():
@@ -42,6 +41,12 @@ def test_a_job_that_moved_a_short_while_ago_rests():
 def test_a_gain_below_the_minimum_moves_nothing():
     s = setting([1.5, 1.5, 2, 1.5, 1.5], [2] * 5, [0, 0, 0, 1, 1], [4, 4])
     assert not list(balance(**s, most_moves=10, min_gain=0.3))
+
+
+def test_nodes_that_carry_a_gang_over_several_nodes_count_its_tickets():
+    s = setting([1.0, 1.0], [1, 1], [0, 0], [4, 4])
+    s["spanning"][:] = [0.0, 4.0]
+    assert not list(balance(**s, most_moves=10, min_gain=0.01))
 
 
 def test_jobs_do_not_leave_their_gpu_type_to_balance():

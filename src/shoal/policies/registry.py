@@ -23,6 +23,7 @@ BUILT_IN = {
     "optimus": "shoal.policies.optimus:Optimus",
     "afs-l": "shoal.policies.afs_l:AfsL",
     "afs-p": "shoal.policies.afs_p:AfsP",
+    "gandiva-fair": "shoal.policies.gandiva_fair:GandivaFair",
 }
 
 ENTRY_POINT_GROUP = "shoal.policies"

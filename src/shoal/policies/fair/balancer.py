@@ -15,15 +15,19 @@ from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray
 
 @njit(cache=True)
 def ticket_load(
-    tickets: FloatArray, home: IntArray, gpus_of_node: IntArray, active: BoolArray, nodes_load: FloatArray
-) -> None:
-    """Ticket load per GPU of every node, into `nodes_load`; a node that is lost has none."""
-    nodes_load[:] = 0.0
+    tickets: FloatArray, home: IntArray, gpus_of_node: IntArray, active: BoolArray, spanning: FloatArray
+) -> FloatArray:
+    """Ticket load per GPU of every node; a node that is lost has none.
+
+    `spanning` are the tickets that gangs over several nodes bring to each of them.
+    """
+    load = spanning.copy()
     for i in range(len(home)):
         if active[i] and home[i] >= 0:
-            nodes_load[home[i]] += tickets[i]
-    for s in range(len(nodes_load)):
-        nodes_load[s] = nodes_load[s] / gpus_of_node[s] if gpus_of_node[s] > 0 else 0.0
+            load[home[i]] += tickets[i]
+    for s in range(len(load)):
+        load[s] = load[s] / gpus_of_node[s] if gpus_of_node[s] > 0 else 0.0
+    return load
 
 
 @njit(cache=True)
@@ -35,6 +39,7 @@ def balance(
     type_of_node: IntArray,
     movable: BoolArray,
     active: BoolArray,
+    spanning: FloatArray,
     most_moves: int,
     min_gain: float,
 ) -> list[tuple[int, int]]:
@@ -48,8 +53,7 @@ def balance(
     nodes, types = len(gpus_of_node), 0
     for s in range(nodes):
         types = max(types, type_of_node[s] + 1)
-    load = np.zeros(nodes)
-    ticket_load(tickets, home, gpus_of_node, active, load)
+    load = ticket_load(tickets, home, gpus_of_node, active, spanning)
     moves = [(0, 0) for _ in range(0)]
     for t in range(types):
         settled = np.zeros(nodes, np.bool_)

@@ -1,0 +1,151 @@
+"""What users are owed or owe: GPU time beyond their due, handed on from jobs that leave to the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int32]
+
+
+@njit(cache=True)
+def charge(
+    lag: FloatArray,
+    gpus: IntArray,
+    rate: FloatArray,
+    user: IntArray,
+    span_s: float,
+    user_lag: FloatArray,
+    user_gpus: FloatArray,
+    user_rate: FloatArray,
+) -> None:
+    """Book `span_s` seconds: jobs got `gpus` and were due `rate`; so did users, with the jobs that left.
+
+    A user's lag is what all its jobs ever had beyond their due. What a job that has left had too much or too
+    little of is shared out among the user's other jobs, now or when the next one comes: so neither does a
+    stream of short jobs, each new and owed its turn, gain anything, nor does anyone lose by finishing.
+    """
+    n, users = len(lag), len(user_lag)
+    booked, jobs = np.zeros(users), np.zeros(users)
+    for i in range(n):
+        lag[i] += (gpus[i] - rate[i]) * span_s
+        booked[user[i]] += lag[i]
+        jobs[user[i]] += 1.0
+    for u in range(users):
+        user_lag[u] += (user_gpus[u] - user_rate[u]) * span_s
+        if jobs[u] > 0.0:
+            booked[u] = (user_lag[u] - booked[u]) / jobs[u]
+    for i in range(n):
+        lag[i] += booked[user[i]]
+
+
+@njit(cache=True)
+def pass_of_jobs(
+    lag: FloatArray, rate: FloatArray, user: IntArray, users: int, least_rate: float, pull: float
+) -> FloatArray:
+    """The pass each job goes by: its own, lag / rate, plus `pull` times that of its user.
+
+    With the user's part a user whose many jobs all came late in the order is served next, and the cluster as
+    a whole evens out what single nodes cannot. For users of one job it changes no order. Jobs without a due
+    come after all others.
+    """
+    total, due = np.zeros(users), np.zeros(users)
+    for i in range(len(lag)):
+        total[user[i]] += lag[i]
+        due[user[i]] += rate[i]
+    out = np.empty(len(lag))
+    for i in range(len(lag)):
+        if rate[i] <= least_rate:
+            out[i] = 1e15 + lag[i]
+            continue
+        out[i] = lag[i] / rate[i]
+        if pull > 0.0:
+            out[i] += pull * total[user[i]] / due[user[i]]
+    return out
+
+
+class Accounts:
+    """What users had and were due since the last booking, and what that came to, in GPU-seconds.
+
+    `lag` is what a user's jobs had beyond their dues on their nodes. `beyond` is what the user had beyond its
+    part of the cluster, whatever its jobs were due where they are: it tells of nodes with uneven loads.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self.lag: FloatArray = np.zeros(0)
+        self.gpus: FloatArray = np.zeros(0)
+        self.rate: FloatArray = np.zeros(0)
+        self.part: FloatArray = np.zeros(0)
+        self.beyond: FloatArray = np.zeros(0)
+        self.since_s = 0.0
+
+    def know(self, names: tuple[str, ...]) -> None:
+        """There are these users; who is new owes nothing and is owed nothing."""
+        if names != self.names:
+            old = {name: i for i, name in enumerate(self.names)}
+            for column in _COLUMNS:
+                before = getattr(self, column)
+                setattr(self, column, np.array([before[old[n]] if n in old else 0.0 for n in names]))
+            self.names = names
+
+    def book(self, lag: FloatArray, gpus: IntArray, rate: FloatArray, user: IntArray, now_s: float) -> None:
+        """Charge jobs and users for the time since the last booking."""
+        span_s = max(now_s - self.since_s, 0.0)
+        charge(lag, gpus, rate, user, span_s, self.lag, self.gpus, self.rate)
+        self.beyond += (self.gpus - self.part) * span_s
+        self.since_s = now_s
+
+    def corrections(self, over_s: float) -> FloatArray:
+        """By how much to multiply the parts of users, so that who has had too little gets it back.
+
+        1 - beyond / (part * over_s): a user a tenth of `over_s` behind is given a tenth more. A steady
+        disadvantage, as of jobs on nodes that carry too much, so settles at a small debt instead of growing.
+        """
+        part = np.where(self.part > 0, self.part, 1.0)
+        return np.where(self.part > 0, np.clip(1.0 - self.beyond / (part * over_s), 0.1, 10.0), 1.0)
+
+    def go_on(
+        self,
+        lag: FloatArray,
+        gpus: IntArray,
+        rate: FloatArray,
+        user: IntArray,
+        part: FloatArray,
+        credit_s: float,
+    ) -> None:
+        """From now on users have these GPUs, dues and parts. Nobody is owed, or owes, more than `credit_s`
+        seconds of its part; who has no job keeps what it has."""
+        users = len(self.names)
+        present = np.bincount(user, minlength=users) > 0
+        bound = credit_s * self.rate
+        kept = np.where(self.rate > 0, np.clip(self.lag, -bound, bound), self.lag)
+        bound = credit_s * self.part
+        self.beyond = np.where(self.part > 0, np.clip(self.beyond, -bound, bound), self.beyond)
+        self.part = part.copy()
+        self.lag = np.where(present, np.bincount(user, weights=lag, minlength=users), kept)
+        self.gpus = np.bincount(user, weights=gpus, minlength=users).astype(np.float64)
+        self.rate = np.bincount(user, weights=rate, minlength=users).astype(np.float64)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "since_s": self.since_s,
+            "users": {
+                name: [float(getattr(self, column)[u]) for column in _COLUMNS]
+                for u, name in enumerate(self.names)
+            },
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.since_s = state["since_s"]
+        self.names = tuple(state["users"])
+        table = np.array(list(state["users"].values()), np.float64).reshape(-1, len(_COLUMNS))
+        for c, column in enumerate(_COLUMNS):
+            setattr(self, column, table[:, c].copy())
+
+
+_COLUMNS = ("lag", "gpus", "rate", "part", "beyond")

@@ -1,0 +1,187 @@
+"""Binding jobs to nodes: new ones, those whose node is lost, those that move for balance or for idle GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from shoal.core.view import View
+from shoal.policies.fair import balancer, homes, kernels
+from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
+from shoal.policies.fair.round import Nodes, Round, Rows
+from shoal.policies.fair.spans import Span, SpanArrays, number_spans, span_over
+
+
+class Binding:
+    """Remembers spans, and when jobs moved; the node of a small job is in the view's `memory_b`."""
+
+    def __init__(self, *, balance_s: float, migrations: int, min_gain: float, rest_s: float) -> None:
+        self.balance_s = balance_s
+        self.most = migrations
+        self.min_gain = min_gain
+        self.rest_s = rest_s
+        self.spans: dict[int, Span] = {}
+        self.moved_s: dict[int, float] = {}
+        self.migrations = 0
+        self.balance_at_s = 0.0
+
+    def look_up(self, view: View, nodes: Nodes) -> tuple[IntArray, IntArray, SpanArrays]:
+        """(home, type, spans) of each row. A home on a node that is lost is none."""
+        stored = view.memory_b
+        home = np.where(stored > 0, stored - 1, np.where(stored < 0, SPANS, NOWHERE)).astype(np.int32)
+        lost = (home >= 0) & (nodes.gpus[np.maximum(home, 0)] < view.requested_gpus)
+        home[lost] = NOWHERE
+        spans = number_spans(view.job_ids, home, self.spans)
+        broken = spans.gpus > nodes.gpus[spans.node]
+        if broken.any():
+            for row in spans.rows[np.searchsorted(spans.start, np.flatnonzero(broken), side="right") - 1]:
+                self.spans.pop(int(view.job_ids[row]), None)
+            spans = number_spans(view.job_ids, home, self.spans)
+        types = np.where(home >= 0, nodes.type_of[np.maximum(home, 0)], -1).astype(np.int32)
+        types[spans.rows] = nodes.type_of[spans.node[spans.start[:-1]]]
+        return home, types, spans
+
+    def bind(self, r: Round, corrections: FloatArray, order: Rows, visits: dict[int, int]) -> None:
+        """Give every job that can run a home and a due, moving some to other types (`visits`: row, type)."""
+        can_run = r.can_run
+        # A type that has become unusable for a job binds it no longer.
+        adrift = r.bound & (r.speed[np.maximum(r.types, 0), np.arange(len(r.view))] <= 0)
+        r.home[adrift], r.types[adrift] = NOWHERE, -1
+        target = homes.targets(r.weights, r.demand)
+        bound = kernels.demand_of_users(r.view.user, r.types, r.size, can_run, *r.weights.shape)
+        moves = dict(self._retype(r, order, target, bound)) | visits
+        for row, t in moves.items():
+            r.home[row], r.types[row] = NOWHERE, t
+        fresh = np.flatnonzero(can_run & (r.types < 0))
+        r.types[fresh] = homes.choose_types(fresh, r.view.user, r.size, r.speed, target, bound)
+        r.rate[:] = kernels.due_rates(
+            r.weights * corrections[:, None],
+            r.gpus_of_type,
+            r.view.user,
+            r.types,
+            r.size,
+            r.view.weight,
+            can_run,
+        )
+        self._choose_nodes(r, np.flatnonzero(can_run & (r.home == NOWHERE)))
+        r.moved |= set(moves)
+        if self._due(r):
+            self._balance(r, self.most - len(moves))
+            self.balance_at_s = r.now_s + self.balance_s
+        for row in r.moved:
+            self._note(r, row)
+        self._store(r)
+
+    def _due(self, r: Round) -> bool:
+        return r.new_quantum and r.now_s >= self.balance_at_s
+
+    def _retype(self, r: Round, order: Rows, target: FloatArray, bound: FloatArray) -> list[tuple[int, int]]:
+        if len(r.speed) == 1 or not self._due(r):
+            return []
+        return list(
+            homes.retype(
+                order, r.view.user, r.size, r.types, r.speed, target, bound, self._rested(r), self.most
+            )
+        )
+
+    def _choose_nodes(self, r: Round, rows: Rows) -> None:
+        if not len(rows):
+            return
+        load = balancer.ticket_load(r.rate, r.home, r.nodes.gpus, r.bound, r.spanning_tickets())
+        free = r.free((r.view.gpus > 0) & r.bound)
+        r.home[rows] = homes.choose_nodes(
+            rows, r.types, r.size, r.rate, r.nodes.type_of, r.nodes.gpus, free, load
+        )
+        for row in rows[r.home[rows] < 0].tolist():
+            size = int(r.size[row])
+            span = span_over(size, int(r.types[row]), r.nodes.type_of, r.nodes.gpus, free, load)
+            self._bind_span(r, row, span)
+            for s, gpus in span:
+                free[s] = max(free[s] - gpus, 0)
+                load[s] += r.rate[row] * gpus / size / r.nodes.gpus[s]
+        r.spans = number_spans(r.view.job_ids, r.home, self.spans)
+
+    def _bind_span(self, r: Round, row: int, span: Span) -> None:
+        if span:
+            self.spans[int(r.view.job_ids[row])] = span
+            r.view.memory_b[row] = -1.0
+            r.home[row] = SPANS
+
+    def _balance(self, r: Round, most: int) -> None:
+        if r.nodes.pooled or most <= 0:
+            return
+        moves = balancer.balance(
+            r.rate,
+            r.size,
+            r.home,
+            r.nodes.gpus,
+            r.nodes.type_of,
+            self._rested(r),
+            r.bound,
+            r.spanning_tickets(),
+            most,
+            self.min_gain,
+        )
+        r.moved.update(row for row, _ in moves)
+
+    def _rested(self, r: Round) -> BoolArray:
+        rested = np.ones(len(r.view), np.bool_)
+        tired = [j for j, at in self.moved_s.items() if r.now_s - at < self.rest_s and j in r.view]
+        rested[np.searchsorted(r.view.job_ids, tired)] = False
+        return rested
+
+    def _note(self, r: Round, row: int) -> None:
+        self.moved_s[int(r.view.job_ids[row])] = r.now_s
+        self.migrations += 1
+
+    def _store(self, r: Round) -> None:
+        small = r.home >= 0
+        r.view.memory_b[small] = r.home[small] + 1.0
+        r.view.memory_b[r.home == NOWHERE] = 0.0
+
+    def attract(self, r: Round, order: Rows, runs: BoolArray, free: IntArray) -> None:
+        """Idle GPUs take in waiting jobs from elsewhere: they run, and are bound there from now on."""
+        waiting = r.bound & ~runs
+        if not (waiting.any() and free.any()):
+            return
+        for row, node in balancer.attract(
+            order, r.size, waiting & (r.home >= 0), r.speed, r.nodes.type_of, free, r.home
+        ):
+            runs[row] = True
+            r.types[row] = r.nodes.type_of[node]
+            r.moved.add(row)
+            self._note(r, row)
+        nothing = np.zeros(len(free))
+        for row in order[(r.home[order] <= SPANS) & ~runs[order]].tolist():
+            size = int(r.size[row])
+            for t in np.argsort(-r.speed[:, row]).tolist():
+                if r.speed[t, row] <= 0 or free[r.nodes.type_of == t].sum() < size:
+                    continue
+                span = span_over(size, t, r.nodes.type_of, r.nodes.gpus, free, nothing)
+                self._bind_span(r, row, span)
+                for s, gpus in span:
+                    free[s] -= gpus
+                runs[row], r.types[row] = True, t
+                r.moved.add(row)
+                self._note(r, row)
+                break
+        self._store(r)
+
+    def left(self, job_id: int) -> None:
+        self.spans.pop(job_id, None)
+        self.moved_s.pop(job_id, None)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "spans": {str(j): [list(p) for p in span] for j, span in self.spans.items()},
+            "moved_s": {str(j): at for j, at in self.moved_s.items()},
+            "migrations": self.migrations,
+            "balance_at_s": self.balance_at_s,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.spans = {int(j): tuple((int(s), int(g)) for s, g in span) for j, span in state["spans"].items()}
+        self.moved_s = {int(j): at for j, at in state["moved_s"].items()}
+        self.migrations = state["migrations"]
+        self.balance_at_s = state["balance_at_s"]

@@ -1,0 +1,280 @@
+"""Fair shares between users by time slicing: the whole of Gandiva_fair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.core.errors import ShoalError
+from shoal.core.plan import Placement
+from shoal.core.reason import Code
+from shoal.core.view import View
+from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply
+from shoal.policies.fair import homes, kernels
+from shoal.policies.fair.accounts import Accounts, pass_of_jobs
+from shoal.policies.fair.binding import Binding
+from shoal.policies.fair.kernels import NO_RATE, BoolArray
+from shoal.policies.fair.market import Market
+from shoal.policies.fair.measuring import Measuring
+from shoal.policies.fair.round import Nodes, Round
+
+_PROFILING = ("given", "user", "job")
+_TIES = ("oldest", "newest", "widest")
+
+
+@dataclass(frozen=True)
+class GandivaFairOptions:
+    #: Time slice. 60 s is Gandiva's: long against the pause of a switch, short against a person's patience.
+    quantum_s: float = 60.0
+    #: Whether users trade GPUs of different types.
+    trading: bool = True
+    #: Where speeds come from: given with the job, or measured per user or per job by visits to each type.
+    profiling: str = "given"
+    #: How long a visit lasts at most, and how many there are at a time.
+    visit_s: float = 600.0
+    visits: int = 4
+    #: Load balancing: how often, how many migrations at most each time, the least gain in ticket load per
+    #: GPU, and how long a migrated job rests.
+    balance_s: float = 600.0
+    migrations: int = 8
+    min_gain: float = 0.05
+    rest_s: float = 1800.0
+    #: Who goes first of equals: oldest, newest or widest.
+    tie_order: str = "oldest"
+    #: How much a user's lag counts in the order of its jobs, next to the job's own.
+    pull: float = 1.0
+    #: A user that is behind or ahead of its part gets it back over about this long.
+    correct_s: float = 1800.0
+    #: What a node or a user may be owed, or owe, at most, in quanta of its part; more is forgotten.
+    credit_quanta: float = 60.0
+    #: Rounds of trades that are kept on record.
+    keep_rounds: int = 1000
+
+    def __post_init__(self) -> None:
+        for name in ("quantum_s", "visit_s", "balance_s", "correct_s", "credit_quanta"):
+            if not getattr(self, name) > 0:
+                raise ShoalError(f"option {name} of policy 'gandiva-fair' must be above 0")
+        for name in ("migrations", "visits", "min_gain", "rest_s", "pull"):
+            if not getattr(self, name) >= 0:
+                raise ShoalError(f"option {name} of policy 'gandiva-fair' must not be negative")
+        for name, known in (("profiling", _PROFILING), ("tie_order", _TIES)):
+            if getattr(self, name) not in known:
+                raise ShoalError(
+                    f"option {name}={getattr(self, name)!r} of policy 'gandiva-fair' must be one of "
+                    f"{', '.join(known)}"
+                )
+
+
+class GandivaFair(Policy):
+    """GPU time in proportion to tickets, on mixed GPUs, by split stride, migration and trading.
+
+    A user's tickets entitle it to a part of every GPU type (water-filling over the users with jobs); trading
+    changes the parts; a part is divided equally among the user's jobs on that type. That gives each job its
+    due, the GPUs it should have on average. Jobs are bound to nodes. At the end of every quantum each node
+    runs gang-aware stride over its jobs, by pass = lag / due, and gangs that span nodes are ordered against
+    the nodes' aggregates (Chaudhary et al., EuroSys'20). Between quanta only free GPUs are given out. A
+    balancer keeps the due per GPU even over the nodes; idle GPUs take in waiting jobs from anywhere.
+
+    Remembers of each job: `memory_a` its lag in GPU-seconds, `memory_b` its node + 1 (0: none yet, -1: it
+    spans nodes, see `Binding`), `memory_c` its due in GPUs.
+    """
+
+    name = "gandiva-fair"
+    summary = "fair shares by tickets: split stride, migration, trading of mixed GPUs (EuroSys'20)"
+    elastic = False
+    Options = GandivaFairOptions
+
+    def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
+        super().__init__(options, rng=rng)
+        o = self.options
+        self.accounts = Accounts()
+        self.market = Market(trading=o.trading, keep_rounds=o.keep_rounds)
+        self.measuring = Measuring(o.profiling, o.visit_s, o.visits)
+        self.binding = Binding(
+            balance_s=o.balance_s, migrations=o.migrations, min_gain=o.min_gain, rest_s=o.rest_s
+        )
+        self.quantum_end_s = -np.inf
+        self._gpu_types: tuple[str, ...] = ()
+
+    # -- the decision ------------------------------------------------------------------------------
+
+    def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
+        """Read it top to bottom."""
+        self._gpu_types = view.gpu_types
+        # 1. book what everybody had since the last decision
+        self.accounts.know(tuple(u.name for u in supply.cluster.users))
+        self.accounts.book(view.memory_a, view.gpus, view.memory_c, view.user, now_s)
+        if not len(view):
+            self._go_on(view, view.gpus)
+            return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        # 2. the users' parts of each type, after trading
+        r = self._round(view, supply, now_s)
+        # 3. bind jobs to types and nodes, and give each its due
+        visits = self.measuring.send(view, r.types, r.speed, now_s) if r.new_quantum else {}
+        order = self._order(view, self._passes(view))
+        self.binding.bind(r, self.accounts.corrections(self.options.correct_s), order, visits)
+        # 4. who runs: all anew at the end of a quantum, else on what is free
+        runs = self._run(r)
+        self._go_on(view, np.where(runs, r.size, 0).astype(np.int32))
+        return self._decision(r, runs)
+
+    def _round(self, view: View, supply: Supply, now_s: float) -> Round:
+        nodes = Nodes.of(supply)
+        size, users = view.requested_gpus, supply.cluster.users
+        can_run = homes.speeds_by_type(view.speeds, view.speed_at, view.type_max, size, supply.gpus_of_type)
+        demand, may_use, own = homes.demand_by_user(can_run, view.user, size, len(users))
+        speed = self.measuring.speeds(view, can_run, now_s)
+        if speed is not can_run:
+            own = self.measuring.of_users(view, can_run, len(users))
+        tickets = np.array([u.tickets for u in users])
+        self.market.update(tickets, demand, may_use, own, supply.gpus_of_type, now_s)
+        new_quantum = bool(now_s >= self.quantum_end_s - 1e-9)
+        if new_quantum:
+            quantum_s = self.options.quantum_s
+            self.quantum_end_s = (np.floor(now_s / quantum_s + 1e-9) + 1) * quantum_s
+        home, types, spans = self.binding.look_up(view, nodes)
+        return Round(
+            view,
+            nodes,
+            supply.gpus_of_type,
+            now_s,
+            new_quantum,
+            speed,
+            demand,
+            self.market.weights,
+            home,
+            types,
+            spans,
+        )
+
+    def _go_on(self, view: View, gpus: IntArray) -> None:
+        users = len(self.accounts.names)
+        part = self.market.weights.sum(axis=1) if len(view) else np.zeros(users)
+        self.accounts.go_on(view.memory_a, gpus, view.memory_c, view.user, part, self._credit_s)
+
+    @property
+    def _credit_s(self) -> float:
+        return float(self.options.credit_quanta * self.options.quantum_s)
+
+    def _passes(self, view: View) -> FloatArray:
+        users, pull = len(self.accounts.names), float(self.options.pull)
+        passed = pass_of_jobs(view.memory_a, view.memory_c, view.user, users, NO_RATE, pull)
+        passed[self.measuring.rows_on_visit(view)] = -1e15
+        return passed
+
+    def _order(self, view: View, passed: FloatArray) -> NDArray[np.int64]:
+        """Rows by pass, and in the tie order where equal."""
+        order = self.options.tie_order
+        if order == "newest":
+            return np.lexsort((-view.job_ids, passed))
+        if order == "widest":
+            return np.lexsort((view.job_ids, -view.requested_gpus, passed))
+        return np.argsort(passed, kind="stable")
+
+    def _run(self, r: Round) -> BoolArray:
+        """Who runs from now on; jobs that idle GPUs take in from elsewhere are bound there."""
+        view, bound = r.view, r.bound
+        if r.new_quantum:
+            # With gangs across nodes these are not apart: the lag that counts is that of the whole type.
+            group, groups = (r.types, len(r.speed)) if len(r.spans.rows) else (r.home, len(r.nodes.gpus))
+            kernels.recentre(r.lag, r.rate, group, groups, bound, self._credit_s)
+        passed = self._passes(view)
+        order = self._order(view, passed)
+        keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus > 0) & bound
+        runs, free = kernels.split_stride(
+            order,
+            passed,
+            np.maximum(r.rate, NO_RATE),
+            r.size,
+            r.home,
+            r.spans.start,
+            r.spans.node,
+            r.spans.gpus,
+            r.nodes.gpus,
+            bound,
+            keep,
+        )
+        self.binding.attract(r, order, runs, free)
+        return runs
+
+    def _decision(self, r: Round, runs: BoolArray) -> Decision:
+        gpus = np.where(runs, r.size, 0).astype(np.int32)
+        codes = np.where(r.bound, 0, int(Code.INFEASIBLE)).astype(np.int8)
+        placements: dict[int, Placement] | None = None
+        if not r.nodes.pooled:
+            changed = (gpus != r.view.gpus) & runs
+            moved = np.array(list(r.moved), np.int64)
+            changed[moved] = runs[moved]
+            rows = np.flatnonzero(changed)
+            placements = {
+                row: ((node, n),) if node >= 0 else self.binding.spans[job]
+                for row, node, n, job in zip(
+                    rows.tolist(), r.home[rows].tolist(), gpus[rows].tolist(), r.view.job_ids[rows].tolist()
+                )
+            }
+        waits = bool((r.bound & ~runs).any())
+        return Decision(
+            gpus,
+            np.where(runs, r.types, -1).astype(np.int32),
+            placements=placements,
+            wake_s=float(self.quantum_end_s) if waits or self.measuring.under_way else np.inf,
+            codes=codes,
+            idle_because="the GPUs left are too few for any waiting gang" if waits else None,
+        )
+
+    # -- what people ask, and what must be remembered ----------------------------------------------
+
+    def left(self, job_id: int, now_s: float) -> None:
+        self.binding.left(job_id)
+        self.measuring.left(job_id)
+
+    def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
+        u = int(view.user[row])
+        rate = float(view.memory_c[row])
+        found: dict[str, float | int | str] = {
+            "user_entitled_gpus": float(self.market.entitled[u].sum())
+            if len(self.market.entitled) > u
+            else 0.0,
+            "due_gpus": rate,
+            "lag_gpu_s": float(view.memory_a[row]),
+        }
+        if view.gpus[row] == 0 and rate > 0:
+            found["quantum_end_s"] = float(self.quantum_end_s)
+        return found
+
+    def entitled(self) -> FloatArray:
+        """[user, type]: GPUs by tickets, before trading."""
+        return self.market.entitled
+
+    def traded(self) -> FloatArray:
+        """[user, type]: GPUs won (or, below 0, given away) by trading."""
+        return self.market.weights - self.market.entitled
+
+    def report(self) -> dict[str, Any]:
+        """What the run has to tell beyond shares: trades, measured speeds, migrations."""
+        return {
+            "trades": self.market.report(self.accounts.names, self._gpu_types),
+            "profiles": self.measuring.report(self._gpu_types, self.accounts.names),
+            "migrations": self.binding.migrations,
+        }
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **super().state(),
+            "accounts": self.accounts.state(),
+            "market": self.market.state(),
+            "measuring": self.measuring.state(),
+            "binding": self.binding.state(),
+            "quantum_end_s": float(self.quantum_end_s) if np.isfinite(self.quantum_end_s) else None,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self.accounts.restore(state["accounts"])
+        self.market.restore(state["market"])
+        self.measuring.restore(state["measuring"])
+        self.binding.restore(state["binding"])
+        self.quantum_end_s = -np.inf if state["quantum_end_s"] is None else state["quantum_end_s"]
