@@ -73,8 +73,8 @@ def replace_outliers(losses: Floats, reach: int = 2, margin: float = 1.0) -> Flo
     """Replace a loss that lies outside the range of its neighbours by the neighbours' mean.
 
     Neighbours are the `reach` points on either side, at the end of the history the 2 `reach` points before.
-    Their range is widened on both sides by `margin` times its width, so that ordinary noise and the fall of the
-    curve are left alone (margin 0 is the plain rule). The first points stay: the fall is steepest there.
+    Their range is widened on both sides by `margin` times its width, so that ordinary noise and the fall of
+    the curve are left alone (margin 0 is the plain rule). The first points stay: the fall is steepest there.
     """
     count = len(losses)
     if count < 2 * reach + 1:

@@ -114,7 +114,7 @@ class ConvergenceEstimator:
 
     __slots__ = ("_bad_step", "_losses", "_steps", "capacity", "min_points", "newer")
 
-    def __init__(self, *, capacity: int = 256, min_points: int = MIN_POINTS, newer: float = NEWER) -> None:
+    def __init__(self, *, capacity: int = 128, min_points: int = MIN_POINTS, newer: float = NEWER) -> None:
         if capacity < 2 * min_points:
             raise ValueError("capacity must be at least twice min_points")
         self.capacity = capacity

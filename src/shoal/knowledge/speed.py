@@ -7,7 +7,8 @@ With measured seconds T_i of configurations with design rows x_i (see `speed_mod
 Dividing by T_i makes errors relative: otherwise slow configurations decide alone. The second sum is ours: s_j
 is the mean of x_ij / T_i, so s_j θ_j is the share of a step that term j takes, and q_j the share assumed
 before measuring. λ counts as that many measurements, so it fades as points arrive; it keeps a fit to few
-points from explaining everything by one term and predicting steps of no length elsewhere.
+points from explaining everything by one term and predicting steps of no length elsewhere. For the same reason
+θ_j >= 0.01 q_j / s_j when λ > 0.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from scipy.optimize import nnls
 from shoal.knowledge.speed_models import Floats, SpeedModel
 from shoal.knowledge.unknown import Unknown
 
-_LEAST_NOISE = 0.02  # measured steps are never better than this, whatever the residual of a few points says
+# Before there are residuals to judge by, a measurement is taken to be 10 % off; that counts as three of them.
+_USUAL_NOISE = 0.1
+_USUAL_NOISE_WORTH = 3
+# No term is ruled out entirely: it keeps at least this part of the share assumed for it.
+_LEAST_PART = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,8 +104,11 @@ def _solve(
     strength = np.sqrt(max(ridge, 1e-9))
     matrix = np.vstack([weighted, strength * np.diag(scale)])
     target = np.concatenate([np.ones(len(seconds)), strength * shares])
-    theta, _ = nnls(matrix, target)
+    least = _LEAST_PART * shares / scale if ridge > 0 else np.zeros_like(scale)
+    above, _ = nnls(matrix, target - matrix @ least)
+    theta = least + above
     residual = weighted @ theta - 1.0
-    free = max(len(seconds) - np.count_nonzero(theta), 1)
-    noise = max(float(np.sqrt(residual @ residual / free)), _LEAST_NOISE)
+    free = max(len(seconds) - int(np.count_nonzero(above)), 0)
+    squares = float(residual @ residual) + _USUAL_NOISE_WORTH * _USUAL_NOISE**2
+    noise = float(np.sqrt(squares / (free + _USUAL_NOISE_WORTH)))
     return SpeedFit(model, theta, matrix.T @ matrix, noise, len(seconds))
