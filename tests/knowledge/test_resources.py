@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -123,6 +124,7 @@ def test_only_training_imports_scikit_learn():
     assert output.stdout.strip() == "False"
 
 
+@cache  # training takes a while; tests that teach it more make their own
 def taught(
     count: int = 60, job_type: str = "cnn", names: tuple[str, ...] = ("resnet50",)
 ) -> ResourceEstimator:
@@ -183,7 +185,7 @@ def test_defaults_are_those_of_the_reference():
 
 
 def test_forests_are_trained_again_after_every_third_new_job():
-    known = taught(12)
+    known = taught.__wrapped__(12)
     rng = np.random.default_rng(5)
     due = []
     for _ in range(7):

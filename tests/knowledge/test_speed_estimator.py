@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from shoal.knowledge.speed_estimator import Source, SpeedEstimator
-from shoal.knowledge.speed_models import ALL_REDUCE
+from shoal.knowledge.online_speed import OnlineSpeed, Source, server_worker_table
+from shoal.knowledge.speed_estimator import SpeedEstimator
+from shoal.knowledge.speed_models import ALL_REDUCE, ASYNC_PS, SYNC_PS
 from shoal.knowledge.unknown import Unknown
 
 THETA = np.array([0.02, 0.03, 0.02, 0.08, 0.002])
@@ -123,9 +124,8 @@ def test_the_batch_limit_keeps_the_work_per_gpu_until_the_limit():
         SpeedEstimator(8, 8, batch_size=8.0),
         SpeedEstimator(8, 8, batch_size=8.0, max_batch_size=32.0),
     )
-    sizes = np.array([1, 2, 4, 8])
-    assert fixed._configs(sizes, np.ones(4, dtype=int))[:, 2].tolist() == [8, 4, 2, 1]
-    assert growing._configs(sizes, np.ones(4, dtype=int))[:, 2].tolist() == [8, 8, 8, 4]
+    assert [fixed._local_batch(n) for n in (1, 2, 4, 8)] == [8, 4, 2, 1]
+    assert [growing._local_batch(n) for n in (1, 2, 4, 8)] == [8, 8, 8, 4]
 
 
 @pytest.mark.parametrize(
@@ -164,3 +164,50 @@ def test_the_next_share_to_measure_is_far_from_what_is_known():
     assert known.next_gpus("v100", [1, 2, 3, 16]) == 16
     assert isinstance(known.next_gpus("v100", []), Unknown)
     assert isinstance(known.next_gpus("k80", [1]), Unknown)
+
+
+def test_a_table_is_read_only_and_kept_until_something_is_measured():
+    known = estimator()
+    teach(known, [1, 2])
+    table = known.table("v100")
+    assert known.table("v100") is table
+    with pytest.raises(ValueError, match="read-only"):
+        table.iterations_per_s[1] = 7.0
+    teach(known, [4])
+    assert known.table("v100") is not table
+
+
+@pytest.mark.parametrize(
+    ("model", "theta"),
+    [(SYNC_PS, (0.004, 0.4, 0.4, 0.01, 0.002)), (ASYNC_PS, (2.8335, 3.9188, 0.02, 0.505))],
+)
+def test_servers_and_workers_are_learned_online_too(model, theta):
+    """Ten of 64 configurations measured with noise; the rest of the table is predicted, the ten override."""
+    rng = np.random.default_rng(4)
+    known = OnlineSpeed(model)
+    true = {
+        (p, w): 1 / float((model.rows(np.array([[p, w, 32.0]], dtype=float)) @ np.array(theta))[0])
+        for p in range(1, 9)
+        for w in range(1, 9)
+    }
+    pairs = list(true)
+    chosen = [pairs[i] for i in rng.choice(len(pairs), 10, replace=False)]
+    for pair in chosen:
+        for _ in range(5):
+            known.observe((*map(float, pair), 32.0), float(np.exp(rng.normal(0, 0.05))) / true[pair])
+    table = server_worker_table(known, 8, 8, 32.0)
+    assert table.shape == (9, 9)
+    assert (table[0] == 0).all()
+    errors = [abs(table[pair] / speed - 1) for pair, speed in true.items()]
+    assert np.mean(errors) < 0.08
+    again = OnlineSpeed.from_dict(json.loads(json.dumps(known.to_dict())))
+    assert server_worker_table(again, 8, 8, 32.0).tolist() == table.tolist()
+
+
+def test_servers_and_workers_below_the_needed_points_are_assumed_or_unknown():
+    config = np.array([[1.0, 1.0, 32.0], [2.0, 4.0, 32.0]])
+    for assume, source in ((True, Source.ASSUMED), (False, Source.UNKNOWN)):
+        known = OnlineSpeed(SYNC_PS, assume=assume)
+        known.observe((1.0, 1.0, 32.0), 2.0)
+        assert known.predict(config).source.tolist() == [Source.MEASURED, source]
+    assert "there is no configuration of 0 servers" in known.observe((0.0, 1.0, 32.0), 1.0).why

@@ -1,0 +1,177 @@
+"""Speed measurements of one kind of job as they arrive, the model fitted to them, and its predictions.
+
+A measured configuration overrides the fit. Below as many distinct configurations as the model has terms, the
+fit leans on the model's usual split of a step's time: such figures are ASSUMED, not FITTED.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.knowledge.speed import SpeedFit, fit_speed
+from shoal.knowledge.speed_models import MODELS, Floats, SpeedModel
+from shoal.knowledge.unknown import Unknown
+
+Config = tuple[float, float, float]
+
+
+class Source(IntEnum):
+    """Where a figure comes from, weakest first."""
+
+    UNKNOWN = 0
+    ASSUMED = 1
+    FITTED = 2
+    MEASURED = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prediction:
+    """Seconds per step of each configuration asked for, how uncertain (relative), and where it comes from."""
+
+    seconds: Floats
+    relative_std: Floats
+    source: npt.NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class _Measured:
+    """Running mean and variance of seconds per step; old measurements fade after `memory` new ones."""
+
+    count: int
+    mean_s: float
+    variance_s2: float
+
+    def add(self, seconds: float, memory: int) -> None:
+        self.count += 1
+        part = max(1.0 / self.count, 1.0 / memory)
+        difference = seconds - self.mean_s
+        self.mean_s += part * difference
+        self.variance_s2 = (1.0 - part) * (self.variance_s2 + part * difference * difference)
+
+    def spread(self) -> float:
+        """Relative standard deviation of the mean; a single measurement is taken as 5 % uncertain."""
+        if self.count < 2:
+            return 0.05
+        return max(math.sqrt(self.variance_s2 / (self.count - 1)) / self.mean_s, 0.001)
+
+
+class OnlineSpeed:
+    """Learns the seconds per step of configurations (see the model's `columns`) from measurements.
+
+    Old measurements of a configuration fade after `memory` new ones. `assume=False` gives no figures at all
+    before there are enough configurations. `reference` configurations give the scale of terms that no
+    measured one has.
+    """
+
+    __slots__ = ("_fit", "_measured", "assume", "memory", "model", "reference")
+
+    def __init__(
+        self, model: SpeedModel, *, assume: bool = True, memory: int = 20, reference: Floats | None = None
+    ) -> None:
+        if memory < 1:
+            raise ValueError("memory must be at least 1 measurement")
+        self.model = model
+        self.assume = assume
+        self.memory = memory
+        self.reference = reference
+        self._measured: dict[Config, _Measured] = {}
+        self._fit: SpeedFit | Unknown | None = None
+
+    def observe(self, config: Config, seconds: float) -> Unknown | None:
+        """Take in one measurement. One that cannot be is left out, and the answer says why."""
+        if not all(math.isfinite(value) and value > 0 for value in config):
+            named = ", ".join(f"{value:g} {name}" for name, value in zip(self.model.columns, config))
+            return Unknown(f"there is no configuration of {named}")
+        if not (math.isfinite(seconds) and seconds > 0):
+            return Unknown(f"a step cannot take {seconds} s")
+        point = self._measured.get(config)
+        if point is None:
+            self._measured[config] = _Measured(1, seconds, 0.0)
+        else:
+            point.add(seconds, self.memory)
+        self._fit = None
+        return None
+
+    def configs(self) -> Floats:
+        """The measured configurations, one per row."""
+        return np.array(list(self._measured), dtype=np.float64).reshape(-1, len(self.model.columns))
+
+    def measured_s(self) -> Floats:
+        """The mean measured seconds of each of them."""
+        return np.array([point.mean_s for point in self._measured.values()])
+
+    @property
+    def is_enough(self) -> bool:
+        return len(self._measured) >= len(self.model.terms)
+
+    def fit(self) -> SpeedFit | Unknown:
+        """The model fitted to the measurements so far."""
+        if self._fit is None:
+            least = 1 if self.assume else len(self.model.terms)
+            self._fit = fit_speed(
+                self.model, self.configs(), self.measured_s(), min_points=least, reference=self.reference
+            )
+        return self._fit
+
+    def predict(self, configs: Floats) -> Prediction:
+        """Seconds of each configuration; NaN where nothing can be said."""
+        fit = self.fit()
+        if isinstance(fit, Unknown):
+            return self.override(configs, nothing_known(len(configs)))
+        kind = Source.FITTED if self.is_enough else Source.ASSUMED
+        source = np.full(len(configs), kind, dtype=np.uint8)
+        return self.override(configs, Prediction(fit.seconds(configs), fit.relative_std(configs), source))
+
+    def override(self, configs: Floats, predicted: Prediction) -> Prediction:
+        """Put what was measured in the place of what was predicted."""
+        where = {config: row for row, config in enumerate(map(tuple, configs.tolist()))}
+        for config, point in self._measured.items():
+            row = where.get(config)
+            if row is not None:
+                predicted.seconds[row] = point.mean_s
+                predicted.relative_std[row] = point.spread()
+                predicted.source[row] = Source.MEASURED
+        return predicted
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model's name and the measurements, as plain values."""
+        return {
+            "model": self.model.name,
+            "assume": self.assume,
+            "memory": self.memory,
+            "measured": [
+                [*config, point.count, point.mean_s, point.variance_s2]
+                for config, point in self._measured.items()
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any], reference: Floats | None = None) -> OnlineSpeed:
+        known = cls(
+            MODELS[state["model"]], assume=state["assume"], memory=state["memory"], reference=reference
+        )
+        for *config, count, mean_s, variance_s2 in state["measured"]:
+            first, second, third = config
+            known._measured[first, second, third] = _Measured(count, mean_s, variance_s2)
+        return known
+
+
+def nothing_known(count: int) -> Prediction:
+    return Prediction(np.full(count, np.nan), np.full(count, np.inf), np.zeros(count, dtype=np.uint8))
+
+
+def server_worker_table(known: OnlineSpeed, max_servers: int, max_workers: int, batch: float) -> Floats:
+    """Steps per second by (servers, workers) for a parameter-server model; row and column 0 are 0."""
+    servers, workers = np.meshgrid(
+        np.arange(1, max_servers + 1), np.arange(1, max_workers + 1), indexing="ij"
+    )
+    configs = np.stack([servers.ravel(), workers.ravel(), np.full(servers.size, batch)], axis=1)
+    table = np.zeros((max_servers + 1, max_workers + 1))
+    table[1:, 1:] = 1.0 / known.predict(configs).seconds.reshape(servers.shape)
+    return table
