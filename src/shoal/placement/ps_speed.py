@@ -1,0 +1,97 @@
+"""How fast a parameter-server job runs by where its tasks are.
+
+`step_time_s` is the model of the DL2 simulator, by the author of Optimus. For a worker on node n, with P
+servers and W workers in all and P_n, W_n of them on n,
+
+    inside  = intra / max(P_n, W_n)                                        to the servers on its node
+    between = min(inter / (P - P_n), inter / (W - min W_m over nodes m with a server))   to the others
+    step    = compute + 2 (size / P) / the slower of the two
+
+and the slowest worker counts. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server and two
+workers, which no formula in its paper explains: two workers on one node apart from the server (p:ww) are
+slowest by far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shoal.core.errors import ShoalError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a step of a model computes and moves."""
+
+    compute_s: float
+    size_mb: float
+    inter_mb_s: float  #: bandwidth between nodes
+    intra_mb_s: float  #: bandwidth inside a node
+    steps_per_epoch: int
+
+
+#: Measured constants of the DL2 simulator.
+TRAFFIC: Mapping[str, Traffic] = {
+    "resnet-50": Traffic(0.449, 102.2, 91.875, 306.5, 115),
+    "vgg-16": Traffic(0.535, 553.4, 233.0, 427.75, 115),
+    "resnext-110": Traffic(0.226, 6.92, 59.5, 63.0, 390),
+    "inception-bn": Traffic(0.815, 42.1, 145.875, 1082.125, 120),
+    "seq2seq": Traffic(0.075, 36.5, 120.125, 181.125, 780),
+    "cnn-text": Traffic(0.585, 24.0, 60.75, 159.625, 193),
+    "dssm": Traffic(0.567, 6.0, 92.125, 65.625, 349),
+    "wlm": Traffic(0.154, 19.2, 10.375, 22.875, 165),
+}
+
+
+def step_time_s(traffic: Traffic, tasks: Iterable[tuple[int, int]]) -> float:
+    """Seconds per step with these (servers, workers) on each node in use."""
+    tasks = [t for t in tasks if t[0] + t[1] > 0]
+    servers, workers = sum(p for p, _ in tasks), sum(w for _, w in tasks)
+    if servers < 1 or workers < 1:
+        raise ShoalError(f"{servers} servers and {workers} workers do not train: it takes one of each")
+    fewest_beside_a_server = min(w for p, w in tasks if p > 0)
+    piece_mb = traffic.size_mb / servers
+    slowest = 0.0
+    for p_here, w_here in tasks:
+        if w_here == 0:
+            continue
+        exchange_s = 0.0
+        if p_here > 0:
+            exchange_s = 2 * piece_mb * max(p_here, w_here) / traffic.intra_mb_s
+        if p_here < servers:
+            streams = max(servers - p_here, workers - fewest_beside_a_server)
+            exchange_s = max(exchange_s, 2 * piece_mb * streams / traffic.inter_mb_s)
+        slowest = max(slowest, exchange_s)
+    return traffic.compute_s + slowest
+
+
+#: The layouts of one server and two workers, a colon between nodes.
+LAYOUTS = ("pww", "p:w:w", "pw:w", "p:ww")
+#: Seconds that Liquid's jobs take on one GPU, on two GPUs, and in each layout.
+ONE_GPU_TIME_S: Mapping[str, float] = {"vgg16": 220.0, "resnet50": 146.0, "inception3": 253.0}
+TWO_GPU_TIME_S: Mapping[str, float] = {"vgg16": 227.0, "resnet50": 164.0, "inception3": 257.0}
+LAYOUT_TIME_S: Mapping[str, Mapping[str, float]] = {
+    "vgg16": dict(zip(LAYOUTS, (510.0, 810.0, 767.0, 1190.0))),
+    "resnet50": dict(zip(LAYOUTS, (203.0, 210.0, 204.0, 255.0))),
+    "inception3": dict(zip(LAYOUTS, (289.0, 290.0, 295.0, 310.0))),
+}
+
+
+def layout(ps_nodes: Sequence[int], worker_nodes: Sequence[int]) -> str:
+    """Which of the measured layouts this placement is."""
+    if len(ps_nodes) != 1 or len(worker_nodes) != 2:
+        raise ShoalError(
+            f"measured are one server and two workers, not {len(ps_nodes)} and {len(worker_nodes)}; "
+            "use step_time_s for others"
+        )
+    together = worker_nodes[0] == worker_nodes[1]
+    beside = sum(node == ps_nodes[0] for node in worker_nodes)
+    return {(True, 2): "pww", (True, 0): "p:ww", (False, 1): "pw:w", (False, 0): "p:w:w"}[together, beside]
+
+
+def layout_time_s(model: str, ps_nodes: Sequence[int], worker_nodes: Sequence[int]) -> float:
+    """Seconds that Liquid measured for this model in this placement."""
+    if model not in LAYOUT_TIME_S:
+        raise ShoalError(f"nothing was measured for {model!r}; {did_you_mean(model, LAYOUT_TIME_S)}")
+    return LAYOUT_TIME_S[model][layout(ps_nodes, worker_nodes)]

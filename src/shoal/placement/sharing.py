@@ -1,0 +1,65 @@
+"""Whether a job may run on a GPU that another uses (Liquid, TPDS'21, as its code decides).
+
+Only for jobs of one worker on one GPU, and only when the cluster is busy enough. A GPU in use qualifies if
+
+    memory total > memory allocated + memory of the job
+    predicted utilisation of the job and of all jobs on the GPU < limit (1.3: 130 %)
+
+The first that qualifies is taken. Jobs that share a GPU no longer tell what they would do alone, so
+their measurements must not train the resource estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.placement.base import Unplaced
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUse:
+    """One GPU: memory, and the predicted utilisation (0..1) of each job on it."""
+
+    memory_mb: float
+    allocated_mb: float = 0.0
+    utilisations: tuple[float, ...] = ()
+
+    @property
+    def jobs(self) -> int:
+        return len(self.utilisations)
+
+
+@dataclass(frozen=True, slots=True)
+class SharingRule:
+    """When sharing is allowed. `busy_from` above 1 turns it off; the experiments use 0.75."""
+
+    busy_from: float = 0.75
+    max_utilisation: float = 1.3
+
+
+def find_shared_gpu(
+    gpus: Sequence[GpuUse],
+    memory_mb: float,
+    utilisation: float,
+    gpus_wanted: int = 1,
+    rule: SharingRule = SharingRule(),  # noqa: B008 - a frozen value
+) -> int | Unplaced:
+    """The GPU that a job may share, or why there is none."""
+    if not (np.isfinite(memory_mb) and np.isfinite(utilisation) and memory_mb >= 0 and utilisation >= 0):
+        return Unplaced("its memory and utilisation are not known, so it gets a GPU of its own")
+    if gpus_wanted != 1:
+        return Unplaced(f"only jobs with one GPU share, and it wants {gpus_wanted}")
+    busy = sum(g.jobs > 0 for g in gpus) / len(gpus) if gpus else 0.0
+    if busy < rule.busy_from:
+        return Unplaced(f"{busy:.0%} of the GPUs are in use; sharing begins at {rule.busy_from:.0%}")
+    for i, gpu in enumerate(gpus):
+        fits = gpu.memory_mb > gpu.allocated_mb + memory_mb
+        if gpu.jobs and fits and utilisation + sum(gpu.utilisations) < rule.max_utilisation:
+            return i
+    return Unplaced(
+        f"no GPU in use has {memory_mb:.0f} MB and {utilisation:.0%} of utilisation to spare "
+        f"below {rule.max_utilisation:.0%}"
+    )
