@@ -41,7 +41,7 @@ class Page(BaseModel, Generic[Item]):
 
 
 class ErrorBody(BaseModel):
-    #: A word for programs: unauthorized, forbidden, not_found, conflict, invalid, infeasible, too_large, busy, ...
+    #: A word for programs: unauthorized, not_found, conflict, invalid, infeasible, ... (docs/api.md)
     code: str
     #: One line for people.
     message: str
@@ -196,7 +196,7 @@ class Reason(BaseModel):
     """Why a job does not have all it could use."""
 
     code: str = Field(
-        description="In order of precedence: Held, Misconfigured, Infeasible, ... (docs/api.md)"
+        description="Held, Misconfigured, Infeasible, ...: in order of precedence in docs/api.md"
     )
     sentence: str
     evidence: dict[str, float | int | str] = Field(default_factory=dict)

@@ -1,0 +1,78 @@
+"""What an executor is: it turns workers into processes on nodes, and tells how they end. No elasticity is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A machine that the executor can start workers on."""
+
+    name: str
+    gpus: int
+    gpu_type: str
+    #: True: there are no such GPUs, workers run on the CPU as if there were.
+    virtual: bool
+    #: Name or id of each GPU, for people.
+    devices: tuple[str, ...] = ()
+    rack: str = "rack0"
+    domain: str = "domain0"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """A worker to start. Its environment is not shown when this is printed: there may be secrets in it."""
+
+    worker: str
+    directory: Path
+    node: str
+    gpu: int
+    command: tuple[str, ...]
+    workdir: str
+    env: dict[str, str] = field(repr=False)
+    grace_s: float = 10.0
+    #: May begin from a process that has imported the training libraries already.
+    warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How a worker ended: by itself with a code, by a signal, or in a way no one saw."""
+
+    worker: str
+    code: int | None
+    signal: str | None
+    why: str
+
+    @property
+    def ok(self) -> bool:
+        return self.code == 0
+
+
+class Executor(Protocol):
+    """All calls return at once. Every worker that was started or adopted ends in exactly one `on_exit`."""
+
+    name: str
+    on_exit: Callable[[Exit], None]
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """The machines there are."""
+
+    def start(self, worker: WorkerSpec) -> None:
+        """Start it. That it could not be started is told by `on_exit`, too."""
+
+    def stop(self, worker: str, *, kill: bool = False) -> None:
+        """Ask it to end, and end it after its grace period; with `kill` at once. No part of it survives."""
+
+    def suspend(self, worker: str) -> None:
+        """Let it stand still (and keep its memory)."""
+
+    def wake(self, worker: str) -> None:
+        """Let a suspended worker go on."""
+
+    def adopt(self, worker: str, directory: Path) -> None:
+        """Take over a worker that an earlier control plane started. If it has ended, `on_exit` tells how."""

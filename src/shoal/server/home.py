@@ -1,0 +1,140 @@
+"""One directory holds all that a server keeps. Several homes can be in use side by side, each by one server."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.core.errors import ShoalError
+
+FORMAT = 1
+"""Raised when the layout of a home changes; a server refuses a home with a higher number."""
+
+
+class HomeInUse(ShoalError):
+    """Another server runs on this home."""
+
+    exit_code = 5
+
+
+class NewerHome(ShoalError):
+    """This home was written by a newer version."""
+
+    exit_code = 5
+
+
+def default_home() -> Path:
+    """`$SHOAL_HOME`, else the place the XDG rules give to state."""
+    if given := os.environ.get("SHOAL_HOME"):
+        return Path(given).absolute()
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "shoal"
+
+
+def start_time(pid: int) -> int | None:
+    """When the process began, in clock ticks since boot; None if there is none. With the pid it names a process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] == b"Z" else int(fields[19])
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """The server of a home, as `server.json` tells."""
+
+    pid: int
+    start_time: int
+    address: str
+    version: str
+
+    @property
+    def alive(self) -> bool:
+        return start_time(self.pid) == self.start_time
+
+
+class Home:
+    """Paths of one home, and what is done to it as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = path / "shoal.db"
+        self.admin_token = path / "admin.token"
+        self.server = path / "server.json"
+        self.jobs = path / "jobs"
+        self._lock_fd: int | None = None
+
+    def job(self, job_id: int) -> Path:
+        return self.jobs / str(job_id)
+
+    def take(self) -> None:
+        """Make the home if there is none, and hold it against other servers until this process ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.jobs.mkdir(exist_ok=True, mode=0o700)
+        except OSError as error:
+            raise ShoalError(f"cannot use {self.path} as home: {error.strerror}; choose another") from None
+        fd = os.open(self.path / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            found = self.running()
+            by = f" by process {found.pid} at {found.address}" if found else ""
+            raise HomeInUse(f"{self.path} is in use{by}; stop that server, or give another --home") from None
+        self._lock_fd = fd
+        self._check_format()
+
+    def _check_format(self) -> None:
+        mark = self.path / "format"
+        if mark.exists():
+            text = mark.read_text().strip()
+            if not text.isdigit() or int(text) > FORMAT:
+                raise NewerHome(
+                    f"{self.path} has format {text[:20]!r} and this version knows up to {FORMAT}; "
+                    f"upgrade shoal, or give another --home"
+                )
+        else:
+            write_atomically(mark, f"{FORMAT}\n")
+
+    def announce(self, address: str, version: str) -> None:
+        """Say where the server listens, once it does."""
+        pid = os.getpid()
+        body = {"pid": pid, "start_time": start_time(pid), "address": address, "version": version}
+        write_atomically(self.server, json.dumps(body) + "\n")
+
+    def running(self) -> Running | None:
+        """The server that runs on this home now, if one does."""
+        try:
+            found = Running(**json.loads(self.server.read_text()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if found.alive else None
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self.server.unlink()
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+
+def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
+    """The file has either its old content or the new one, whatever happens in between."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
