@@ -1,0 +1,47 @@
+"""Elastic training: a PyTorch job whose workers change while it trains.
+
+import shoal.torch as shoal
+
+job = shoal.init()
+model, optimizer = job.wrap(model, optimizer)
+loader = job.loader(dataset, batch_size=64)
+for epoch in job.epochs(10):
+    for x, y in loader: ...
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.torch.gradients import Sync, all_reduce
+from shoal.torch.job import Job
+from shoal.torch.worker import Identity
+
+__all__ = ["Job", "init"]
+
+
+def init(
+    *,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    checkpoint_every_s: float | None = None,
+    checked: bool = False,
+    rehearse: bool = True,
+    sync: Sync = all_reduce,
+) -> Job:
+    """This process's part of the job. Outside Shoal: the whole of it, as a plain single process.
+
+    `seed` fixes the order of the data; `checkpoint` says where `job.checkpoint()` writes (Shoal may say it, too) and
+    from where a single process goes on; `checked` compares all members' states bit for bit after each switch;
+    `rehearse=False` lets a newcomer join without first running one step of the script on its own; `sync` replaces
+    the function that sums a flat bucket of gradients over the members.
+    """
+    return Job(
+        Identity.from_environment(),
+        seed=seed,
+        checkpoint=checkpoint,
+        checkpoint_every_s=checkpoint_every_s,
+        checked=checked,
+        rehearse=rehearse,
+        sync=sync,
+    )

@@ -116,7 +116,8 @@ class JobCoordinator:
     def stop(self, why: str, now_s: float) -> list[Effect]:
         """End the job now, without saving."""
         self._now_s = now_s
-        return self._end("stopped", ev.JobFailed("", why))
+        self._end("stopped", ev.JobFailed("", why))
+        return self._advance()
 
     def connected(self, worker: str, now_s: float) -> list[Effect]:
         """A worker has (re)connected; its first status follows."""
@@ -392,6 +393,8 @@ class JobCoordinator:
             return
         for view in leavers:
             self._emit(ev.WorkerLeft(view.worker))
+        # A newer target may want one of them back, too late: its process ends, a new worker must take its place.
+        self.target = tuple(w for w in self.target if w not in plan.holders or w in plan.members)
         self.pending = None
         self.active = Generation(plan.number, plan.members) if plan.members else None
         self.crew = plan.members
@@ -463,23 +466,26 @@ class JobCoordinator:
     def _stop_unwanted(self) -> None:
         for view in self.workers.values():
             unheard = view.connected and view.status.seq == 0  # it may be about to say that it trains
-            if view.alive and not view.stopping and not unheard and view.worker not in (*self.target, *self.crew):
+            if (
+                view.alive
+                and not view.stopping
+                and not unheard
+                and view.worker not in (*self.target, *self.crew)
+            ):
                 view.stopping = True
                 self._effects.append(StopWorker(view.worker, kill=False, why="no longer wanted"))
 
-    def _end(self, outcome: str, event: ev.JobEvent) -> list[Effect]:
-        if self.outcome is None:
-            self.outcome, self.pending, self.recovering = outcome, None, False
-            self._emit(event)
-            for view in self.workers.values():
-                if view.alive and not view.stopping:
-                    view.stopping = True
-                    self._effects.append(StopWorker(view.worker, kill=False, why=f"the job has {outcome}"))
-        effects, self._effects = self._effects, []
-        self._dispatch()
-        effects += self._effects
-        self._effects = []
-        return effects
+    def _end(self, outcome: str, event: ev.JobEvent) -> None:
+        if self.outcome is not None:
+            return
+        self.outcome, self.pending, self.recovering = outcome, None, False
+        self._emit(event)
+        for view in self.workers.values():
+            if not view.alive or view.stopping:
+                continue
+            view.stopping = True
+            if view.status.phase is not Phase.FINISHED:  # a script that is done may still save or evaluate
+                self._effects.append(StopWorker(view.worker, kill=False, why=f"the job has {outcome}"))
 
     # Telling the workers
 

@@ -1,0 +1,226 @@
+"""Gradient synchronisation: flat buckets, overlapped with backward, then a vote.
+
+Gradients are scaled by the worker's share of the batch, packed into flat buckets in the order in which backward
+makes them, and each bucket is all-reduced while backward goes on. When all are complete, `.grad` becomes a view of
+the reduced bucket (no copy back). The synchronising function is replaceable: it may change with each generation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MIB = 1024 * 1024
+Sync = Callable[[Any, Tensor], Any]
+"""(group, flat tensor) -> work with wait(): sum the tensor over the members, in place."""
+
+
+def all_reduce(group: Any, flat: Tensor) -> Any:
+    return group.allreduce([flat])
+
+
+@dataclass(slots=True)
+class Bucket:
+    flat: Tensor
+    params: list[nn.Parameter]
+    views: list[Tensor]
+    extra: Tensor | None = None
+    waiting: int = 0
+    filled: bool = False  # holds what earlier micro-batches of this step gave
+    launched: bool = False
+
+
+def running_stats(model: nn.Module) -> list[Tensor]:
+    """Batch-norm statistics: averaged over the workers with the gradients, so that all workers stay identical."""
+    return [
+        stat
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats
+        for stat in (module.running_mean, module.running_var)
+        if stat is not None
+    ]
+
+
+class GradientBuckets:
+    """The buckets of a model. `arm` before each backward; `complete` is called at its end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        bucket_mib: float = 25.0,
+        first_mib: float = 1.0,
+        complete: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.params = [p for p in model.parameters() if p.requires_grad]
+        self.stats = running_stats(model)
+        self._complete = complete
+        self._index = {id(p): i for i, p in enumerate(self.params)}
+        self._sizes = (first_mib * MIB, bucket_mib * MIB)
+        self.used = torch.zeros(len(self.params))
+        self._build()
+        self._home = {id(p): b for b in self.buckets for p in b.params}
+        self._good_stats: Tensor | None = None
+        self._armed = False
+        self._queued = False
+        self._next = 0
+        self.works: list[Any] = []
+        self._group: Any = None
+        self._sync: Sync = all_reduce
+        self._weight = 1.0
+        self._last = True
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(self._hook)
+
+    def _build(self) -> None:
+        """New memory: a broken collective may still write into the old one."""
+        self.buckets: list[Bucket] = []
+        run: list[nn.Parameter] = []
+        run_bytes, limit = 0, self._sizes[0]
+        for param in reversed(self.params):
+            kind = (param.dtype, param.device)
+            if run and (kind != (run[0].dtype, run[0].device) or run_bytes >= limit):
+                self._close(run)
+                run, run_bytes, limit = [], 0, self._sizes[1]
+            run.append(param)
+            run_bytes += param.numel() * param.element_size()
+        self._close(run, last=True)
+
+    def _close(self, run: list[nn.Parameter], last: bool = False) -> None:
+        extra_size = len(self.params) + sum(s.numel() for s in self.stats) if last else 0
+        separate = bool(run) and (run[0].dtype != torch.float32 or run[0].device.type != "cpu")
+        if run:
+            inside = 0 if separate else extra_size
+            flat = torch.zeros(sum(p.numel() for p in run) + inside, dtype=run[0].dtype, device=run[0].device)
+            views, offset = [], 0
+            for p in run:
+                views.append(flat[offset : offset + p.numel()].view(p.shape))
+                offset += p.numel()
+            self.buckets.append(Bucket(flat, run, views, flat[offset:] if inside else None))
+        if last and (separate or not run):
+            flat = torch.zeros(extra_size, device=run[0].device if run else "cpu")
+            self.buckets.append(Bucket(flat, [], [], flat))
+
+    def renew(self) -> None:
+        self._build()
+        self._home = {id(p): b for b in self.buckets for p in b.params}
+
+    def arm(self, group: Any, sync: Sync, weight: float, first: bool, last: bool) -> None:
+        """The next backward belongs to this group; `first` and `last` of the step's micro-batches."""
+        self._group, self._sync, self._weight, self._last = group, sync, weight, last
+        self._armed, self._queued, self._next = True, False, 0
+        if first:
+            self.used.zero_()
+        for bucket in self.buckets:
+            bucket.waiting, bucket.launched = len(bucket.params), False
+            if first:
+                bucket.filled = False
+        self.works = []
+
+    def disarm(self) -> None:
+        self._armed = False
+
+    def _hook(self, param: Tensor) -> None:
+        if not self._armed:
+            return
+        if not self._queued:
+            self._queued = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
+        if not self._last:
+            return
+        bucket = self._home[id(param)]
+        bucket.waiting -= 1
+        if bucket.waiting == 0:
+            self._launch_ready()
+
+    def _launch_ready(self) -> None:
+        # In one fixed order, or the members would pair up different buckets.
+        while self._next < len(self.buckets) and self.buckets[self._next].waiting <= 0:
+            self._launch(self.buckets[self._next])
+            self._next += 1
+
+    def _launch(self, bucket: Bucket) -> None:
+        self._pack(bucket)
+        bucket.launched = True
+        self.works.append(self._sync(self._group, bucket.flat))
+
+    def _pack(self, bucket: Bucket) -> None:
+        weight = self._weight
+        if not bucket.filled and weight == 0.0:
+            bucket.flat.zero_()  # not 0 x gradient: that of a worker without a part may be NaN
+        for param, view in zip(bucket.params, bucket.views):
+            grad = param.grad
+            if weight == 0.0:
+                continue
+            if grad is None:
+                if not bucket.filled:
+                    view.zero_()
+                continue
+            if grad.is_sparse:
+                raise RuntimeError("sparse gradients are not supported: use Embedding(sparse=False)")
+            self.used[self._index[id(param)]] = 1.0
+            if bucket.filled:
+                view.add_(grad, alpha=weight)
+            else:
+                torch.mul(grad, weight, out=view)
+        bucket.filled = True
+        if bucket.extra is not None and self._last:
+            self._pack_extra(bucket.extra)
+
+    def _pack_extra(self, extra: Tensor) -> None:
+        count = len(self.params)
+        extra[:count] = self.used
+        offset = count
+        for stat in self.stats:
+            part = extra[offset : offset + stat.numel()]
+            if self._weight == 0.0:
+                part.zero_()
+            else:
+                torch.mul(stat.reshape(-1), self._weight, out=part)
+            offset += stat.numel()
+
+    def _end_of_backward(self) -> None:
+        if not self._armed:
+            return
+        if not self._last:
+            # More micro-batches follow: keep the weighted sum in the bucket and let autograd start anew.
+            for bucket in self.buckets:
+                self._pack(bucket)
+                for param in bucket.params:
+                    param.grad = None
+            return
+        for bucket in self.buckets[self._next :]:
+            self._launch(bucket)
+        self._next = len(self.buckets)
+        self._complete()
+
+    def install(self) -> None:
+        """The sums are complete: hand them to the optimizer."""
+        extra = self.buckets[-1].extra
+        assert extra is not None
+        count = len(self.params)
+        everyone = bool((extra[:count] > 0).all())
+        for bucket in self.buckets:
+            for param, view in zip(bucket.params, bucket.views):
+                # A parameter that no worker used has no gradient, as in a single process.
+                if everyone or extra[self._index[id(param)]] > 0:
+                    param.grad = view
+        self._good_stats = extra[count:].clone()
+        self.restore_stats()
+
+    def restore_stats(self) -> None:
+        """Batch-norm statistics as they were after the last completed step."""
+        extra, offset = self._good_stats, 0
+        if extra is None:
+            return
+        for stat in self.stats:
+            stat.copy_(extra[offset : offset + stat.numel()].view_as(stat))
+            offset += stat.numel()
+
+
+def parameter_lines(params: Sequence[tuple[str, Tensor]], word: str) -> list[str]:
+    """One line per tensor; two models fit each other exactly if their lines are equal."""
+    return [f"{word} {name} {str(p.dtype).removeprefix('torch.')} {list(p.shape)}" for name, p in params]

@@ -1,0 +1,106 @@
+"""Process groups of a generation, formed in the background through the job's control channel.
+
+Members exchange their addresses as entries on a board that the coordinator hands round: an authenticated channel
+that is there anyway, so no extra port is opened, no worker's death can take the rendezvous with it, and the control
+plane is needed only while a group forms.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from shoal.wire.messages import Plan
+
+FORM_TIMEOUT_S = 30.0
+# Collectives are ended by the coordinator's word or a closed connection, never by their own time-out.
+COLLECTIVE_TIMEOUT = timedelta(days=30)
+
+
+class Cancelled(Exception):
+    """The plan was dropped while its group formed."""
+
+
+class BoardStore(dist.Store):
+    """A store whose keys are published to, and filled from, the board of one plan."""
+
+    def __init__(self, publish: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._publish = publish
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._cancelled = False
+
+    def fill(self, entries: dict[str, str]) -> None:
+        with self._changed:
+            for key, value in entries.items():
+                self._values.setdefault(key, base64.b64decode(value))
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
+
+    def set(self, key: str, value: bytes) -> None:
+        with self._changed:
+            self._values[key] = bytes(value)
+        self._publish(key, base64.b64encode(bytes(value)).decode())
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        limit_s = min(timeout.total_seconds(), FORM_TIMEOUT_S) if timeout else FORM_TIMEOUT_S
+        with self._changed:
+            there = self._changed.wait_for(
+                lambda: self._cancelled or all(k in self._values for k in keys), limit_s
+            )
+            if self._cancelled:
+                raise Cancelled("the plan was dropped")
+            if not there:
+                raise TimeoutError("the other members did not publish their addresses")
+
+    def check(self, keys: list[str]) -> bool:
+        with self._changed:
+            return all(k in self._values for k in keys)
+
+    def has_extended_api(self) -> bool:
+        return False
+
+
+def form_gloo(store: BoardStore, plan: Plan, worker: str, host: str) -> Any:
+    """The gloo group of a plan. Its sockets listen on `host` only."""
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
+    options._threads = 2
+    group = dist.ProcessGroupGloo(store, plan.members.index(worker), len(plan.members), options)
+    group._set_default_timeout(COLLECTIVE_TIMEOUT)
+    return group
+
+
+def form_nccl(gloo: Any, plan: Plan, worker: str, host: str) -> Any:
+    """The nccl group beside a gloo group, for models on GPUs. Not tested where there is none."""
+    import torch
+
+    rank, size = plan.members.index(worker), len(plan.members)
+    address = torch.zeros(64, dtype=torch.uint8)
+    store = None
+    if rank == 0:
+        store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+        text = f"{host}:{store.port}".encode()
+        address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
+    gloo.broadcast([address]).wait()
+    if store is None:
+        where, _, port = bytes(address.tolist()).rstrip(b"\0").decode().rpartition(":")
+        store = dist.TCPStore(where, int(port), size, is_master=False)
+    group = dist.ProcessGroupNCCL(store, rank, size)
+    group._shoal_store = store  # it must live as long as the group
+    return group

@@ -1,0 +1,388 @@
+"""The runtime standing alone: a coordinator and worker processes on this machine, driven by calls.
+
+    with LocalJob(["train.py"], workers=2) as job:
+        job.resize(3)
+        job.wait(lambda e: isinstance(e, GenerationCommitted) and len(e.members) == 3)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shoal.torch.zygote import Zygote
+from shoal.wire import events as ev
+from shoal.wire.auth import new_secret, write_secret
+from shoal.wire.coordinator import Timing
+from shoal.wire.messages import Answer, Ask, Resize
+from shoal.wire.service import ControlService, JobHandle
+
+_T = TypeVar("_T")
+GRACE_S = 5.0
+
+
+class Processes:
+    """The executor: worker processes here, forked from a zygote where that is safe, else started cold."""
+
+    def __init__(
+        self, argv: list[str], env: dict[str, str], output: Callable[[str], str | None], zygote: Zygote | None
+    ) -> None:
+        self._argv, self._env, self._output = argv, env, output
+        self.zygote = zygote
+        self.pids: dict[str, int] = {}
+        self.started_warm: dict[str, bool] = {}
+        self.on_exit: Callable[[str, int], None] = lambda worker, code: None
+        self._workers: dict[int, str] = {}
+        self._early: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def start(self, job: str, worker: str) -> None:
+        threading.Thread(target=self._start, args=(worker,), daemon=True).start()
+
+    def _start(self, worker: str) -> None:
+        env = {**self._env, "SHOAL_WORKER": worker}
+        output = self._output(worker)
+        pid = self.zygote.start(self._argv, env, os.getcwd(), output) if self.zygote else None
+        self.started_warm[worker] = pid is not None
+        if pid is None:
+            pid = self._start_cold(worker, env, output)
+        with self._lock:
+            self.pids[worker], self._workers[pid] = pid, worker
+            code = self._early.pop(pid, None)
+        if code is not None:
+            self.on_exit(worker, code)
+
+    def _start_cold(self, worker: str, env: dict[str, str], output: str | None) -> int:
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(open(output, "ab")) if output else None
+            process = subprocess.Popen(
+                [sys.executable, *self._argv],
+                env={**os.environ, **env},
+                stdout=file,
+                stderr=subprocess.STDOUT if file else None,
+                start_new_session=True,
+            )
+        threading.Thread(target=lambda: self.ended(process.pid, process.wait()), daemon=True).start()
+        return process.pid
+
+    def ended(self, pid: int, code: int) -> None:
+        with self._lock:
+            worker = self._workers.pop(pid, None)
+            if worker is None:
+                self._early[pid] = code
+                return
+            self.pids.pop(worker, None)
+        self.on_exit(worker, code)
+
+    def stop(self, job: str, worker: str, kill: bool) -> None:
+        threading.Thread(target=self._stop, args=(worker, kill), daemon=True).start()
+
+    def _stop(self, worker: str, kill: bool) -> None:
+        # Asked to end over the wire already; the signals are for one that does not listen.
+        deadline_s = time.monotonic() + (0.0 if kill else GRACE_S)
+        while worker in self.pids and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        self.signal(worker, signal.SIGKILL)
+
+    def signal(self, worker: str, number: int) -> None:
+        pid = self.pids.get(worker)
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def close(self) -> None:
+        for worker in list(self.pids):
+            self.signal(worker, signal.SIGKILL)
+
+
+class LocalJob:
+    """One job on this machine. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        argv: list[str],
+        workers: int,
+        *,
+        directory: str | Path | None = None,
+        env: dict[str, str] | None = None,
+        warm: bool = True,
+        preload: tuple[str, ...] = (),
+        keep_size: bool = True,
+        replace_stragglers: bool = False,
+        timing: Timing | None = None,
+        quiet: bool = True,
+        zygote: Zygote | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        if workers < 1:
+            raise ValueError(f"a job needs at least one worker, not {workers}")
+        if not Path(argv[0]).is_file():
+            raise ValueError(f"there is no script {argv[0]}")
+        self.directory = Path(directory or tempfile.mkdtemp(prefix="shoal-"))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.secret = new_secret()
+        secret_file = self.directory / "secret"
+        secret_file.unlink(missing_ok=True)
+        write_secret(secret_file, self.secret)
+        self.events: list[tuple[float, ev.JobEvent]] = []
+        self.changed = threading.Condition()
+        self.size, self._count = workers, 0
+        self._keep_size, self._replace_stragglers = keep_size, replace_stragglers
+        self._losses: list[float] = []
+        self._timing, self._where = timing, (host, port)
+        self._own_zygote = Zygote(self._on_exit_pid, preload) if warm and zygote is None else None
+        self._warm = warm
+        env = {
+            "SHOAL_JOB": "local",
+            "SHOAL_SECRET_FILE": str(secret_file),
+            "SHOAL_CHECKPOINT": str(self.directory / "checkpoint.pt"),
+            "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+            **(env or {}),
+        }
+        self.processes = Processes(argv, env, self._output if quiet else lambda w: None, self._own_zygote)
+        self._env = env
+        self.handle: JobHandle | None = None
+        self.service: ControlService | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="shoal-launch", daemon=True)
+
+    def _output(self, worker: str) -> str:
+        return str(self.directory / f"{worker}.log")
+
+    def _on_exit_pid(self, pid: int, code: int) -> None:
+        self.processes.ended(pid, code)
+
+    def __enter__(self) -> LocalJob:
+        self._thread.start()
+        if self._own_zygote is not None:
+            self._own_zygote.wait_ready()
+        self._call(self._begin()).result(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._call(self._end()).result(5)
+        self.processes.close()
+        if self._own_zygote is not None:
+            self._own_zygote.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(5)
+
+    def _call(self, work: Any) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    async def _begin(self) -> None:
+        await self.start_service(None)
+        self._aim(self.new_workers(self.size))
+
+    async def start_service(self, restore: dict[str, Any] | None) -> None:
+        self.service = ControlService(self.processes, on_event=lambda _, event: self._on_event(event))
+        await self.service.start(*self._where)
+        self._where = (self._where[0], int(self.service.address.rpartition(":")[2]))
+        self.handle = self.service.add(
+            "local",
+            self.secret,
+            restore=restore,
+            timing=self._timing,
+            pause_path=str(self.directory / "paused.pt"),
+            on_request=self.request,
+        )
+        self._env["SHOAL_CONTROL"] = self.service.address
+        self.processes._env = self._env
+        (self.directory / "address").write_text(self.service.address)
+        self.processes.on_exit = lambda worker, code: self._loop.call_soon_threadsafe(
+            self._exited, worker, code
+        )
+
+    def _exited(self, worker: str, code: int) -> None:
+        if self.handle is not None:
+            why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            self.handle.exited(worker, why)
+
+    async def _end(self) -> None:
+        if self.service is not None:
+            await self.service.close()
+
+    def crash_control(self, remember: bool = True) -> None:
+        """Drop the control service as if its process had died, and start another at the same address."""
+        assert self.handle is not None
+        state = self.handle.coordinator.to_dict() if remember else None
+        self._call(self._end()).result(10)
+        self._call(self.start_service(state)).result(10)
+
+    def stop_control(self) -> dict[str, Any]:
+        assert self.handle is not None
+        state = self.handle.coordinator.to_dict()
+        self._call(self._end()).result(10)
+        return state
+
+    def start_control(self, state: dict[str, Any] | None) -> None:
+        self._call(self.start_service(state)).result(10)
+
+    # Changing it
+
+    def new_workers(self, count: int) -> list[str]:
+        self._count += count
+        return [f"w{i}" for i in range(self._count - count, self._count)]
+
+    def _aim(self, workers: list[str]) -> None:
+        assert self.handle is not None
+        self.handle.set_target(workers)
+
+    def _present(self) -> list[str]:
+        assert self.handle is not None
+        workers = self.handle.coordinator.workers
+        return [w for w in self.handle.coordinator.target if workers[w].alive]
+
+    def target(self, workers: list[str]) -> None:
+        self._do(lambda: self._aim(workers))
+
+    def resize(self, size: int) -> None:
+        self._do(lambda: self._resize(size))
+
+    def _resize(self, size: int) -> None:
+        if size < 0:
+            raise ValueError(f"a job cannot have {size} workers")
+        present, self.size = self._present(), size
+        self._aim(present[:size] + self.new_workers(max(0, size - len(present))))
+
+    def replace(self, *workers: str) -> None:
+        """New workers in the place of these."""
+        self._do(lambda: self._replace(workers))
+
+    def _replace(self, workers: tuple[str, ...]) -> None:
+        present = self._present()
+        unknown = [w for w in workers if w not in present]
+        if unknown:
+            raise ValueError(f"there is no worker {unknown[0]!r}; there are {', '.join(present)}")
+        self._aim([w for w in present if w not in workers] + self.new_workers(len(workers)))
+
+    def migrate(self) -> None:
+        """All workers out, as many new ones in."""
+        self._do(lambda: self._aim(self.new_workers(len(self._present()))))
+
+    def pause(self) -> None:
+        self._do(lambda: self._aim([]))
+
+    def checkpoint(self) -> None:
+        assert self.handle is not None
+        self._do(self.handle.ask_checkpoint)
+
+    def stop(self) -> None:
+        assert self.handle is not None
+        self._do(lambda: self.handle.stop("stopped by its user"))  # type: ignore[union-attr]
+
+    def kill(self, worker: str, number: int = signal.SIGKILL) -> None:
+        self.processes.signal(worker, number)
+
+    def _do(self, act: Callable[[], _T]) -> _T:
+        async def run() -> _T:
+            return act()
+
+        return self._call(run()).result(30)
+
+    def request(self, message: Resize | Ask) -> Answer:
+        """What the command line asks for."""
+        assert self.handle is not None
+        if isinstance(message, Resize):
+            if message.fresh:
+                self._aim(self.new_workers(len(self._present())))
+            elif message.replace:
+                self._replace(message.replace)
+            else:
+                self._resize(message.workers)
+            return Answer(True, f"the job shall have {len(self.handle.coordinator.target)} workers")
+        if message.what == "status":
+            return Answer(True, data=self.summary())
+        actions: dict[str, Callable[[], None]] = {
+            "pause": lambda: self._aim([]),
+            "checkpoint": self.handle.ask_checkpoint,
+            "stop": lambda: self.handle.stop("stopped by its user"),  # type: ignore[union-attr]
+        }
+        if message.what not in actions:
+            raise ValueError(f"unknown request {message.what!r}")
+        actions[message.what]()
+        return Answer(True, message.what)
+
+    def summary(self) -> dict[str, Any]:
+        assert self.handle is not None
+        c = self.handle.coordinator
+        reports = {e.worker: e.report for _, e in self.events if isinstance(e, ev.Measured)}
+        furthest = max((r.step for r in reports.values()), default=0)
+        total = max((r.total_steps for r in reports.values()), default=0)
+        return {
+            "generation": c.active.number if c.active else 0,
+            "workers": list(c.active.members) if c.active else [],
+            "target": list(c.target),
+            "outcome": c.outcome or ("paused" if c.paused else "running"),
+            "step": furthest,
+            "total_steps": total,
+        }
+
+    # Watching it
+
+    def _on_event(self, event: ev.JobEvent) -> None:
+        with self.changed:
+            self.events.append((time.monotonic(), event))
+            self.changed.notify_all()
+        self._loop.call_soon(self._respond, event)
+
+    def _respond(self, event: ev.JobEvent) -> None:
+        lost = isinstance(event, ev.WorkerLost) and event.was_member
+        if self.handle is None or self.handle.coordinator.outcome is not None:
+            return
+        if (lost or isinstance(event, ev.JobStranded)) and self._keep_size and self.size:
+            now_s = time.monotonic()
+            self._losses = [t for t in self._losses if now_s - t < 60.0] + [now_s]
+            if len(self._losses) > 10:
+                self.handle.stop("workers die again and again: more than 10 in a minute")
+            elif len(self._present()) < self.size and not self.handle.coordinator.pausing:
+                self._resize(self.size)
+        if isinstance(event, ev.StragglerFound) and self._replace_stragglers and event.worker in self._present():
+            self._replace((event.worker,))
+
+    def wait(self, when: Callable[[ev.JobEvent], Any], timeout_s: float = 60.0, since: int = 0) -> ev.JobEvent:
+        """The first event, from the `since`-th on, for which `when` is true."""
+        deadline_s = time.monotonic() + timeout_s
+        index = since
+        with self.changed:
+            while True:
+                while index < len(self.events):
+                    if when(self.events[index][1]):
+                        return self.events[index][1]
+                    index += 1
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self.changed.wait(left_s):
+                    told = [e for _, e in self.events if not isinstance(e, ev.Measured)]
+                    raise TimeoutError(f"did not happen in {timeout_s} s; so far: {told[-8:]}\n{self.logs()}")
+
+    def wait_size(self, size: int, timeout_s: float = 60.0, since: int = 0) -> ev.JobEvent:
+        return self.wait(
+            lambda e: isinstance(e, ev.GenerationCommitted) and len(e.members) == size, timeout_s, since
+        )
+
+    def wait_end(self, timeout_s: float = 120.0) -> ev.JobEvent:
+        return self.wait(lambda e: isinstance(e, (ev.JobFinished, ev.JobFailed)), timeout_s)
+
+    def logs(self) -> str:
+        texts = []
+        for path in sorted(self.directory.glob("w*.log")):
+            text = path.read_text(errors="replace")
+            if text.strip():
+                texts.append(f"--- {path.name}\n{text[-2000:]}")
+        return "\n".join(texts)
