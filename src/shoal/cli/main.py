@@ -10,8 +10,30 @@ from shoal import __version__
 from shoal.cli.lazy import ClickException, LazyGroup, UsageError
 
 COMMANDS = {
+    "run": ("shoal.cli.run:run", "Run a command on GPUs, and end as it ends."),
+    "submit": ("shoal.cli.submit:submit", "Submit a job file."),
+    "plan": ("shoal.cli.plan:plan", "What would happen if a job were submitted now."),
+    "ps": ("shoal.cli.ps:ps", "The jobs, and why each does not have all it could use."),
+    "show": ("shoal.cli.show:show", "All that is known of a job."),
+    "why": ("shoal.cli.why:why", "Why a job waits or is not larger, and what would help."),
+    "logs": ("shoal.cli.logs:logs", "The output of a job's workers."),
+    "events": ("shoal.cli.events:events", "What happened."),
+    "wait": ("shoal.cli.wait:wait", "Wait until a job runs, has a size, or is over."),
+    "cancel": ("shoal.cli.cancel:cancel", "Cancel jobs."),
+    "pause": ("shoal.cli.pause:pause", "Hold jobs back; they keep their state."),
+    "resume": ("shoal.cli.resume:resume", "Let paused jobs go on."),
+    "scale": ("shoal.cli.scale:scale", "Give a job another range of GPUs."),
+    "shares": ("shoal.cli.shares:shares", "Who holds what, and is it fair: the ledger."),
+    "up": ("shoal.cli.up:up", "Start the control plane of this machine."),
+    "down": ("shoal.cli.down:down", "End it."),
+    "status": ("shoal.cli.status:status", "Where the server is, and what is in force."),
+    "doctor": ("shoal.cli.doctor:doctor", "What is missing, and what to do."),
+    "user": ("shoal.cli.user:GROUP", "Users, their roles and tickets: ls, show, add, set, rm."),
+    "token": ("shoal.cli.token:GROUP", "Tokens: ls, add, rm."),
     "sim": ("shoal.cli.sim:GROUP", "Simulate a cluster: run, compare, gen, import, paper."),
-    "policy": ("shoal.cli.policy:GROUP", "Policies: which there are, and what each one does."),
+    "policy": ("shoal.cli.policy:GROUP", "Policies: ls, show; get and set that of the running cluster."),
+    "completion": ("shoal.cli.completion:completion", "Completion for bash, zsh or fish."),
+    "version": ("shoal.cli.version:version", "The version of this program and of the server."),
 }
 
 
@@ -19,7 +41,7 @@ cli = LazyGroup(
     "shoal",
     COMMANDS,
     "Share a GPU cluster among many deep-learning training jobs, elastically and fairly.",
-    epilog="Start with:  shoal sim compare --sample      (shoal --version tells the version)",
+    epilog="Start with:  shoal up --gpus 4    or, without a cluster:  shoal sim compare --sample",
 )
 
 

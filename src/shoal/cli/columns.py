@@ -1,0 +1,78 @@
+"""Tables for a terminal or a pipe: aligned columns, the last one cut to fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+
+#: Without a terminal a table is this wide; `-o wide` is never cut.
+PLAIN_WIDTH = 100
+COLOURS = {
+    "running": "32",
+    "starting": "36",
+    "pending": "33",
+    "paused": "35",
+    "stopping": "35",
+    "failed": "31",
+    "error": "31",
+    "warning": "33",
+    "ok": "32",
+    "succeeded": "2",
+    "cancelled": "2",
+}
+
+
+def colour_on() -> bool:
+    """Colour only for a person: a terminal, and NO_COLOR not set (no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def table_width(*, wide: bool) -> int | None:
+    if wide:
+        return None
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    return int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else PLAIN_WIDTH
+
+
+def lines(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    width: int | None = None,
+    colours: Mapping[str, str] | None = None,
+) -> list[str]:
+    """A table as lines. Control characters in cells are shown, never sent to the terminal."""
+    cells = [[_safe(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    made = []
+    for row in cells:
+        left = "".join(cell.ljust(size + 2) for cell, size in zip(row[:-1], widths))
+        last = row[-1]
+        if width is not None and len(left) + len(last) > width:
+            last = last[: max(width - len(left) - 1, 0)] + "…"
+        line = (left + last).rstrip()
+        made.append(line if width is None else line[: max(width, 1)])
+    if colours:
+        made[1:] = [_coloured(line, row, colours) for line, row in zip(made[1:], cells[1:])]
+    return made
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wide: bool = False) -> None:
+    """On stdout, as wide as there is room."""
+    colours = COLOURS if colour_on() else None
+    print("\n".join(lines(head, rows, width=table_width(wide=wide), colours=colours)))
+
+
+def _safe(cell: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in cell)
+
+
+def _coloured(line: str, row: Sequence[str], colours: Mapping[str, str]) -> str:
+    """Colour the first cell that is a word with a colour: a state."""
+    for cell in row[:-1]:
+        if cell in colours:
+            return line.replace(f" {cell} ", f" \x1b[{colours[cell]}m{cell}\x1b[0m ", 1)
+    return line

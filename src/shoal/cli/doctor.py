@@ -1,0 +1,90 @@
+"""`shoal doctor`: what is in force, what is missing, what to do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+if TYPE_CHECKING:
+    from shoal.server.models import Check
+
+#: Below this a busy cluster fills the disk within the day.
+LOW_DISK_BYTES = 1 << 30
+
+
+@reported
+def doctor(
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Check this machine and the server. Exit code 1 if something is wrong, 0 with mere warnings."""
+    from shoal.cli.columns import print_table
+    from shoal.cli.report import print_document
+    from shoal.server.home import default_home
+    from shoal.server.models import Doctor
+
+    checks = {check.name: check for check in _local((home or default_home()).expanduser())}
+    checks |= {check.name: check for check in _of_server(home, server, token_file)}
+    found = Doctor(healthy=all(c.status != "error" for c in checks.values()), checks=list(checks.values()))
+    if output.for_people:
+        hints = [(c.name, c.hint) for c in found.checks if c.hint and c.status != "ok"]
+        rows = [[c.name, c.status, c.message] for c in found.checks]
+        print_table(["CHECK", "STATUS", ""], rows, wide=True)
+        print("".join(f"\n{name}: {hint}" for name, hint in hints))
+    else:
+        print_document(output, found, [c.name for c in found.checks if c.status != "ok"])
+    raise typer.Exit(0 if found.healthy else 1)
+
+
+def _local(home: Path) -> Iterator[Check]:
+    from shoal.server.models import Check
+
+    yield Check(name="python", status="ok", message=f"{sys.version.split()[0]} at {sys.executable}")
+    if importlib.util.find_spec("torch"):
+        yield Check(name="torch", status="ok", message="there: elastic jobs can run")
+    else:
+        hint = "pip install 'shoal[torch]', in the environment your jobs use"
+        yield Check(name="torch", status="warning", message="not there: only fixed-size commands", hint=hint)
+    existing = next(p for p in (home, *home.parents) if p.exists())
+    if not os.access(existing, os.W_OK):
+        hint = "give a directory you may write to: --home or $SHOAL_HOME"
+        yield Check(name="home", status="error", message=f"{home} cannot be written", hint=hint)
+    else:
+        free = shutil.disk_usage(existing).free
+        low = free < LOW_DISK_BYTES
+        message = f"{home}, {free / 2**30:.1f} GiB free"
+        hint = "free some space: the store and the logs need it" if low else None
+        yield Check(name="home", status="warning" if low else "ok", message=message, hint=hint)
+    token = home / "admin.token"
+    if token.exists() and token.stat().st_mode & 0o077:
+        hint = f"chmod 600 {token}"
+        yield Check(
+            name="admin token", status="error", message="others on this machine can read it", hint=hint
+        )
+
+
+def _of_server(home: Path | None, server: str | None, token_file: Path | None) -> Iterator[Check]:
+    from shoal.cli.options import connect
+    from shoal.client_errors import ClientError
+    from shoal.server.models import Check
+
+    try:
+        with connect(home, server, token_file, timeout_s=5.0) as client:
+            status = client.status()
+            message = f"{client.address}, version {status.version}"
+            yield Check(name="server", status="ok", message=message)
+            yield from client.doctor().checks
+    except ClientError as error:
+        yield Check(name="server", status="error", message=str(error), hint="shoal up")

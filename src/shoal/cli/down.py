@@ -1,0 +1,77 @@
+"""`shoal down`: end the control plane of this machine."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.cli.options import Home, Yes
+
+if TYPE_CHECKING:
+    from shoal.server.models import Status
+
+
+def down(
+    keep_jobs: Annotated[
+        bool, typer.Option("--keep-jobs", help="Let them train on; the next `shoal up` takes them over.")
+    ] = False,
+    yes: Yes = False,
+    timeout: Annotated[str, typer.Option(help="How long to wait until all has ended.")] = "60s",
+    home: Home = None,
+) -> None:
+    """End the control plane, and its jobs' processes unless they are to be kept."""
+    from shoal.cli.out import say
+    from shoal.cli.several import confirmed
+    from shoal.cli.times import seconds
+    from shoal.client import Client
+    from shoal.client_errors import NotRunning, Unreachable
+    from shoal.connection import server_file
+    from shoal.server.home import default_home
+
+    where = (home or default_home()).expanduser().absolute()
+    limit_s = seconds(timeout)
+    try:
+        known = server_file(where)
+    except NotRunning:
+        say(f"no server runs on {where}")
+        return
+    try:
+        with Client(known["address"], home=where) as client:
+            status = client.status()
+            if _busy(status) and not keep_jobs:
+                confirmed(f"{_busy(status)} unfinished jobs will be stopped. End it?", yes=yes)
+            client.shutdown(keep_jobs=keep_jobs)
+    except Unreachable:
+        if not _alive(known):
+            say(f"no server runs on {where}; the last one ended without saying so")
+            return
+        raise
+    _await_end(known, where, limit_s)
+    say("shoal is down" + ("; the jobs train on" if keep_jobs and _busy(status) else ""))
+
+
+def _busy(status: Status) -> int:
+    return sum(n for state, n in status.jobs.items() if state not in ("succeeded", "failed", "cancelled"))
+
+
+def _alive(known: dict[str, Any]) -> bool:
+    """Whether the very process that wrote the file is still there: a pid alone may be another's by now."""
+    from shoal.server.home import start_time
+
+    started = start_time(int(known["pid"]))
+    return started is not None and started == known["start_time"]
+
+
+def _await_end(known: dict[str, Any], home: Path, limit_s: float) -> None:
+    from shoal.client_errors import TimedOut
+
+    deadline = time.monotonic() + limit_s
+    while _alive(known):
+        if time.monotonic() > deadline:
+            raise TimedOut(
+                f"the server (pid {known['pid']}) still ends after {limit_s:g} s; see {home}/server.log"
+            )
+        time.sleep(0.05)

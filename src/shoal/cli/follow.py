@@ -1,0 +1,89 @@
+"""Stay with a job: its states until it runs, then its output, then its result as the exit code."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterable
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from shoal.cli.jobs_table import reason
+from shoal.cli.out import duration, say
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+    from shoal.server.models import Job, LogLine
+
+FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED = 100, 101, 103, 130
+
+
+def exit_code(job: Job) -> int:
+    """0 succeeded, 100 failed, 101 not finished, 103 cancelled."""
+    return {"succeeded": 0, "failed": FAILED, "cancelled": CANCELLED}.get(job.state.value, NOT_FINISHED)
+
+
+def stay(client: Client, job: Job) -> int:
+    """Show states until it runs, then its output until it is over. Ctrl-C detaches and never cancels."""
+    try:
+        job = show_states(client, job)
+        print_log(client.follow_logs(job.id), many=job.max_gpus > 1)
+        job = client.wait(job.id)
+    except KeyboardInterrupt:
+        return detach(job)
+    say(ending(job))
+    return exit_code(job)
+
+
+def detach(job: Job) -> int:
+    name = shlex.quote(job.name)
+    say(f"\ndetached; {job.name} goes on. Come back: shoal logs -f {name}   Cancel it: shoal cancel {name}")
+    return INTERRUPTED
+
+
+def show_states(client: Client, job: Job) -> Job:
+    """State by state, with the live reason, in place on a terminal; until it runs or is over."""
+    shown = ""
+    cursor = client.status().last_event
+    job = client.job(job.id)
+    events = client.watch_events(job=job.id, cursor=cursor)
+    in_place = sys.stderr.isatty()
+    while True:
+        why = reason(job)
+        text = f"{job.name}: {job.state.value}{f' ({why})' if why else ''}"
+        if text != shown:
+            print(
+                f"\r\x1b[K{text}" if in_place else text,
+                end="" if in_place else "\n",
+                file=sys.stderr,
+                flush=True,
+            )
+            shown = text
+        if job.state.value == "running" or job.state.is_final:
+            if in_place:
+                print(file=sys.stderr)
+            return job
+        next(events)
+        job = client.job(job.id)
+
+
+def print_log(lines: Iterable[LogLine], *, many: bool, timestamps: bool = False) -> None:
+    """Lines on stdout, with the rank in front where there can be several."""
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    for line in lines:
+        at = f"{stamp(line.at)} " if timestamps else ""
+        rank = f"[{line.worker if line.rank is None else line.rank}] " if many else ""
+        print(f"{at}{rank}{line.text}", flush=True)
+
+
+def stamp(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def ending(job: Job) -> str:
+    """One line on how it went."""
+    how = f": {job.message}" if job.message and job.state.value != "succeeded" else ""
+    ran = f"ran {duration(job.running_s)}, waited {duration(job.waiting_s)}"
+    resized = f", resized {job.resizes}x (stood still {duration(job.stalled_s)})" if job.resizes else ""
+    return f"{job.name}: {job.state.value}{how} ({ran}{resized})"

@@ -1,0 +1,82 @@
+"""Jobs as rows of a table: one line each, the reason last."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from shoal.cli.out import duration
+from shoal.cli.times import ago
+
+if TYPE_CHECKING:
+    from shoal.server.models import Job
+
+HEAD = ["NAME", "USER", "STATE", "GPUS", "WANT", "SPEEDUP", "PROGRESS", "AGE", "REASON"]
+WIDE_HEAD = [
+    "ID", "NAME", "USER", "STATE", "GPUS", "TARGET", "WANT", "SPEEDUP", "STEPS/S", "PROGRESS", "LEFT", "AGE",
+    "WAITED", "RAN", "PAUSED", "STOOD STILL", "RESIZES", "CHECKPOINT", "NODES", "REASON",
+]  # fmt: skip
+
+
+def row(job: Job, now: datetime | None = None) -> list[str]:
+    """The default columns."""
+    return [
+        job.name,
+        job.user,
+        job.state.value,
+        gpus(job),
+        want(job),
+        f"{job.speedup:.1f}x" if job.speedup is not None else "-",
+        f"{job.progress:.0%}" if job.progress is not None else "-",
+        ago(job.submitted_at, now or datetime.now(UTC)),
+        reason(job),
+    ]
+
+
+def wide_row(job: Job, now: datetime | None = None) -> list[str]:
+    """All columns that fit one line on a wide screen."""
+    short = row(job, now)
+    return [
+        str(job.id),
+        *short[:4],
+        str(job.target_gpus),
+        *short[4:6],
+        f"{job.speed:.3g}" if job.speed is not None else "-",
+        short[6],
+        left(job),
+        short[7],
+        duration(job.waiting_s),
+        duration(job.running_s),
+        duration(job.paused_s),
+        duration(job.stalled_s),
+        str(job.resizes),
+        ago(job.checkpoint_at, now) + (" ago" if job.checkpoint_at else ""),
+        ",".join(f"{p.node}:{'+'.join(map(str, p.gpus))}" for p in job.placement) or "-",
+        short[8],
+    ]
+
+
+def gpus(job: Job) -> str:
+    """`4xV100`, `4→2` while a reconfiguration is under way, `-` for none."""
+    if job.gpus != job.target_gpus and not job.state.is_final:
+        return f"{job.gpus}→{job.target_gpus}"
+    if not job.gpus:
+        return "-"
+    return f"{job.gpus}x{job.gpu_type}" if job.gpu_type else str(job.gpus)
+
+
+def want(job: Job) -> str:
+    return str(job.min_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}..{job.max_gpus}"
+
+
+def left(job: Job) -> str:
+    if job.remaining is None or job.remaining.low_s is None:
+        return "-"
+    return duration(job.remaining.high_s if job.remaining.high_s is not None else job.remaining.low_s)
+
+
+def reason(job: Job) -> str:
+    """Why it lacks something, or how it ended."""
+    if job.reason is not None and not job.state.is_final:
+        return f"{job.reason.code}: {job.reason.sentence}"
+    return job.message or ""

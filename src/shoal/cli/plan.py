@@ -1,0 +1,53 @@
+"""`shoal plan`: what would happen if a job were submitted now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+from shoal.cli.spec_options import File, JobName, Set
+
+if TYPE_CHECKING:
+    from shoal.server.models import PlanOutcome
+
+EXIT_CODES = {"starts": 0, "waits": 10, "shrinks_others": 11, "infeasible": 12}
+
+
+@reported
+def plan(
+    file: File,
+    name: JobName = None,
+    settings: Set = None,
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """What would happen if this job were submitted now. Changes nothing.
+
+    Exit codes: 0 it would start now, 10 it would wait, 11 it would shrink others, 12 it can never run here.
+    """
+    from shoal.cli.options import connect
+    from shoal.cli.report import print_document
+    from shoal.cli.spec_options import from_file
+
+    spec = from_file(file, settings, name)
+    with connect(home, server, token_file) as client:
+        outcome = client.plan(spec)
+    if output.for_people:
+        print(describe(outcome))
+    else:
+        print_document(output, outcome, outcome.verdict)
+    raise typer.Exit(EXIT_CODES[outcome.verdict])
+
+
+def describe(outcome: PlanOutcome) -> str:
+    """The verdict in a sentence, then what it does to others."""
+    lines = [outcome.sentence]
+    for change in outcome.changes:
+        name = change.job.name or f"a job of {change.job.user}"
+        lines.append(f"  {name}: {change.from_gpus} → {change.to_gpus} GPUs")
+    return "\n".join(lines)

@@ -1,0 +1,140 @@
+"""`shoal ps`: the jobs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+    from shoal.server.models import Job
+
+#: A live table is read again this often: shares change on events, but progress and ages change by themselves.
+REFRESH_S = 1.0
+
+
+@reported
+def ps(
+    all_: Annotated[bool, typer.Option("-a", "--all", help="Finished jobs too.")] = False,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Keep the table up to date.")] = False,
+    user: Annotated[str | None, typer.Option("-u", "--user", help="Jobs of this user.")] = None,
+    mine: Annotated[bool, typer.Option("--mine", help="Your own jobs.")] = False,
+    state: Annotated[str | None, typer.Option("-s", "--state", help="pending,running,...")] = None,
+    since: Annotated[str | None, typer.Option(help="Submitted since: 2h, or a time.")] = None,
+    number: Annotated[int | None, typer.Option("-n", min=1, help="At most so many, the newest.")] = None,
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """The jobs you may see: unfinished ones, with the reason why each does not have all it could use."""
+    from shoal.cli.options import connect
+    from shoal.cli.times import since as point
+
+    states = _states(state)
+    with connect(home, server, token_file) as client:
+        whose = client.status().user if mine else user
+
+        def jobs() -> list[Job]:
+            active = None if all_ or states else True
+            return client.jobs(states=states, active=active, user=whose, since=point(since), limit=number)
+
+        if watch:
+            _watch(client, jobs, output)
+        else:
+            _print(jobs(), output, hint=not all_ and not states)
+
+
+def _states(text: str | None) -> list[str] | None:
+    from shoal.core.errors import ShoalError, did_you_mean
+    from shoal.server.models import JobState
+
+    states = [part.strip() for part in text.split(",") if part.strip()] if text else None
+    for state in states or []:
+        if state not in set(JobState):
+            raise ShoalError(f"-s {state}: there is no such state; {did_you_mean(state, list(JobState))}")
+    return states
+
+
+def _print(jobs: list[Job], output: Output, *, hint: bool) -> None:
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.server.models import JobList
+
+    if not output.for_people:
+        print_document(output, JobList(items=jobs, next=None), [job.name for job in jobs])
+    elif jobs:
+        print("\n".join(_lines(jobs, output)))
+    else:
+        say("no unfinished jobs; shoal ps -a lists the finished ones" if hint else "no such jobs")
+
+
+def _lines(jobs: list[Job], output: Output) -> list[str]:
+    from shoal.cli import jobs_table as t
+    from shoal.cli.columns import COLOURS, colour_on, lines, table_width
+
+    wide = output is Output.WIDE
+    rows = [t.wide_row(job) if wide else t.row(job) for job in jobs]
+    colours = COLOURS if colour_on() else None
+    return lines(t.WIDE_HEAD if wide else t.HEAD, rows, width=table_width(wide=wide), colours=colours)
+
+
+def _watch(client: Client, jobs: Callable[[], list[Job]], output: Output) -> None:
+    """In place on a terminal; elsewhere a line for every job that changed. Ctrl-C ends it."""
+    try:
+        if output.for_people and sys.stdout.isatty():
+            _watch_live(jobs, output)
+        else:
+            _watch_plain(client, jobs, output)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def _watch_live(jobs: Callable[[], list[Job]], output: Output) -> None:
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False, screen=False) as live:
+        while True:
+            live.update(Text.from_ansi("\n".join(_lines(jobs(), output))), refresh=True)
+            time.sleep(REFRESH_S)
+
+
+def _watch_plain(client: Client, jobs: Callable[[], list[Job]], output: Output) -> None:
+    """A line whenever a job's state, size or reason changes, and one when it is over."""
+    from shoal.cli.report import plain, print_lines
+
+    shown: dict[int, object] = {}
+    while True:
+        now = {job.id: job for job in reversed(jobs())}
+        now |= {i: client.job(i) for i in shown if i not in now}
+        for job in now.values():
+            key = (job.state, job.gpus, job.target_gpus, job.reason and job.reason.code)
+            if shown.get(job.id) == key:
+                continue
+            shown[job.id] = key
+            if output.for_people:
+                print(_plain_line(job), flush=True)
+            elif output is Output.NAME:
+                print(job.name, flush=True)
+            else:
+                print_lines([plain(job)])
+            if job.state.is_final:
+                shown.pop(job.id)
+        time.sleep(REFRESH_S)
+
+
+def _plain_line(job: Job) -> str:
+    from datetime import UTC, datetime
+
+    from shoal.cli.jobs_table import row
+    from shoal.cli.times import clock
+
+    return "  ".join([clock(datetime.now(UTC)), *(cell for cell in row(job) if cell)])

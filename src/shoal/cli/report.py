@@ -1,0 +1,79 @@
+"""Errors and results in the form that was asked for: one JSON object on stderr with `-o json`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from shoal.cli.options import Output
+from shoal.core.errors import ShoalError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def reported(command: F) -> F:
+    """Wrap a command: with a machine's output, its errors are one JSON object on stderr."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except ShoalError as error:
+            if kwargs.get("output", Output.TABLE) in (Output.TABLE, Output.WIDE, Output.NAME):
+                raise
+            print(json.dumps({"error": error_object(error)}), file=sys.stderr)
+            raise typer.Exit(getattr(error, "exit_code", 2)) from None
+
+    return run  # type: ignore[return-value]
+
+
+def error_object(error: ShoalError) -> dict[str, Any]:
+    """As the API words it, with the place where a job file is to blame."""
+    made: dict[str, Any] = {
+        "code": getattr(error, "code", "invalid"),
+        "message": " ".join(str(error).split()),
+        "field": getattr(error, "field", None),
+        "exit_code": getattr(error, "exit_code", 2),
+    }
+    mistakes = getattr(error, "mistakes", ())
+    if mistakes:
+        made["mistakes"] = [
+            {"message": m.message, "field": m.field, "line": m.line, "column": m.column} for m in mistakes
+        ]
+    return made
+
+
+def plain(model: BaseModel) -> dict[str, Any]:
+    """A model as the API writes it."""
+    return model.model_dump(mode="json")
+
+
+def print_document(output: Output, document: BaseModel, name: str | Sequence[str]) -> None:
+    """One object, or a list with its `items`, in a machine's form."""
+    data = plain(document)
+    if output is Output.JSON:
+        from shoal.cli.out import print_json
+
+        print_json(data)
+    elif output is Output.YAML:
+        import yaml
+
+        print(yaml.safe_dump(data, sort_keys=False, allow_unicode=True), end="")
+    elif output is Output.JSONL:
+        print_lines(data.get("items", [data]))
+    else:
+        print("\n".join([name] if isinstance(name, str) else name), end="\n" if name else "")
+
+
+def print_lines(items: Iterable[Any]) -> None:
+    """JSON lines, each out at once: a reader may be following."""
+    for item in items:
+        print(json.dumps(item, ensure_ascii=False), flush=True)

@@ -1,0 +1,46 @@
+"""Do something to several jobs, and report every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import typer
+
+from shoal.cli.options import Output
+
+if TYPE_CHECKING:
+    from shoal.server.models import Job
+
+
+def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Output) -> None:
+    """Act on each; one that fails is reported and does not keep the others from it."""
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.core.errors import ShoalError
+    from shoal.server.models import JobList
+
+    found: list[Job] = []
+    errors: list[ShoalError] = []
+    for name in names:
+        try:
+            found.append(act(name))
+        except ShoalError as error:
+            errors.append(error)
+    if output.for_people:
+        for job in found:
+            say(f"{job.name}: {done} ({job.state.value})")
+    elif found or not errors:
+        print_document(output, JobList(items=found, next=None), [job.name for job in found])
+    for error in errors[:-1]:
+        say(f"shoal: {error}")
+    if errors:
+        raise errors[-1]
+
+
+def confirmed(question: str, *, yes: bool) -> None:
+    """Ask, on a terminal; elsewhere nobody could answer, and the command itself is the answer."""
+    import sys
+
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm(question, err=True):
+        raise typer.Exit(0)

@@ -1,0 +1,46 @@
+"""`shoal shares`: who holds what, and is it fair?"""
+
+from __future__ import annotations
+
+from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+
+@reported
+def shares(
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """The fairness ledger: what each user holds and is due now, and has been given and has lent so far."""
+    from shoal.cli.columns import print_table
+    from shoal.cli.options import connect
+    from shoal.cli.out import duration, say
+    from shoal.cli.report import print_document
+    from shoal.cli.times import ago
+
+    with connect(home, server, token_file) as client:
+        found = client.shares()
+    if not output.for_people:
+        print_document(output, found, [share.user for share in found.items])
+        return
+    if not found.items:
+        say("no user has had a job yet")
+        return
+    rows = [
+        [
+            s.user,
+            f"{s.tickets:g}",
+            f"{s.gpus} of {s.entitled_gpus:.3g}",
+            f"{s.running_jobs}/{s.pending_jobs}",
+            *(
+                duration(x)
+                for x in (s.entitled_gpu_s, s.received_gpu_s, s.lent_gpu_s, s.borrowed_gpu_s, s.traded_gpu_s)
+            ),
+        ]
+        for s in found.items
+    ]
+    head = ["USER", "TICKETS", "GPUS NOW", "RUN/WAIT", "DUE", "RECEIVED", "LENT", "BORROWED", "TRADED"]
+    print_table(head, rows, wide=output is Output.WIDE)
+    say(f"GPU time since {ago(found.since)} ago, {found.total_gpus} GPUs")

@@ -1,0 +1,116 @@
+"""`shoal show JOB`: all that is known of a job."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+if TYPE_CHECKING:
+    from shoal.server.models import Event, Job
+
+
+@reported
+def show(
+    job: JobArg,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Environment and all events.")] = False,
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """What was submitted (and which values are defaults), how it goes, its workers and what happened."""
+    from shoal.cli.options import connect
+    from shoal.cli.report import print_document
+
+    with connect(home, server, token_file) as client:
+        found = client.job(job)
+        if not output.for_people:
+            print_document(output, found, found.name)
+            return
+        events = client.events(job=found.id, tail=None if verbose else 12)
+    _describe(found, events, verbose=verbose)
+
+
+def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:
+    from shoal.cli import jobs_table as t
+    from shoal.cli.columns import print_table
+    from shoal.cli.times import ago, clock
+
+    print(f"{job.name} (job {job.id}, {job.user}): {job.state.value}")
+    if t.reason(job):
+        print(f"  {t.reason(job)}")
+    print("\nSubmitted as")
+    for name, value in _spec(job, verbose=verbose):
+        print(f"  {name:<15} {value}{'' if name in job.given else '   (default)'}")
+    print("\nHow it goes")
+    for name, value in _progress(job):
+        print(f"  {name:<15} {value}")
+    if job.workers:
+        print("\nWorkers")
+        rows = [
+            [w.id, "-" if w.rank is None else str(w.rank), f"{w.node}:{w.gpu}", w.state, _ended(w)]
+            for w in job.workers
+        ]
+        print_table(["  ID", "RANK", "GPU", "STATE", ""], [["  " + r[0], *r[1:]] for r in rows])
+    print(f"\nWhat happened (submitted {ago(job.submitted_at)} ago)")
+    for event in events:
+        print(f"  {clock(event.at)}  {event.type:<18} {event.message}")
+
+
+def _spec(job: Job, *, verbose: bool) -> list[tuple[str, str]]:
+    from shoal.cli.jobs_table import want
+
+    rows = [
+        ("command", shlex.join(job.command)),
+        ("workdir", job.workdir),
+        ("gpus", want(job)),
+        ("requested_gpus", str(job.requested_gpus)),
+        ("resize", job.resize.value),
+        ("gpu_types", ", ".join(job.gpu_types) or "any"),
+        ("weight", f"{job.weight:g}"),
+        ("max_restarts", str(job.max_restarts)),
+        ("grace_s", f"{job.grace_s:g}"),
+    ]
+    if job.secrets:
+        rows.append(("secrets", ", ".join(job.secrets)))
+    if verbose:
+        rows += [("env", f"{name}={value}") for name, value in sorted(job.env.items())]
+    elif job.env:
+        rows.append(("env", ", ".join(sorted(job.env))))
+    return rows
+
+
+def _progress(job: Job) -> list[tuple[str, str]]:
+    from shoal.cli.jobs_table import gpus, left
+    from shoal.cli.out import duration
+
+    rows = [
+        ("GPUs", gpus(job)),
+        ("placement", ", ".join(f"{p.node} {p.gpus}" for p in job.placement) or "-"),
+        ("generation", str(job.generation)),
+        ("step", f"{job.step if job.step is not None else '-'} of {job.total_steps or 'unknown'}"),
+        ("speed", f"{job.speed:.3g} steps/s" if job.speed is not None else "-"),
+        ("speed-up", f"{job.speedup:.2f}x" if job.speedup is not None else "-"),
+        ("left", left(job)),
+        ("waited", duration(job.waiting_s)),
+        ("ran", duration(job.running_s)),
+        ("paused", duration(job.paused_s)),
+        ("stood still", f"{duration(job.stalled_s)} for {job.resizes} resizes"),
+        ("restarts", str(job.restarts)),
+    ]
+    if job.remaining is not None and (job.remaining.basis or job.remaining.unknown):
+        rows.append(("estimate", job.remaining.basis or f"unknown: {job.remaining.unknown}"))
+    rows += [(name, f"{value:g}") for name, value in sorted(job.values.items())]
+    if job.exit_code is not None or job.signal:
+        rows.append(("ended with", job.signal or f"exit code {job.exit_code}"))
+    return rows
+
+
+def _ended(worker: object) -> str:
+    code, signal = getattr(worker, "exit_code", None), getattr(worker, "signal", None)
+    return signal or ("" if code is None else f"exit code {code}")

@@ -1,0 +1,61 @@
+"""From a command line to a job: what `run`, `submit` and `plan` have in common."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shoal.core.errors import ShoalError
+
+if TYPE_CHECKING:
+    from shoal.server.models import JobSpec
+
+Gpus = Annotated[str | None, typer.Option("--gpus", "-g", help="GPUs: 4, or a range 1..8.")]
+JobName = Annotated[str | None, typer.Option("--name", help="Name of the job. Default: from the command.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value of the file: --set gpus=1..4.")]
+File = Annotated[str, typer.Option("-f", "--file", help="Job file in YAML; - for standard input.")]
+
+#: What makes `python` in a job the `python` of the shell that submitted it.
+SHELL_ENV = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
+
+
+def from_file(file: str, settings: list[str] | None, name: str | None) -> JobSpec:
+    """The job of a job file."""
+    from shoal import jobfile
+
+    extra = [f"name={name}"] if name else []
+    return jobfile.job_spec(jobfile.with_settings(jobfile.read(file), [*(settings or []), *extra]))
+
+
+def from_command(command: list[str], **given: Any) -> JobSpec:
+    """The job of a command line; options that were not given are left to the server."""
+    from shoal import jobfile
+
+    data = {"command": command, "workdir": str(Path.cwd())} | {
+        k: v for k, v in given.items() if v is not None
+    }
+    return jobfile.check(jobfile.Document("command line", data, {}, {}), _spec())
+
+
+def environment(settings: list[str] | None, option: str = "--env") -> dict[str, str]:
+    """`NAME=value`, or `NAME` for its value here."""
+    made = {}
+    for setting in settings or []:
+        name, equals, value = setting.partition("=")
+        if not equals and name not in os.environ:
+            raise ShoalError(f"{option} {name}: there is no such variable here; write {name}=value")
+        made[name] = value if equals else os.environ[name]
+    return made
+
+
+def shell_environment() -> dict[str, str]:
+    return {name: os.environ[name] for name in SHELL_ENV if os.environ.get(name)}
+
+
+def _spec() -> type[JobSpec]:
+    from shoal.server.models import JobSpec
+
+    return JobSpec

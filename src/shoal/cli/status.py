@@ -1,0 +1,44 @@
+"""`shoal status`: what is in force."""
+
+from __future__ import annotations
+
+from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+
+@reported
+def status(
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Where the server is, its GPUs, its policy, and its jobs. Exit code 6 if none answers."""
+    from shoal.cli.columns import print_table
+    from shoal.cli.options import connect
+    from shoal.cli.report import print_document
+    from shoal.cli.times import ago
+
+    with connect(home, server, token_file) as client:
+        found = client.status()
+    if not output.for_people:
+        print_document(output, found, found.address)
+        return
+    kind = " (virtual, on the CPU)" if found.virtual else ""
+    jobs = ", ".join(f"{n} {state}" for state, n in found.jobs.items() if n) or "none"
+    options = " ".join(f"{k}={v}" for k, v in found.policy_options.items())
+    for name, value in (
+        ("server", f"{found.address}  (shoal {found.version}, pid {found.pid}, up {ago(found.started_at)})"),
+        ("home", found.home),
+        ("you are", f"{found.user} ({found.role})"),
+        ("policy", f"{found.policy} {options}".strip()),
+        ("GPUs", f"{found.used_gpus} of {found.total_gpus} in use{kind}"),
+        ("jobs", jobs),
+        ("runs on", f"{found.executor}, {found.store}"),
+    ):
+        print(f"{name:<10} {value}")
+    print()
+    rows = [[n.name, n.gpu_type, f"{n.used}/{n.gpus}", ", ".join(n.devices)] for n in found.nodes]
+    print_table(["NODE", "TYPE", "IN USE", "DEVICES"], rows, wide=output is Output.WIDE)
+    for warning in found.warnings:
+        print(f"warning: {warning}")

@@ -1,0 +1,80 @@
+"""`shoal submit`: a job from a job file."""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import Home, Out, Output, Server, TokenFile, Yes
+from shoal.cli.report import reported
+from shoal.cli.spec_options import File, JobName, Set
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+    from shoal.server.models import JobSpec
+
+
+@reported
+def submit(
+    file: File,
+    name: JobName = None,
+    settings: Set = None,
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Submit, and do not stay.")] = False,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Submitting again with the same key makes no second job.")
+    ] = None,
+    yes: Yes = False,
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Submit a job file: show what it would do and ask, then stay with the job and end as it ends.
+
+    Without a terminal nothing is asked. Ctrl-C detaches; the job goes on.
+
+    Exit codes: 0 succeeded, 100 failed, 103 cancelled; 7 if the file or the server refuses it.
+    """
+    from shoal.cli.options import connect
+    from shoal.cli.out import say
+    from shoal.cli.plan import describe
+    from shoal.cli.spec_options import from_file
+    from shoal.core.errors import ShoalError
+
+    if file == "-" and not yes:
+        raise ShoalError("a job file from standard input needs -y, because nothing can be asked then")
+    spec = from_file(file, settings, name)
+    with connect(home, server, token_file) as client:
+        if not yes and output.for_people and sys.stdin.isatty() and sys.stderr.isatty():
+            say(describe(client.plan(spec)))
+            if not typer.confirm("Submit it?", default=True, err=True):
+                raise typer.Exit(0)
+        raise typer.Exit(hand_in(client, spec, detach=detach, output=output, key=idempotency_key))
+
+
+def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key: str | None = None) -> int:
+    """Submit and, unless detached, stay. The key makes a lost answer harmless."""
+    from shoal.cli import follow
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+
+    job = client.submit(spec, idempotency_key=key or uuid.uuid4().hex)
+    if output.for_people:
+        say(f"submitted {job.name} (job {job.id})")
+        if not detach:
+            return follow.stay(client, job)
+        print(job.name)
+        say(f"watch it: shoal logs -f {job.name}   why it waits: shoal why {job.name}")
+        return 0
+    code = 0
+    if not detach:
+        try:
+            job = client.wait(job.id)
+        except KeyboardInterrupt:
+            return follow.detach(job)
+        code = follow.exit_code(job)
+    print_document(output, job, job.name)
+    return code

@@ -1,0 +1,94 @@
+"""`shoal token`: what people and programs show to the server."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.lazy import LazyGroup
+from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+COMMANDS = {
+    "ls": ("shoal.cli.token:ls", "The tokens there are, without their text."),
+    "add": ("shoal.cli.token:add", "Make a token; it is shown once."),
+    "rm": ("shoal.cli.token:rm", "Make a token worthless."),
+}
+GROUP = LazyGroup("token", COMMANDS, "Tokens: what people and programs show to the server.")
+
+
+@reported
+def ls(
+    output: Out = Output.TABLE, home: Home = None, server: Server = None, token_file: TokenFile = None
+) -> None:
+    """The tokens there are (your own; all of them for admins), without their text."""
+    from shoal.cli.columns import print_table
+    from shoal.cli.options import connect
+    from shoal.cli.report import print_document
+    from shoal.cli.times import ago
+    from shoal.server.models import TokenList
+
+    with connect(home, server, token_file) as client:
+        tokens = client.tokens()
+    if not output.for_people:
+        print_document(output, TokenList(items=tokens, next=None), [str(token.id) for token in tokens])
+        return
+    rows = [
+        [
+            str(t.id),
+            t.user,
+            ago(t.created_at),
+            ago(t.last_used_at),
+            t.expires_at.isoformat(timespec="minutes") if t.expires_at else "never",
+            t.label,
+        ]
+        for t in tokens
+    ]
+    print_table(["ID", "USER", "AGE", "LAST USED", "EXPIRES", "LABEL"], rows, wide=output is Output.WIDE)
+
+
+@reported
+def add(
+    user: Annotated[str | None, typer.Option(help="Whose it is. Default: yours.")] = None,
+    label: Annotated[str, typer.Option(help="What it is for.")] = "",
+    expires: Annotated[str | None, typer.Option(help="Worthless after: 12h, 30d.")] = None,
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token. It is printed this once: only its hash is kept.
+
+    Example: shoal token add --user ada > ada.token; then SHOAL_TOKEN_FILE=ada.token shoal ps
+    """
+    from shoal.cli.options import connect
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.cli.times import seconds
+
+    with connect(home, server, token_file) as client:
+        made = client.create_token(
+            user=user, label=label, expires_in_s=seconds(expires) if expires is not None else None
+        )
+    if output.for_people:
+        print(made.token)
+        say(f"token {made.id} of {made.user}; it is not shown again")
+    else:
+        print_document(output, made, made.token)
+
+
+@reported
+def rm(
+    token_id: Annotated[int, typer.Argument(metavar="ID", help="Number of the token.", min=0)],
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Make a token worthless from now on."""
+    from shoal.cli.options import connect
+    from shoal.cli.out import say
+
+    with connect(home, server, token_file) as client:
+        client.delete_token(token_id)
+    say(f"token {token_id} is worthless now")

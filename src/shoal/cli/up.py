@@ -1,0 +1,146 @@
+"""`shoal up`: start the control plane of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.options import Home, Out, Output, policy_names
+from shoal.cli.report import reported
+
+#: Exit codes of the server (docs/api.md) as ours: a port in use is a conflict like a home in use.
+EXIT_CODES = {2: 2, 5: 5, 9: 5}
+
+
+@reported
+def up(
+    gpus: Annotated[
+        int | None, typer.Option(min=1, help="Virtual GPUs, on the CPU. Default: the real ones.")
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="How to share them; see shoal policy ls.", autocompletion=policy_names)
+    ] = None,
+    policy_option: Annotated[list[str] | None, typer.Option(help="NAME=value; repeat for more.")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. Default: this machine only.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: a free one.")] = None,
+    database: Annotated[str | None, typer.Option(help="postgresql://... instead of a file.")] = None,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here; Ctrl-C ends it.")] = False,
+    timeout: Annotated[str, typer.Option(help="How long to wait until it answers.")] = "60s",
+    output: Out = Output.TABLE,
+    home: Home = None,
+) -> None:
+    """Start the control plane in the background, and say where it is. `shoal down` ends it."""
+    from shoal.cli.times import seconds
+    from shoal.server.home import default_home
+
+    where = (home or default_home()).expanduser().absolute()
+    limit_s = seconds(timeout)
+    command = _command(where, gpus, policy, policy_option, host, port, database)
+    if foreground:
+        os.execv(sys.executable, command)
+    running = _running(where)
+    if running is None:
+        _start(command, where, limit_s)
+    _tell(where, output, gpus=gpus, policy=policy, was_up=running is not None)
+
+
+def _command(
+    home: Path,
+    gpus: int | None,
+    policy: str | None,
+    policy_options: list[str] | None,
+    host: str | None,
+    port: int | None,
+    database: str | None,
+) -> list[str]:
+    made = [sys.executable, "-m", "shoal.server.serve", "--home", str(home)]
+    for name, value in {
+        "--gpus": gpus,
+        "--policy": policy,
+        "--host": host,
+        "--port": port,
+        "--database": database,
+    }.items():
+        made += [name, str(value)] if value is not None else []
+    for option in policy_options or []:
+        made += ["--policy-option", option]
+    return made
+
+
+def _running(home: Path) -> str | None:
+    """The address of the server of this home, if one answers."""
+    from shoal.client import Client
+    from shoal.client_errors import ClientError
+    from shoal.connection import server_file
+
+    try:
+        address = str(server_file(home)["address"])
+        with Client(address, token="none") as client:
+            return address if client.healthy() else None
+    except ClientError:
+        return None
+
+
+def _start(command: list[str], home: Path, limit_s: float) -> None:
+    """In a session of its own, so that it outlives this terminal; what it says goes to a file."""
+    from shoal.client_errors import ClientError, TimedOut
+    from shoal.core.errors import ShoalError
+
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        said = (home / "up.err").open("w+")
+    except OSError as error:
+        raise ShoalError(f"{home}: {(error.strerror or str(error)).lower()}; choose another --home") from None
+    with said:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd="/"
+        )
+        deadline = time.monotonic() + limit_s
+        while _running(home) is None:
+            code = process.poll()
+            if code is not None:
+                said.seek(0)
+                words = [line.strip() for line in said if line.strip()]
+                error = ClientError(words[-1].removeprefix("shoal: ") if words else f"it ended with {code}")
+                error.exit_code = EXIT_CODES.get(code, 1)
+                raise error
+            if time.monotonic() > deadline:
+                process.terminate()
+                raise TimedOut(f"the server does not answer after {limit_s:g} s; see {home / 'server.log'}")
+            time.sleep(0.05)
+
+
+def _tell(home: Path, output: Output, *, gpus: int | None, policy: str | None, was_up: bool) -> None:
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.client import Client
+    from shoal.client_errors import Conflict
+
+    with Client(home=home) as client:
+        status = client.status()
+    if was_up and gpus not in (None, status.total_gpus):
+        raise Conflict(
+            f"a server with {status.total_gpus} GPUs runs on {home}; end it with `shoal down` first"
+        )
+    if was_up and policy not in (None, status.policy):
+        raise Conflict(
+            f"a server with policy {status.policy} runs on {home}; change it with `shoal policy set {policy}`"
+        )
+    if not output.for_people:
+        print_document(output, status, status.address)
+        return
+    kind = "virtual GPUs, on the CPU" if status.virtual else "GPUs"
+    say(f"shoal {'is already' if was_up else 'is'} up: {status.total_gpus} {kind}, policy {status.policy}")
+    print(status.address)
+    say(f"state in {home}, token in {home / 'admin.token'}")
+    for warning in status.warnings:
+        say(f"warning: {warning}")
+    say("next: shoal run --gpus 1..4 -- python train.py   shoal ps   shoal down")

@@ -1,0 +1,69 @@
+"""`shoal wait JOB`: until it runs, has a size, or is over."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
+from shoal.cli.report import reported
+
+if TYPE_CHECKING:
+    from shoal.server.models import Job
+
+
+@reported
+def wait(
+    job: JobArg,
+    until: Annotated[str, typer.Option("--for", help="done, running, paused, or size=N.")] = "done",
+    timeout: Annotated[str | None, typer.Option(help="Give up after: 30s, 2h. Exit code 124.")] = None,
+    output: Out = Output.TABLE,
+    home: Home = None,
+    server: Server = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Wait for a job. Exit codes: 0 succeeded (or as wished), 100 failed, 103 cancelled, 124 time is up.
+
+    101: it is over, or can no longer become what was waited for.
+    """
+    from shoal.cli.follow import NOT_FINISHED, detach, ending, exit_code
+    from shoal.cli.options import connect
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.cli.times import seconds
+
+    wished = _condition(until)
+    limit_s = seconds(timeout) if timeout is not None else None
+    with connect(home, server, token_file) as client:
+        found = client.job(job)
+        try:
+            found = client.wait(found.id, wished, timeout_s=limit_s)
+        except KeyboardInterrupt:
+            raise typer.Exit(detach(found)) from None
+    if output.for_people:
+        say(
+            ending(found) if found.state.is_final else f"{found.name}: {found.state.value}, {found.gpus} GPUs"
+        )
+    else:
+        print_document(output, found, found.name)
+    if until != "done" and wished(found):
+        raise typer.Exit(0)
+    code = exit_code(found)
+    raise typer.Exit(NOT_FINISHED if until != "done" and code == 0 else code)
+
+
+def _condition(text: str) -> Callable[[Job], bool]:
+    from shoal.core.errors import ShoalError
+
+    size = re.fullmatch(r"size=(\d{1,7})", text)
+    if size:
+        gpus = int(size[1])
+        return lambda job: job.gpus == gpus and job.state.value == "running"
+    if text == "done":
+        return lambda job: job.state.is_final
+    if text in ("running", "paused", "pending", "starting"):
+        return lambda job: job.state.value == text
+    raise ShoalError(f"--for {text}: write done, running, paused, or size=8")
