@@ -236,8 +236,8 @@ class ControlService:
         self._connections.add(task)
         try:
             await self._converse(reader, writer)
-        except (OSError, EOFError, TimeoutError):
-            pass
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            pass  # the peer has gone, or the service closes
         except AuthError as error:
             log.warning("refused a connection from %s: %s", writer.get_extra_info("peername"), error)
         except WireError as error:
