@@ -29,7 +29,16 @@ MAX_BYTES = 256 * 1024
 MAX_VALUES = 10_000
 MISSING = "is missing"
 #: What is text whatever it looks like: arguments, environments, and `gpus: 4`.
-TEXT = {("command",), ("env",), ("secrets",), ("gpus",)}
+TEXT = {("name",), ("command",), ("env",), ("secrets",), ("gpus",), ("gpu_types",), ("model",)}
+PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool")}
+#: In place of a regular expression, which is no answer to a person.
+PATTERNS = {
+    "name": "may have letters, digits, dots, dashes and underscores, 63 at most, letters or digits at the ends",
+    "gpu_types": "may have letters, digits, dots, dashes and underscores, 63 at most",
+    "env": "a variable has letters, digits and underscores in its name, and no NUL in its value",
+    "secrets": "a variable has letters, digits and underscores in its name, and no NUL in its value",
+    "command": "no argument can have a NUL in it",
+}
 
 M = TypeVar("M", bound="BaseModel")
 Path_ = tuple[str | int, ...]
@@ -181,6 +190,29 @@ def job_spec(document: Document) -> JobSpec:
     return check(Document(document.source, data, document.values, document.keys), JobSpec)
 
 
+def json_schema() -> dict[str, Any]:
+    """The published schema (schemas/job.schema.json): the model's, and what a file may write more simply."""
+    from shoal.server.models import ENV_NAME, JobSpec
+
+    schema = JobSpec.model_json_schema()
+    scalar = {"type": ["string", "number", "boolean"]}
+    fields = schema["properties"]
+    words = fields["command"]
+    fields["command"] = {
+        "anyOf": [{"type": "string", "minLength": 1}, {**words, "items": scalar}],
+        "description": "One line, split as a shell would, or a list; no shell runs it.",
+    }
+    fields["gpus"] = {**fields["gpus"], "type": ["string", "integer"], "examples": [4, "1..8"]}
+    fields["workdir"]["description"] = "Where the command starts; relative paths are seen from the file."
+    fields["workdir"]["default"] = "."
+    for name in ("env", "secrets"):
+        fields[name].pop("patternProperties", None)
+        fields[name] |= {"propertyNames": {"pattern": ENV_NAME}, "additionalProperties": scalar}
+    schema |= {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Shoal job file"}
+    schema.pop("example", None)
+    return schema
+
+
 def _mistakes(error: ValidationError, document: Document, model: type[BaseModel]) -> Iterator[Mistake]:
     found: dict[tuple[Place | tuple[None, None], str], Mistake] = {}
     for detail in error.errors(include_url=False, include_context=False):
@@ -191,6 +223,11 @@ def _mistakes(error: ValidationError, document: Document, model: type[BaseModel]
             message = f"there is no such key; {did_you_mean(str(path[-1]), _keys(model, path[:-1]))}"
         elif detail["type"] == "missing":
             message = MISSING
+        elif detail["type"] == "string_pattern_mismatch" and path[0] in PATTERNS:
+            message = PATTERNS[str(path[0])]
+        elif not path and message.partition(": ")[0] in model.model_fields:
+            field, _, message = message.partition(": ")  # of the job as a whole, but one value is to blame
+            path = (field,)
         at = document.place(path, key=detail["type"] == "extra_forbidden")
         found.setdefault((at, field), Mistake(message, field, *at))
     # What is missing comes last: it is often there, under the wrong name reported before it.
@@ -268,7 +305,7 @@ class _Reader:
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*path, i)) for i, child in enumerate(node.value)]
-        if path[:1] in TEXT and not node.tag.endswith(":null") and node.tag.startswith("tag:yaml.org,2002:"):
+        if path[:1] in TEXT and node.tag in PLAIN_TAGS:
             return node.value  # 1e3 and 007 stay as they are written
         return self.loader.construct_object(node)
 
