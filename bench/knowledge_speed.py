@@ -9,6 +9,7 @@ import numpy as np
 from knowledge_data import POLLUX, config_speed, pollux_steps, print_json, require_data
 from shoal.knowledge.next_sample import next_sample
 from shoal.knowledge.speed import SpeedFit, fit_speed
+from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.knowledge.speed_models import ALL_REDUCE, SYNC_PS, SpeedModel
 from shoal.knowledge.unknown import Unknown
 
@@ -120,6 +121,25 @@ def fit_times() -> dict:
     return times
 
 
+def online_times() -> dict:
+    """One more measurement and the whole table of 64 shares again, and a table nothing has changed of."""
+    known = SpeedEstimator(64, 4, batch_size=256.0)
+    for gpus in (1, 2, 4, 8, 16, 32, 64):
+        known.observe(gpus, -(-gpus // 4), "v100", 0.1 + 10 / gpus)
+    started, repeats = time.perf_counter(), 300
+    for _ in range(repeats):
+        known.observe(8, 2, "v100", 1.4)
+        known.table("v100")
+    between = time.perf_counter()
+    for _ in range(repeats):
+        known.table("v100")
+    again = time.perf_counter() - between
+    return {
+        "observe_and_table": round((between - started) / repeats * 1000, 3),
+        "table_again": round(again / repeats * 1000, 4),
+    }
+
+
 if __name__ == "__main__":
     require_data()
     print_json(
@@ -129,5 +149,6 @@ if __name__ == "__main__":
             "all_reduce": all_reduce(),
             "ms_per_fit": fit_times(),
             "ms_per_fit_wanted": 5,
+            "ms_online": online_times(),
         }
     )

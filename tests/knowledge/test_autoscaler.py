@@ -1,5 +1,6 @@
 """The autoscaling engine: the authors' rules case by case, then whole searches on curves with noise."""
 
+import csv
 import json
 from dataclasses import replace
 from importlib.metadata import EntryPoint
@@ -357,3 +358,32 @@ def test_a_heuristic_that_cannot_be_had_is_unknown_and_says_why(name, target, wh
     assert isinstance(answer, Unknown)
     assert why in answer.why
     assert find_heuristic("efficiency") is ScalingEfficiency
+
+
+def measured_curves(shared_data) -> dict[str, dict[int, float]]:
+    """Seconds per step by GPUs: the AFS profiles and ElasticFlow's tables, a curve for each batch size."""
+    curves: dict[str, dict[int, float]] = {}
+    for row in csv.DictReader((shared_data / "afs" / "profiles.csv").open()):
+        curves.setdefault(row["model"], {})[int(row["gpus"])] = float(row["seconds_per_iteration"])
+    for path in sorted(shared_data.glob("elasticflow/throughputs_*/*.csv")):
+        for row in csv.DictReader(path.open()):
+            name = f"{path.parent.name}/{path.stem}-{row.pop('global_batch_size')}"
+            curves[name] = {int(k): 1 / float(v) for k, v in row.items() if v and float(v) > 0}
+    return {name: curve for name, curve in curves.items() if len(curve) >= 4}
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("options", "often"), [(Options(), 0.9), (IMPROVED, 0.8)], ids=["authors", "improved"]
+)
+def test_on_measured_curves_with_noise_most_searches_end_at_the_right_size(shared_data, options, often):
+    curves = measured_curves(shared_data)
+    right = []
+    for number, curve in enumerate(curves.values()):
+        sizes = tuple(sorted(curve))
+        limits = replace(options, sizes=sizes, min_gpus=sizes[0], max_gpus=sizes[-1])
+        engine = Autoscaler(sizes[0], limits, ScalingEfficiency(0.1))
+        end = run(engine, curve.__getitem__, steps=1000, noise=0.05, seed=number)[-1]
+        right.append(end == last_passing(curve.__getitem__, sizes, 0.1))
+    assert len(right) >= 30
+    assert np.mean(right) >= often
