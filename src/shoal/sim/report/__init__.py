@@ -1,0 +1,1 @@
+"""One self-contained HTML page for several runs: what `shoal sim compare --report` writes."""
