@@ -246,6 +246,25 @@ class View:
         self.n = n - 1
         self._slice()
 
+    def dump(self, row: int) -> dict[str, float | int | None]:
+        """The row as plain data; infinity and nan become None, told apart by `load`."""
+        values: dict[str, float | int | None] = {}
+        for i, name in enumerate(_FLOATS):
+            value = float(self._floats[i, row])
+            values[name] = value if np.isfinite(value) else None
+        for i, name in enumerate(_INTS):
+            values[name] = int(self._ints[i, row])
+        return values
+
+    def load(self, row: int, values: dict[str, float | int | None]) -> None:
+        """Set the row from what `dump` gave."""
+        for i, name in enumerate(_FLOATS):
+            value = values[name]
+            missing = np.nan if name in ("total", "remaining") else np.inf
+            self._floats[i, row] = missing if value is None else value
+        for i, name in enumerate(_INTS):
+            self._ints[i, row] = values[name]
+
     def park(self, job_id: int) -> tuple[FloatArray, IntArray]:
         """Take a job out of the view for a while; what is known of it is returned for `unpark`."""
         row = self.row(job_id)

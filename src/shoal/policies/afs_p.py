@@ -95,7 +95,8 @@ class AfsP(CountPolicy):
         keep = np.zeros(n, np.bool_)
         if n >= gpus:
             running = view.gpus > 0
-            keep = running & (view.memory_a > now_s)
+            fits = (view.gpus >= view.min_gpus) & (view.gpus <= view.max_gpus)
+            keep = running & fits & (view.memory_a > now_s)
             view.memory_b[running & ~keep] += 1
             others = np.flatnonzero(~keep)
             key = np.lexsort((view.submit_s[others], view.first_start_s[others], view.memory_b[others]))

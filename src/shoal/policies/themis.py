@@ -69,8 +69,8 @@ class Themis(CountPolicy):
         at, want = reference_curves(view), view.requested_gpus
         left_s = times_at(view.remaining_now(now_s), view.speeds, at, want)
         whole_s = times_at(view.total, view.speeds, at, want)
-        contention = self._active_sum / self._events if self._events else 1.0
-        ideal = whole_s * want / np.minimum(gpus / contention, want)
+        contention = max(self._active_sum / max(self._events, 1), 1.0)
+        ideal = whole_s * want / np.minimum(max(gpus, 1) / contention, want)
         return (now_s - view.submit_s + left_s) / ideal
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
@@ -80,7 +80,8 @@ class Themis(CountPolicy):
             self._lease_end_s = (np.floor(now_s / self.options.lease_s) + 1) * self.options.lease_s
             order = np.argsort(-self.rho(view, gpus, now_s), kind="stable").astype(np.int32)
             return grant_in_order(order, view.min_gpus, view.requested_gpus, gpus)
-        shares = view.gpus.copy()
+        shares = np.minimum(view.gpus, view.requested_gpus)
+        shares[shares < view.min_gpus] = 0  # its owner has raised its minimum
         free = gpus - int(shares.sum())
         waiting = np.flatnonzero(shares < view.requested_gpus)
         if free <= 0 or not len(waiting):

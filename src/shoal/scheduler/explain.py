@@ -69,7 +69,9 @@ def _waiting(s: Situation, row: int, code: Code, evidence: Evidence) -> Reason:
     evidence["need_gpus"] = need
     if need > usable:
         if usable == 0:
-            types = ", ".join(t for t, m in zip(view.gpu_types, view.type_max[:, row]) if m > 0) or "its types"
+            types = (
+                ", ".join(t for t, m in zip(view.gpu_types, view.type_max[:, row]) if m > 0) or "its types"
+            )
             return Reason(Code.NO_MATCHING_GPU, f"no GPU of {types} is in use-able state", evidence)
         text = f"it needs {need} GPUs at least and there are {usable} that it may use"
         return Reason(Code.INFEASIBLE, text, evidence)

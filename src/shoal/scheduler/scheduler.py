@@ -112,9 +112,7 @@ class Scheduler:
         if decision.servers is not None:
             differs |= decision.servers != view.servers
         if moved:
-            rows = [
-                view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())
-            ]
+            rows = [view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())]
             differs[rows] = True
         return np.flatnonzero(differs).astype(np.int32)
 
@@ -180,7 +178,7 @@ class Scheduler:
 
     def _on_submitted(self, event: Submitted, now_s: float) -> None:
         job = event.job
-        user = self._user(job.user)
+        user = self.user_index(job.user)
         self.view.add(event.job_id, job, event.profile, user, now_s)
         self.jobs[event.job_id] = job
         self.profiles[event.job_id] = event.profile
@@ -220,8 +218,7 @@ class Scheduler:
             self.view.set_profile(self.view.row(event.job_id), self.jobs[event.job_id], event.profile)
 
     def _on_node_lost(self, event: NodeLost, now_s: float) -> None:
-        self.lost_nodes.add(event.node)
-        self.supply = self._supply()
+        self.lose_nodes([event.node])
         for job_id, placement in list(self.placements.items()):
             if any(node == event.node for node, _ in placement) and job_id in self.view:
                 self._lose(self.view.row(job_id), event.node, now_s)
@@ -231,7 +228,7 @@ class Scheduler:
         self.supply = self._supply()
 
     def _on_tickets_changed(self, event: TicketsChanged, now_s: float) -> None:
-        index = self._user(event.user)
+        index = self.user_index(event.user)
         users = list(self.cluster.users)
         users[index] = User(event.user, event.tickets)
         self.cluster = self.cluster.with_users(users)
@@ -240,11 +237,17 @@ class Scheduler:
     def _on_timer(self, event: Timer, now_s: float) -> None:
         pass
 
+    def lose_nodes(self, nodes: Iterable[int]) -> None:
+        """These nodes give no GPUs any more."""
+        self.lost_nodes.update(nodes)
+        self.supply = self._supply()
+
     def _supply(self) -> Supply:
         whole = Supply.of(self.cluster)
         return whole.without(self.lost_nodes) if self.lost_nodes else whole
 
-    def _user(self, name: str) -> int:
+    def user_index(self, name: str) -> int:
+        """The index of a user; one not seen before joins with one ticket."""
         index = self._users.get(name)
         if index is None:
             index = self._users[name] = len(self.cluster.users)
@@ -311,9 +314,7 @@ class Scheduler:
         wish = int(self.policy.wish_gpus(self.view)[row])
         share = NO_SHARE
         if gpus:
-            share = Share(
-                gpus, self.cluster.gpu_types[self.view.gpu_type[row]], int(self.view.servers[row])
-            )
+            share = Share(gpus, self.cluster.gpu_types[self.view.gpu_type[row]], int(self.view.servers[row]))
         reason = explain(situation, row) if gpus < wish else None
         return Outcome(job_id, share, wish, reason)
 

@@ -1,0 +1,82 @@
+"""Every kernel equals the rule as it is written, on thousands of random views."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.policies.afs_l import afs_l_shares
+from shoal.policies.afs_p import afs_p_shares
+from shoal.policies.fifo import fifo_shares
+from shoal.policies.maxmin import max_min_shares
+from shoal.policies.optimus import optimus_shares
+from shoal.policies.order import fill_in_order
+from shoal.policies.tournament import BY_COIN, FIRST, LAST
+
+from . import naive
+
+VIEWS = range(1000)
+
+
+def test_afs_l_equals_a_left_fold_for_every_gpu():
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed, doubling=seed % 3 == 0)
+        got = afs_l_shares(view.remaining, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus)
+        want = naive.afs_l(view.remaining, naive.curves_of(view), view.min_gpus, view.max_gpus, gpus)
+        assert got.tolist() == want, f"seed {seed}"
+
+
+@pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
+def test_afs_p_equals_a_left_fold_of_compare(rule, code):
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed, min_one=True)
+        n = len(view)
+        everyone, keep = np.arange(n, dtype=np.int32), np.zeros(n, bool)
+        got = afs_p_shares(
+            everyone, keep, view.gpus, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus,
+            code, seed,
+        )  # fmt: skip
+        start = [1] * min(n, gpus) + [0] * max(n - gpus, 0)
+        spare = gpus - sum(start)
+        want = naive.hand_out_without_lengths(start, naive.curves_of(view), view.max_gpus, spare, rule, seed)
+        assert got.tolist() == want, f"seed {seed}"
+
+
+def test_optimus_equals_the_largest_gain_for_every_gpu():
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed)
+        got = optimus_shares(view.remaining, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus)
+        want = naive.optimus(view.remaining, naive.curves_of(view), view.min_gpus, view.max_gpus, gpus)
+        assert got.tolist() == want, f"seed {seed}"
+
+
+def test_max_min_equals_round_robin():
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed)
+        order = np.random.default_rng(seed).permutation(len(view)).astype(np.int32)
+        got = max_min_shares(order, view.min_gpus, view.max_gpus, gpus)
+        assert got.tolist() == naive.max_min(order, view.min_gpus, view.max_gpus, gpus), f"seed {seed}"
+
+
+@pytest.mark.parametrize("backfill", [True, False])
+def test_filling_in_order_equals_a_plain_loop(backfill):
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed)
+        order = np.random.default_rng(seed).permutation(len(view)).astype(np.int32)
+        got = fill_in_order(order, view.requested_gpus, gpus, backfill)
+        assert got.tolist() == naive.in_order(order, view.requested_gpus, gpus, backfill), f"seed {seed}"
+
+
+@pytest.mark.parametrize("backfill", [True, False])
+def test_fifo_keeps_running_jobs_and_starts_the_others_in_order(backfill):
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed)
+        want, rng = view.requested_gpus, np.random.default_rng(seed)
+        running, free = np.zeros(len(view), np.int32), gpus
+        for j in rng.permutation(len(view))[: rng.integers(0, 10)]:
+            if want[j] <= free:
+                running[j] = want[j]
+                free -= want[j]
+        order = [*np.flatnonzero(running), *np.flatnonzero(running == 0)]
+        got = fifo_shares(running, want, gpus, backfill)
+        assert got.tolist() == naive.in_order(order, want, gpus, backfill), f"seed {seed}"

@@ -1,0 +1,255 @@
+"""What must never happen, whatever happens: a machine that feeds the scheduler random events."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shoal.core.cluster import Cluster, Node, User
+from shoal.core.events import (
+    Cancelled,
+    Finished,
+    Held,
+    NodeBack,
+    NodeLost,
+    Rescaled,
+    Submitted,
+    TicketsChanged,
+    Timer,
+)
+from shoal.core.job import GpuRange, Job, Kind
+from shoal.core.profile import Profile
+from shoal.placement.base import PoolPlacer
+from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.policies.registry import make_policy, policy_names
+from shoal.scheduler.saved import restore, save
+from shoal.scheduler.scheduler import Scheduler
+
+CLUSTERS = {
+    "pool": Cluster.pool(10, users=[User("ada", 2), User("ben")]),
+    "nodes": Cluster.of(3, 4, rack_nodes=2).with_users([User("ada", 2), User("ben")]),
+    "mixed": Cluster(
+        (Node("a", 4, "v100"), Node("b", 4, "v100"), Node("c", 4, "k80", "rack1")),
+        (User("ada", 2), User("ben")),
+    ),
+}
+SLOW = {n: 4.0 / n**0.8 for n in range(1, 13)}
+FAST = {n: 1.0 / n**0.6 for n in range(1, 9)}
+PROFILES = (
+    Profile.of("good", SLOW),
+    Profile.of("poor", FAST),
+    Profile.from_rows("typed", [(t, n, 0, s * f) for t, f in (("v100", 1), ("k80", 3)) for n, s in SLOW.items()]),
+)
+
+
+def placer(cluster, policy):
+    return PoolPlacer() if cluster.pooled else KeepAndPack(all_or_nothing=not policy.elastic)
+
+
+class Safety(RuleBasedStateMachine):
+    """Two schedulers see the same events: one goes on, the other is saved and restored now and then."""
+
+    @initialize(policy=st.sampled_from(policy_names()), cluster=st.sampled_from(sorted(CLUSTERS)))
+    def begin(self, policy, cluster):
+        self.cluster = CLUSTERS[cluster]
+        self.name = policy
+        one = make_policy(policy, seed=7)
+        self.one = Scheduler(self.cluster, one, placer(self.cluster, one))
+        two = make_policy(policy, seed=7)
+        self.two = Scheduler(self.cluster, two, placer(self.cluster, two))
+        self.now = 0.0
+        self.next_id = 0
+        self.jobs, self.profiles = {}, {}
+        self.wake_s = np.inf
+        self.lost = set()
+
+    def step(self, *events):
+        plan = self.one.step(self.now, events)
+        again = self.two.step(self.now, events)
+        assert plan.commands == again.commands, "the same state and the same events, but other commands"
+        assert plan.wake_s == again.wake_s
+        assert plan.wake_s > self.now or np.isinf(plan.wake_s)
+        self.wake_s = plan.wake_s
+        self.check_commands(plan)
+        for scheduler in (self.one, self.two):
+            view = scheduler.view
+            for command in plan.commands:
+                if command.job in view:
+                    row = view.row(command.job)
+                    profile = self.profiles[command.job]
+                    rate = profile.speed(command.share.gpu_type, command.share.gpus) if command.share else 0.0
+                    left = float(view.remaining_now(self.now)[row])
+                    scheduler.observe(command.job, left, rate, self.now)
+
+    def check_commands(self, plan):
+        seen = [c.job for c in plan.commands]
+        assert len(set(seen)) == len(seen), "two commands for one job"
+        for command in plan.commands:
+            row = self.one.view.row(command.job)
+            assert command.generation == self.one.view.generation[row]
+            if not self.cluster.pooled and command.share:
+                assert sum(g for _, g in command.placement) == command.share.gpus
+
+    @rule(
+        least=st.integers(1, 4),
+        more=st.integers(0, 8),
+        profile=st.integers(0, 2),
+        user=st.sampled_from(["ada", "ben"]),
+        work=st.floats(1, 500),
+        later=st.floats(0, 50),
+        ps=st.booleans(),
+    )
+    def submit(self, least, more, profile, user, work, later, ps):
+        self.now += later
+        profile = PROFILES[profile]
+        if profile.model == "typed" and self.cluster is not CLUSTERS["mixed"]:
+            profile = PROFILES[0]
+        top = min(least + more, 8)
+        kind = Kind.PARAMETER_SERVER if ps else Kind.ALL_REDUCE
+        types = ("v100",) if self.cluster is CLUSTERS["mixed"] and more == 1 else ()
+        want = (least + top) // 2
+        if not self.cluster.pooled:
+            want = min(want, 4) if types else want
+        job = Job(
+            f"j{self.next_id}", self.now, GpuRange(least, top), want, user, iterations=work, kind=kind, gpu_types=types
+        )
+        self.jobs[self.next_id], self.profiles[self.next_id] = job, profile
+        self.next_id += 1
+        self.step(Submitted(self.next_id - 1, job, profile))
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False), later=st.floats(0.1, 50), finished=st.booleans())
+    def leave(self, pick, later, finished):
+        running = [j for j in self.jobs if j in self.one.view and self.one.view.gpus[self.one.view.row(j)]]
+        everyone = running if finished else list(self.jobs)
+        if not everyone:
+            return
+        self.now += later
+        job = pick.choice(everyone)
+        del self.jobs[job]
+        self.step(Finished(job) if finished else Cancelled(job))
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False), held=st.booleans(), later=st.floats(0, 10))
+    def hold(self, pick, held, later):
+        self.now += later
+        self.step(Held(pick.choice(list(self.jobs)), held))
+
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False), least=st.integers(1, 3), more=st.integers(0, 5))
+    def rescale(self, pick, least, more):
+        self.now += 1
+        job_id = pick.choice(list(self.jobs))
+        if job_id in self.one.held:
+            return
+        self.step(Rescaled(job_id, least, min(least + more, 8)))
+        self.jobs[job_id] = self.one.jobs[job_id]
+
+    @rule(later=st.floats(0, 10_000))
+    def tick(self, later):
+        self.now = min(self.now + later, max(self.wake_s, self.now))
+        self.step(Timer())
+
+    @rule(user=st.sampled_from(["ada", "ben", "cho"]), tickets=st.sampled_from([0.5, 1.0, 3.0]))
+    def change_tickets(self, user, tickets):
+        self.now += 1
+        self.step(TicketsChanged(user, tickets))
+
+    @precondition(lambda self: not self.cluster.pooled)
+    @rule(node=st.integers(0, 2))
+    def lose_or_get_back_a_node(self, node):
+        self.now += 1
+        if node in self.lost:
+            self.lost.discard(node)
+            self.step(NodeBack(node))
+        elif len(self.lost) < 2:
+            self.lost.add(node)
+            self.step(NodeLost(node))
+
+    @rule()
+    def save_and_restore(self):
+        saved = json.loads(json.dumps(save(self.two)))
+        policy = make_policy(self.name, seed=99)  # the seed comes back with the state
+        self.two = restore(
+            saved, self.two.cluster, policy, self.jobs, self.profiles, placer(self.cluster, policy)
+        )
+
+    # -- what must hold after every step -----------------------------------------------------------
+
+    @invariant()
+    def never_more_gpus_than_there_are(self):
+        if not hasattr(self, "one"):
+            return
+        view, supply = self.one.view, self.one.supply
+        assert view.gpus.sum() <= supply.total_gpus
+        for t, limit in enumerate(supply.gpus_of_type):
+            assert view.gpus[view.gpu_type == t].sum() <= limit
+        if not self.cluster.pooled:
+            used = np.zeros(len(self.cluster.nodes), int)
+            for job_id, placement in self.one.placements.items():
+                row = view.row(job_id)
+                assert sum(g for _, g in placement) == view.gpus[row]
+                for node, gpus in placement:
+                    used[node] += gpus
+                    assert self.cluster.type_of_node[node] == view.gpu_type[row]
+            assert (used <= supply.gpus_of_node).all(), "a node holds more than it has"
+
+    @invariant()
+    def never_a_partial_gang_and_never_above_the_maximum(self):
+        if not hasattr(self, "one"):
+            return
+        view = self.one.view
+        for row, job_id in enumerate(view.job_ids.tolist()):
+            job, gpus = self.one.jobs[job_id], int(view.gpus[row])
+            if gpus == 0:
+                continue
+            assert job.gpus.min <= gpus <= job.gpus.max
+            if not self.one.policy.elastic:
+                assert gpus == job.requested_gpus
+            if job.gpu_types:
+                assert self.cluster.gpu_types[view.gpu_type[row]] in job.gpu_types
+
+    @invariant()
+    def no_gpu_idles_while_a_waiting_job_could_use_it(self):
+        if not hasattr(self, "one") or not self.cluster.pooled:
+            return
+        view, policy = self.one.view, self.one.policy
+        free = self.one.supply.total_gpus - int(view.gpus.sum())
+        need = view.min_gpus if policy.elastic else view.requested_gpus
+        waiting = (view.gpus == 0) & (need <= free)
+        assert not waiting.any(), f"{free} GPUs idle under {policy.name}"
+
+    @invariant()
+    def everyone_without_their_full_wish_has_a_reason(self):
+        if not hasattr(self, "one"):
+            return
+        for outcome in self.one.outcomes(self.now):
+            if outcome.share.gpus < outcome.wish_gpus:
+                assert outcome.reason is not None
+                assert outcome.reason.sentence
+
+
+Safety.TestCase.settings = settings(
+    max_examples=250,
+    stateful_step_count=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+TestSafety = Safety.TestCase
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_job_alone_in_a_large_cluster_gets_its_wish(name):
+    policy = make_policy(name)
+    scheduler = Scheduler(Cluster.pool(64), policy)
+    job = Job("alone", 0.0, GpuRange(1, 8), 4, iterations=100.0)
+    scheduler.step(0.0, [Submitted(0, job, PROFILES[0])])
+    outcome = scheduler.outcome(0, 0.0)
+    assert outcome.share.gpus == outcome.wish_gpus
+    assert outcome.reason is None
