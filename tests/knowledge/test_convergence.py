@@ -86,6 +86,16 @@ def test_outliers_do_not_bend_the_prediction():
     assert remaining_steps(fit_curve(steps, wild), 100.0, goal).steps == pytest.approx(truth, rel=0.1)
 
 
+def test_a_spike_does_not_set_the_scale_of_what_a_small_drop_is():
+    steps = np.arange(10.0, 410.0, 10.0)
+    clean = curve(steps, (0.01, 0.5, 0.2))
+    wild = clean.copy()
+    wild[10] = 1e6
+    goal = DropBelow(0.01, epochs=3, steps_per_epoch=10)
+    truth = remaining_steps(fit_curve(steps, clean), 400.0, goal)
+    assert remaining_steps(fit_curve(steps, wild), 400.0, goal).steps == pytest.approx(truth.steps, rel=0.05)
+
+
 def test_newer_points_weigh_more():
     weights = recency_weights(9, newer=2.0)
     assert (weights / weights[0]).tolist() == [1, 1, 1, 4, 4, 4, 16, 16, 16]

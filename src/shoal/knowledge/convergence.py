@@ -10,7 +10,7 @@ the curve is linear in (a, β2) once c is fixed. So c is searched on a line and 
 squares problem of two unknowns, solved for all c at once. The usual transformation 1/(l - β2) = β0 k + β1 is
 avoided: it needs β2 below every loss, which noise near the end breaks, and it inflates the noise there.
 
-Before fitting, losses are divided by the largest one, outliers are replaced by their neighbours' mean, and
+Before fitting, outliers are replaced by their neighbours' mean, losses are divided by the largest one, and
 newer points get more weight: by thirds of the history the assumed noise σ halves (`newer` = 2), so each third
 weighs 4 times the one before it. The Optimus authors' code has σ = 1/4 per third (`newer` = 4).
 """
@@ -134,8 +134,11 @@ def fit_curve(
         return trouble
     finite = np.isfinite(losses)
     steps, losses = steps[finite], losses[finite]
-    largest = float(losses.max())
-    cleaned = replace_outliers(losses / largest)
+    cleaned = replace_outliers(losses)
+    largest = float(cleaned.max())  # of what is left: a single spike must not set the scale
+    if largest <= 0:
+        return Unknown("apart from outliers all losses are 0: they show no progress")
+    cleaned = cleaned / largest
     weights = recency_weights(len(cleaned), newer)
     weights *= weights.sum() / np.sum(weights * weights)  # they sum to the number of points they are worth
     rising = _rising(steps, cleaned, weights)
