@@ -24,7 +24,12 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[torch,dev]'
 	@touch $@ $(VENV)/.installed
 
-demo: $(VENV)/.installed ## set up, and show Shoal at work
+# The demo trains: it needs torch, and none of the test tools.
+$(VENV)/.installed-torch: $(VENV)/.installed
+	$(PIP) torch
+	@touch $@
+
+demo: $(VENV)/.installed-torch ## set up, and show Shoal at work
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed-dev ## set up, and run all tests

@@ -1,7 +1,7 @@
 """`make demo`: a private cluster of 4 virtual GPUs, the jobs of three users, and the same jobs under FIFO.
 
-Everything is real but the GPUs: server, workers, gradients, resizes. A step of the elastic jobs takes a given
-time divided by the workers, as on GPUs that scale well; that is what four virtual GPUs on a laptop cannot have.
+Everything is real but the GPUs: server, workers, gradients, resizes. A step of an elastic job takes a given
+time divided by its workers, as on GPUs that scale well: this is what virtual GPUs on two cores cannot have.
 
     python examples/demo.py [--policy afs-p] [--plain]
 """
@@ -29,7 +29,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.jobs_table import want
+from shoal.cli.jobs_table import reason, want
 from shoal.cli.why import explain
 from shoal.client import Client
 from shoal.client_errors import ClientError
@@ -41,7 +41,11 @@ ELASTIC = EXAMPLES / "elastic" / "emulated.py"
 #: One run must end within this; two runs and the start fit two minutes.
 RUN_LIMIT_S = 55.0
 COLOURS = {"ada": "cyan", "ben": "magenta", "cho": "yellow"}
-RIGID = "import sys, time\nfor i in range(int(sys.argv[1])):\n    print('part', i, flush=True)\n    time.sleep(0.5)\n"
+RIGID = """import sys, time
+for i in range(int(sys.argv[1])):
+    print("part", i, flush=True)
+    time.sleep(0.5)
+"""
 
 
 @dataclass(frozen=True)
@@ -87,9 +91,7 @@ class Run:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="A private cluster, three users, and the same jobs under FIFO."
-    )
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", default="afs-p", help="the policy to show; see shoal policy ls")
     parser.add_argument("--plain", action="store_true", help="plain lines, as without a terminal")
     options = parser.parse_args()
@@ -99,6 +101,9 @@ def main() -> int:
     if importlib.util.find_spec("torch") is None:
         console.print("torch is not installed: the elastic jobs are left out (pip install 'shoal[torch]').")
         arrivals = tuple(a for a in ARRIVALS if not a.elastic)
+    if importlib.util.find_spec("shoal.server.serve") is None:
+        command = [sys.executable, "-m", "shoal.cli.main", "sim", "compare", "--sample"]
+        return subprocess.run(command, check=False).returncode
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         runs = []
@@ -126,7 +131,6 @@ def cluster(policy: str) -> Iterator[Path]:
     )
     os.close(mine)
     try:
-        command = [sys.executable, "-m", "shoal", "up"]
         command = [sys.executable, "-m", "shoal.cli.main", "up", "--home", str(home), "--gpus", str(GPUS)]
         started = subprocess.run([*command, "--policy", policy], capture_output=True, text=True, check=False)
         if started.returncode:
@@ -151,11 +155,15 @@ def clean(home: Path, pipe: int) -> None:
         client.shutdown()
         with contextlib.suppress(psutil.Error):
             psutil.Process(pid).wait(timeout=10)
-    left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _of_home(p, str(home))]
-    for process in left:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(left, timeout=5)
+    quiet = 0
+    while quiet < 3:  # what dies may have started another just before
+        left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _of_home(p, str(home))]
+        quiet = 0 if left else quiet + 1
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(left, timeout=5)
+        time.sleep(0.1)
     shutil.rmtree(home, ignore_errors=True)
 
 
@@ -200,9 +208,7 @@ def play(console: Console, home: Path, policy: str, arrivals: Sequence[Arrival],
             if not waiting and all(job.state.is_final for job in run.jobs.values()):
                 break
             if now_s > RUN_LIMIT_S:
-                raise ClientError(
-                    f"the jobs are not done after {RUN_LIMIT_S:.0f} s; this machine is too slow today"
-                )
+                raise ClientError(f"the jobs are not done after {RUN_LIMIT_S:.0f} s: too much else runs here")
             time.sleep(0.2)
     run.took_s = time.monotonic() - started_s
     return run
