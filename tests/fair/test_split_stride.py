@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from shoal.core.errors import ShoalError
 from shoal.policies.fair.kernels import SPANS, recentre, split_stride
 from shoal.policies.fair.split_stride import SplitStride, aggregate_pass
-from shoal.policies.fair.stride import Strider
+from shoal.policies.fair.stride import GangStride, Strider
 
 
 def two_nodes(tickets_a, homes_of_b):
@@ -126,9 +126,23 @@ def test_a_gang_that_spans_nodes_never_starves(tickets, small):
 def test_recentring_forgets_what_a_whole_node_lacks_but_not_the_order_on_it():
     lag = np.array([-50.0, -10.0, 2.0])
     rate = np.array([2.0, 1.0, 1.0])
-    recentre(lag, rate, np.array([0, 0, 1], np.int32), 2, np.ones(3, bool), 10.0)
-    assert lag.tolist() == [-30.0, 0.0, 2.0]
-    assert lag[:2].sum() / rate[:2].sum() == -10.0
+    apart = lag[0] / rate[0] - lag[1] / rate[1]
+    recentre(lag, rate, np.array([0, 0, 1], np.int32), 2, np.ones(3, bool))
+    assert lag.tolist() == [-10.0, 10.0, 0.0]
+    assert lag[0] / rate[0] - lag[1] / rate[1] == apart
+
+
+def test_recentred_lags_are_those_of_gang_stride():
+    """Charging lags by time and recentring them is the same as keeping passes, quantum by quantum."""
+    node = GangStride(4, [Strider(n, float(t), s) for n, t, s in (("a", 1, 3), ("b", 2, 2), ("c", 1, 2))])
+    rate, size = np.array([1.0, 2.0, 1.0]), np.array([3, 2, 2])
+    lag, group = np.zeros(3), np.zeros(3, np.int32)
+    for _ in range(50):
+        names = node.quantum()
+        ran = np.array([name in names for name in "abc"])
+        lag += size * ran - rate
+        recentre(lag, rate, group, 1, np.ones(3, bool))
+        np.testing.assert_allclose(lag, [node.lag(name) for name in "abc"], atol=1e-9)
 
 
 def test_a_home_that_does_not_hold_the_gang_is_refused():

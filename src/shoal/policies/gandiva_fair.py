@@ -48,7 +48,7 @@ class GandivaFairOptions:
     pull: float = 1.0
     #: A user that is behind or ahead of its part gets it back over about this long.
     correct_s: float = 1800.0
-    #: What a node or a user may be owed, or owe, at most, in quanta of its part; more is forgotten.
+    #: What a user may be owed, or owe, at most, in quanta of its part; more is forgotten.
     credit_quanta: float = 60.0
     #: Rounds of trades that are kept on record.
     keep_rounds: int = 1000
@@ -90,7 +90,7 @@ class GandivaFair(Policy):
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)
         o = self.options
-        self.accounts = Accounts()
+        self.accounts = Accounts(0)
         self.market = Market(trading=o.trading, keep_rounds=o.keep_rounds)
         self.measuring = Measuring(o.profiling, o.visit_s, o.visits)
         self.binding = Binding(
@@ -103,12 +103,13 @@ class GandivaFair(Policy):
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
         """Read it top to bottom."""
-        self._gpu_types = view.gpu_types
+        if self._gpu_types != view.gpu_types:
+            self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
         # 1. book what everybody had since the last decision
         self.accounts.know(tuple(u.name for u in supply.cluster.users))
         self.accounts.book(view.memory_a, view.gpus, view.memory_c, view.user, now_s)
         if not len(view):
-            self._go_on(view, view.gpus)
+            self._go_on(view, view.gpus, view.gpu_type)
             return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
         # 2. the users' parts of each type, after trading
         r = self._round(view, supply, now_s)
@@ -118,7 +119,7 @@ class GandivaFair(Policy):
         self.binding.bind(r, self.accounts.corrections(self.options.correct_s), order, visits)
         # 4. who runs: all anew at the end of a quantum, else on what is free
         runs = self._run(r)
-        self._go_on(view, np.where(runs, r.size, 0).astype(np.int32))
+        self._go_on(view, np.where(runs, r.size, 0).astype(np.int32), r.types)
         return self._decision(r, runs)
 
     def _round(self, view: View, supply: Supply, now_s: float) -> Round:
@@ -150,10 +151,10 @@ class GandivaFair(Policy):
             spans,
         )
 
-    def _go_on(self, view: View, gpus: IntArray) -> None:
-        users = len(self.accounts.names)
-        part = self.market.weights.sum(axis=1) if len(view) else np.zeros(users)
-        self.accounts.go_on(view.memory_a, gpus, view.memory_c, view.user, part, self._credit_s)
+    def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
+        part = self.market.weights if len(view) else np.zeros_like(self.accounts.part)
+        lag, rate = view.memory_a, view.memory_c
+        self.accounts.go_on(lag, gpus, types, rate, view.user, part, self._credit_s)
 
     @property
     def _credit_s(self) -> float:
@@ -177,10 +178,9 @@ class GandivaFair(Policy):
     def _run(self, r: Round) -> BoolArray:
         """Who runs from now on; jobs that idle GPUs take in from elsewhere are bound there."""
         view, bound = r.view, r.bound
-        if r.new_quantum:
-            # With gangs across nodes these are not apart: the lag that counts is that of the whole type.
-            group, groups = (r.types, len(r.speed)) if len(r.spans.rows) else (r.home, len(r.nodes.gpus))
-            kernels.recentre(r.lag, r.rate, group, groups, bound, self._credit_s)
+        # With gangs across nodes these are not apart: what counts is the lag within the whole type.
+        group, groups = (r.types, len(r.speed)) if len(r.spans.rows) else (r.home, len(r.nodes.gpus))
+        kernels.recentre(r.lag, r.rate, group, groups, bound)
         passed = self._passes(view)
         order = self._order(view, passed)
         keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus > 0) & bound
@@ -264,6 +264,7 @@ class GandivaFair(Policy):
     def state(self) -> dict[str, Any]:
         return {
             **super().state(),
+            "gpu_types": list(self._gpu_types),
             "accounts": self.accounts.state(),
             "market": self.market.state(),
             "measuring": self.measuring.state(),
@@ -273,6 +274,8 @@ class GandivaFair(Policy):
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
+        self._gpu_types = tuple(state["gpu_types"])
+        self.accounts = Accounts(len(self._gpu_types))
         self.accounts.restore(state["accounts"])
         self.market.restore(state["market"])
         self.measuring.restore(state["measuring"])

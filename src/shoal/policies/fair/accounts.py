@@ -71,37 +71,43 @@ def pass_of_jobs(
 class Accounts:
     """What users had and were due since the last booking, and what that came to, in GPU-seconds.
 
-    `lag` is what a user's jobs had beyond their dues on their nodes. `beyond` is what the user had beyond its
-    part of the cluster, whatever its jobs were due where they are: it tells of nodes with uneven loads.
+    `lag[user]` is what a user's jobs had beyond their dues on their nodes. `beyond[user, type]` is what the
+    user had of a type beyond its part of it, whatever its jobs were due where they are: it tells of nodes
+    with uneven loads.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, types: int) -> None:
         self.names: tuple[str, ...] = ()
-        self.lag: FloatArray = np.zeros(0)
-        self.gpus: FloatArray = np.zeros(0)
-        self.rate: FloatArray = np.zeros(0)
-        self.part: FloatArray = np.zeros(0)
-        self.beyond: FloatArray = np.zeros(0)
+        self.types = types
         self.since_s = 0.0
+        self.lag: FloatArray = np.zeros(0)
+        self.rate: FloatArray = np.zeros(0)
+        self.gpus: FloatArray = np.zeros((0, types))
+        self.part: FloatArray = np.zeros((0, types))
+        self.beyond: FloatArray = np.zeros((0, types))
 
     def know(self, names: tuple[str, ...]) -> None:
         """There are these users; who is new owes nothing and is owed nothing."""
-        if names != self.names:
-            old = {name: i for i, name in enumerate(self.names)}
-            for column in _COLUMNS:
-                before = getattr(self, column)
-                setattr(self, column, np.array([before[old[n]] if n in old else 0.0 for n in names]))
-            self.names = names
+        if names == self.names:
+            return
+        old = [self.names.index(n) if n in self.names else -1 for n in names]
+        for column in _COLUMNS:
+            before = getattr(self, column)
+            nothing = np.zeros((1, *before.shape[1:]))
+            setattr(self, column, np.concatenate([before, nothing])[old])
+        self.names = names
 
     def book(self, lag: FloatArray, gpus: IntArray, rate: FloatArray, user: IntArray, now_s: float) -> None:
         """Charge jobs and users for the time since the last booking."""
         span_s = max(now_s - self.since_s, 0.0)
-        charge(lag, gpus, rate, user, span_s, self.lag, self.gpus, self.rate)
-        self.beyond += (self.gpus - self.part) * span_s
+        charge(lag, gpus, rate, user, span_s, self.lag, self.gpus.sum(axis=1), self.rate)
+        # Parts of what was given out: GPUs that fell idle, as gangs did not fit, are owed by nobody.
+        given = self.gpus.sum(axis=0) / np.maximum(self.part.sum(axis=0), 1e-12)
+        self.beyond += np.where(self.part > 0, self.gpus - self.part * given, 0.0) * span_s
         self.since_s = now_s
 
     def corrections(self, over_s: float) -> FloatArray:
-        """By how much to multiply the parts of users, so that who has had too little gets it back.
+        """[user, type]: what to multiply parts with, so that who has had too little gets it back.
 
         1 - beyond / (part * over_s): a user a tenth of `over_s` behind is given a tenth more. A steady
         disadvantage, as of jobs on nodes that carry too much, so settles at a small debt instead of growing.
@@ -113,6 +119,7 @@ class Accounts:
         self,
         lag: FloatArray,
         gpus: IntArray,
+        gpu_type: IntArray,
         rate: FloatArray,
         user: IntArray,
         part: FloatArray,
@@ -120,32 +127,31 @@ class Accounts:
     ) -> None:
         """From now on users have these GPUs, dues and parts. Nobody is owed, or owes, more than `credit_s`
         seconds of its part; who has no job keeps what it has."""
-        users = len(self.names)
+        users, types = len(self.names), self.types
         present = np.bincount(user, minlength=users) > 0
         bound = credit_s * self.rate
         kept = np.where(self.rate > 0, np.clip(self.lag, -bound, bound), self.lag)
         bound = credit_s * self.part
         self.beyond = np.where(self.part > 0, np.clip(self.beyond, -bound, bound), self.beyond)
-        self.part = part.copy()
+        self.part = part.astype(np.float64)
         self.lag = np.where(present, np.bincount(user, weights=lag, minlength=users), kept)
-        self.gpus = np.bincount(user, weights=gpus, minlength=users).astype(np.float64)
         self.rate = np.bincount(user, weights=rate, minlength=users).astype(np.float64)
+        cell = user * types + np.maximum(gpu_type, 0)
+        self.gpus = np.bincount(cell, weights=gpus, minlength=users * types).reshape(users, types) * 1.0
 
     def state(self) -> dict[str, Any]:
         return {
             "since_s": self.since_s,
-            "users": {
-                name: [float(getattr(self, column)[u]) for column in _COLUMNS]
-                for u, name in enumerate(self.names)
-            },
+            "users": list(self.names),
+            **{column: getattr(self, column).tolist() for column in _COLUMNS},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.since_s = state["since_s"]
         self.names = tuple(state["users"])
-        table = np.array(list(state["users"].values()), np.float64).reshape(-1, len(_COLUMNS))
-        for c, column in enumerate(_COLUMNS):
-            setattr(self, column, table[:, c].copy())
+        for column in _COLUMNS:
+            shape = (len(self.names), *getattr(self, column).shape[1:])
+            setattr(self, column, np.array(state[column], np.float64).reshape(shape))
 
 
-_COLUMNS = ("lag", "gpus", "rate", "part", "beyond")
+_COLUMNS = ("lag", "rate", "gpus", "part", "beyond")

@@ -56,7 +56,7 @@ class Binding:
         fresh = np.flatnonzero(can_run & (r.types < 0))
         r.types[fresh] = homes.choose_types(fresh, r.view.user, r.size, r.speed, target, bound)
         r.rate[:] = kernels.due_rates(
-            r.weights * corrections[:, None],
+            r.weights * corrections,
             r.gpus_of_type,
             r.view.user,
             r.types,
@@ -79,9 +79,10 @@ class Binding:
     def _retype(self, r: Round, order: Rows, target: FloatArray, bound: FloatArray) -> list[tuple[int, int]]:
         if len(r.speed) == 1 or not self._due(r):
             return []
+        # Those furthest ahead of their due go first, and before them those that have none where they are.
         return list(
             homes.retype(
-                order, r.view.user, r.size, r.types, r.speed, target, bound, self._rested(r), self.most
+                order[::-1], r.view.user, r.size, r.types, r.speed, target, bound, self._rested(r), self.most
             )
         )
 
@@ -145,13 +146,16 @@ class Binding:
         waiting = r.bound & ~runs
         if not (waiting.any() and free.any()):
             return
-        for row, node in balancer.attract(
-            order, r.size, waiting & (r.home >= 0), r.speed, r.nodes.type_of, free, r.home
-        ):
-            runs[row] = True
-            r.types[row] = r.nodes.type_of[node]
-            r.moved.add(row)
-            self._note(r, row)
+        # Users who have a part of the type come before those who would borrow it.
+        theirs = np.where(r.weights[r.view.user].T > 0, r.speed, 0.0)
+        for speed in (theirs, r.speed) if len(r.speed) > 1 else (r.speed,):
+            for row, node in balancer.attract(
+                order, r.size, r.bound & ~runs & (r.home >= 0), speed, r.nodes.type_of, free, r.home
+            ):
+                runs[row] = True
+                r.types[row] = r.nodes.type_of[node]
+                r.moved.add(row)
+                self._note(r, row)
         nothing = np.zeros(len(free))
         for row in order[(r.home[order] <= SPANS) & ~runs[order]].tolist():
             size = int(r.size[row])

@@ -198,14 +198,12 @@ def _run_node(
 
 
 @njit(cache=True)
-def recentre(
-    lag: FloatArray, rate: FloatArray, group: IntArray, groups: int, active: BoolArray, bound: float
-) -> None:
-    """Let no group of jobs as a whole be more than `bound` seconds of service ahead or behind.
+def recentre(lag: FloatArray, rate: FloatArray, group: IntArray, groups: int, active: BoolArray) -> None:
+    """Make the lags of each group add up to nothing, with all passes in it moved alike.
 
-    On a node with more tickets than its part everyone falls behind alike. That is a debt of the balancer, not
-    of the jobs' neighbours on the next node: beyond `bound` it is forgotten, and the order within the group
-    stays as it is.
+    What a node gave out is shared out justly by its jobs' passes; that it gave more or less than all are due,
+    because its load is uneven or its gangs leave gaps, is nobody's debt to the others on it. This is the
+    node's own pass, growing by used GPUs / sum of tickets, in terms of lags: who comes new stands at it.
     """
     total, tickets = np.zeros(groups), np.zeros(groups)
     for i in range(len(lag)):
@@ -214,8 +212,7 @@ def recentre(
             tickets[group[i]] += rate[i]
     for g in range(groups):
         if tickets[g] > 0.0:
-            mean = total[g] / tickets[g]
-            total[g] = mean - min(max(mean, -bound), bound)
+            total[g] /= tickets[g]
     for i in range(len(lag)):
         if active[i] and group[i] >= 0:
             lag[i] -= rate[i] * total[group[i]]
