@@ -248,12 +248,8 @@ def tell_changes(console: Console, run: Run, now_s: float, shown: dict[str, str]
         line = f"{job.name:<12} {job.state.value:<10} {job.gpus} GPUs"
         if shown.get(job.name) != line:
             shown[job.name] = line
-            why = (
-                f"  ({job.reason.code}: {job.reason.sentence})"
-                if job.reason and not job.state.is_final
-                else ""
-            )
-            console.print(f"{now_s:5.1f} s  {line}{why}")
+            because = f"  ({reason(job)})" if reason(job) else ""
+            console.print(f"{now_s:5.1f} s  {line}{because}")
 
 
 def summary(console: Console, runs: Sequence[Run]) -> None:

@@ -40,7 +40,7 @@ def server_file(home: Path) -> dict[str, Any]:
 def read_token(path: Path) -> str:
     """A token from a file that holds nothing else."""
     try:
-        token = path.read_text().strip()
+        token = path.read_text(errors="replace").strip()
     except OSError as error:
         raise error_for(0, "unauthorized", f"{path}: {(error.strerror or str(error)).lower()}") from None
     if not token.isascii() or not token.isprintable() or not 0 < len(token) <= 1000:

@@ -33,7 +33,7 @@ TEXT = {("name",), ("command",), ("env",), ("secrets",), ("gpus",), ("gpu_types"
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool")}
 #: In place of a regular expression, which is no answer to a person.
 PATTERNS = {
-    "name": "may have letters, digits, dots, dashes and underscores, 63 at most, letters or digits at the ends",
+    "name": "may have letters, digits, dots, dashes and underscores, at most 63, no sign at either end",
     "gpu_types": "may have letters, digits, dots, dashes and underscores, 63 at most",
     "env": "a variable has letters, digits and underscores in its name, and no NUL in its value",
     "secrets": "a variable has letters, digits and underscores in its name, and no NUL in its value",

@@ -1,0 +1,122 @@
+"""What commands print: tables that fit, lengths of time, reasons, plans."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from shoal.cli import jobs_table
+from shoal.cli.columns import lines
+from shoal.cli.follow import exit_code
+from shoal.cli.times import ago, seconds, since
+from shoal.cli.why import explain, when
+from shoal.core.errors import ShoalError
+from shoal.server.models import CouldDo, Estimate, Job, JobRef, Reason, Why
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def job(**changes):
+    given = {
+        "id": 7, "name": "resnet-a", "user": "ada", "state": "running", "gpus": 4, "target_gpus": 4,
+        "gpu_type": "V100", "min_gpus": 2, "max_gpus": 8, "requested_gpus": 8, "resize": "live",
+        "command": ["x"], "workdir": "/", "submitted_at": NOW - timedelta(hours=2), "speedup": 3.42,
+        "progress": 0.41,
+    }  # fmt: skip
+    return Job.model_validate(given | changes)
+
+
+def test_a_job_is_one_line_with_the_reason_last():
+    reason = Reason(code="NotWorthIt", sentence="at 4: next GPU adds 0.31 < price 0.52")
+    assert jobs_table.row(job(reason=reason), NOW) == [
+        "resnet-a", "ada", "running", "4xV100", "2..8", "3.4x", "41%", "2h",
+        "NotWorthIt: at 4: next GPU adds 0.31 < price 0.52",
+    ]  # fmt: skip
+
+
+def test_a_job_that_is_being_resized_shows_both_sizes_and_one_without_gpus_a_dash():
+    assert jobs_table.gpus(job(gpus=4, target_gpus=2)) == "4→2"
+    assert jobs_table.gpus(job(state="pending", gpus=0, target_gpus=0)) == "-"
+
+
+def test_the_wide_row_has_a_cell_for_every_column():
+    assert len(jobs_table.wide_row(job(), NOW)) == len(jobs_table.WIDE_HEAD)
+
+
+def test_the_table_fits_its_width_and_only_the_last_column_is_cut():
+    rows = [jobs_table.row(job(reason=Reason(code="Fragmented", sentence="x" * 300)), NOW)]
+    made = lines(jobs_table.HEAD, rows, width=100)
+    assert max(map(len, made)) == 100
+    assert made[1].endswith("…")
+    assert max(map(len, lines(jobs_table.HEAD, rows, width=None))) > 300
+
+
+def test_control_characters_never_reach_the_terminal():
+    made = lines(["A", "B"], [["x\x1b[31m\n", "y\x07"]], width=80)
+    assert all(text.isprintable() for text in made)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("90", 90), ("90s", 90), ("2h", 7200), ("1h30m", 5400), ("250ms", 0.25), ("1.5d", 129600)],
+)
+def test_lengths_of_time_as_people_write_them(text, expected):
+    assert seconds(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "h", "2x", "1h x", "-3s", "99999999999w", "1h30"])
+def test_what_is_no_length_of_time_is_refused(text):
+    with pytest.raises(ShoalError):
+        seconds(text)
+
+
+def test_a_point_in_time_is_given_by_its_distance_or_by_itself():
+    assert since("2026-01-31T12:00:00Z") == datetime(2026, 1, 31, 12, tzinfo=UTC)
+    assert abs((datetime.now(UTC) - since("2h")).total_seconds() - 7200) < 60
+    assert since(None) is None
+    with pytest.raises(ShoalError, match="is not a time"):
+        since("2026-99-99")
+
+
+def test_ages_have_one_unit():
+    for passed, text in ((5, "5s"), (90, "1m"), (7300, "2h"), (3 * 86400, "3d")):
+        assert ago(NOW - timedelta(seconds=passed), NOW) == text
+
+
+def test_the_result_of_a_job_is_the_exit_code():
+    codes = {state: exit_code(job(state=state)) for state in ("succeeded", "failed", "cancelled", "running")}
+    assert codes == {"succeeded": 0, "failed": 100, "cancelled": 103, "running": 101}
+
+
+def ref(**changes):
+    given = {"id": 1, "name": "a", "user": "ada", "state": "pending", "gpus": 0, "target_gpus": 0}
+    return JobRef.model_validate(given | {"min_gpus": 2, "max_gpus": 4} | changes)
+
+
+def test_why_tells_reason_evidence_who_is_ahead_when_and_what_would_help():
+    answer = Why(
+        job=ref(),
+        reason=Reason(code="WaitingForCapacity", sentence="all are in use", evidence={"free_gpus": 1}),
+        sentence="2 GPUs are needed and 1 is free",
+        policy="fifo",
+        ahead=[ref(id=2, name=None, user="ben", state="running", gpus=3)],
+        ahead_total=3,
+        starts_in=Estimate(low_s=30, high_s=90, basis="measured speed"),
+        could=[CouldDo(change="min_gpus", value=1, sentence="it would start now with --min 1")],
+    )
+    text = "\n".join(explain(answer))
+    for part in (
+        "a is pending, has 0 of 2..4 GPUs (policy fifo)",
+        "WaitingForCapacity: 2 GPUs are needed and 1 is free",
+        "free gpus                1",
+        "Ahead of you (3)",
+        "a job of ben",
+        "and 2 more",
+        "in 30s to 1m 30s (measured speed)",
+        "it would start now with --min 1",
+    ):
+        assert part in text
+
+
+def test_an_estimate_that_is_not_known_says_why():
+    assert when(Estimate(unknown="no job tells its length")) == "unknown: no job tells its length"
+    assert when(Estimate(low_s=60)) == "in 1m 0s or more"
