@@ -1,0 +1,100 @@
+"""The Liquid comparisons: their direction, what the published times allow, and the rules on one GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.core.cluster import Cluster
+from shoal.placement.grouping_ga import Search
+from shoal.sim.papers import liquid
+
+
+@pytest.fixture(scope="module")
+def result():
+    return liquid.run(seed=0, quick=True)
+
+
+@pytest.mark.parametrize("against", ["random", "even", "kubernetes"])
+def test_liquid_executes_faster_than_those_who_spread(result, against):
+    ours = next(r["ours"] for r in result["rows"] if (r["mode"], r["against"]) == ("immediate", against))
+    assert ours > 8
+
+
+def test_no_one_is_faster_in_batch_mode(result):
+    for row in result["rows"]:
+        if row["mode"] == "batch" and row["metric"] == "jct":
+            assert row["ours"] > 0, row
+
+
+def test_the_gains_in_batch_mode_are_within_what_the_published_times_allow(result):
+    assert result["bounds"]["p:w:w"] == pytest.approx(3.3, abs=0.2)
+    assert result["bounds"]["p:ww"] == pytest.approx(26.9, abs=0.2)
+    for one in result["batch"]:
+        assert one["figures"]["liquid"]["layouts"]["pw:w"] == 1.0
+
+
+def test_the_score_as_printed_keeps_workers_from_their_server(result):
+    printed, code = result["immediate"]["liquid, as printed"], result["immediate"]["liquid"]
+    assert printed["layouts"]["pww"] < 0.5 < code["layouts"]["pww"]
+
+
+@pytest.mark.parametrize("name", sorted(liquid.strategies(Cluster.of(5, 2))))
+def test_every_strategy_takes_three_free_gpus(name):
+    rng = np.random.default_rng(0)
+    cluster = Cluster.of(6, 4)
+    pick = liquid.strategies(cluster)[name]
+    for _ in range(200):
+        free = rng.integers(0, 5, 6).astype(np.int32)
+        if free.sum() < 3:
+            continue
+        nodes = pick(free, rng)
+        assert len(nodes) == 3
+        assert (np.bincount(nodes, minlength=6) <= free).all()
+
+
+def test_all_jobs_of_a_batch_run_end_and_no_gpu_is_used_twice():
+    figures = liquid.batch(10, np.random.default_rng(1), Search(max_plans=500))
+    assert sum(figures["layouts"].values()) == 16
+    assert figures["makespan_s"] >= max(figures["execution_s"].values())
+
+
+def test_polling_costs_what_the_paper_reports_and_launching_early_saves(result):
+    rows = {(r["gpu"], r["jobs"], r["what"].split(":")[0]): r for r in result["one_gpu"]}
+    for key, row in rows.items():
+        if key[2] == "event-driven":
+            assert row["ours"] == pytest.approx(row["paper"], abs=1.5)
+        if key[2] == "pre-scheduling":
+            assert 30 < row["ours"] < 80
+        if key[2] == "sharing":
+            assert row["ours"] == pytest.approx(40)
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "minutes"), [(0.3, 30), (0.5, 30), (0.6, 36), (0.64, 38.4), (0.65, 60), (0.9, 60)]
+)
+def test_two_jobs_share_a_gpu_up_to_130_per_cent(utilisation, minutes):
+    assert liquid.shared_min(60, utilisation) == pytest.approx(minutes)
+
+
+def test_a_longer_way_to_the_first_use_of_the_gpu_is_hidden_by_launching_early():
+    work = liquid.Workload("long", 4, 100, pre_s=60, post_s=2)
+    idle = {
+        early: liquid.idle_s(work, np.random.default_rng(0), event_driven=True, pre_schedule=early)
+        for early in (False, True)
+    }
+    assert idle[False] > 3 * 60
+    assert idle[True] < 3 * 12  # two reports, five seconds apart
+
+
+def test_the_same_seed_gives_the_same_result(result):
+    assert liquid.run(seed=0, quick=True) == result
+
+
+def test_the_tables_and_the_plot(result, tmp_path):
+    text = liquid.render(result)
+    for word in ("kubernetes", "hived", "pre-scheduling", "paper"):
+        assert word in text
+    assert result["why"] in text
+    liquid.plot(result, tmp_path / "liquid.png")
+    assert (tmp_path / "liquid.png").stat().st_size > 10_000
