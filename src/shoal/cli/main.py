@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -50,6 +51,10 @@ def main(argv: list[str] | None = None) -> None:
     if (sys.argv[1:] if argv is None else argv) in (["-V"], ["--version"]):
         print(f"shoal {__version__}")
         return
+    if "_SHOAL_COMPLETE" in os.environ:  # a shell asks what could follow
+        from typer.completion import completion_init
+
+        completion_init()
     try:
         sys.exit(cli.main(args=argv, prog_name="shoal", standalone_mode=False) or 0)
     except typer.Exit as stop:
