@@ -93,7 +93,7 @@ def assemble(series: list[dict[str, Any]]) -> dict[str, Any]:
 
 def run_of(s: dict[str, Any], width_s: float, chosen: list[int]) -> dict[str, Any]:
     """One run, on the common grid of time and with the chosen jobs."""
-    kept = ("label", "policy", "costs", "figures", "cdf", "users", "first", "trades")
+    kept = ("label", "policy", "costs", "figures", "cdf", "users", "watched", "trades")
     return {
         **{name: s[name] for name in kept},
         "over_time": on_grid(s["over_time"], width_s),
@@ -125,7 +125,8 @@ def choose_jobs(series: list[dict[str, Any]], most_bytes: int = TIMELINE_BYTES) 
         return list(range(n))
     changes = np.max([j["changes"] for j in jobs], axis=0)
     anywhere = np.random.default_rng(n).permutation(n)
-    turns = [np.argsort(-np.array(jobs[0]["work_gpu_s"]), kind="stable"), np.argsort(-changes, kind="stable"), anywhere]
+    longest = np.argsort(-np.array(jobs[0]["work_gpu_s"]), kind="stable")
+    turns = (longest, np.argsort(-changes, kind="stable"), anywhere)
     chosen: set[int] = set()
     left = most_bytes
     for candidates in zip(*turns):

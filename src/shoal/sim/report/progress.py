@@ -28,10 +28,16 @@ class Curve:
     done: FloatArray
 
 
-def first_job(record: Record, work: FloatArray) -> int:
-    """The job submitted first; of several, the one with the most work."""
+def watched_job(record: Record, work: FloatArray) -> int:
+    """The job to watch: the one submitted first (of several the largest), if it has some work.
+
+    What ends after less than an average job's work sees nothing of the trace: then it is the largest of
+    the first twenty jobs.
+    """
     submit = np.array([job.submit_s for job in record.jobs])
     first = np.flatnonzero(submit == submit.min())
+    if work[first].max() < work.mean():
+        first = np.argsort(submit, kind="stable")[:20]
     return int(first[np.argmax(work[first])])
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal.core.ledger import COLUMNS
 from shoal.sim.record import Record
 from shoal.sim.report.grid import Buckets, Steps, bucket, count_in, width_for
-from shoal.sim.report.progress import first_job, progress_of
+from shoal.sim.report.progress import watched_job, progress_of
 from shoal.sim.report.timelines import candidates, extremes, short, timelines, work_gpu_s
 from shoal.sim.runner import Result
 
@@ -50,7 +50,7 @@ def series_of(result: Result, summary: dict[str, Any]) -> dict[str, Any]:
         "over_time": over_time(record),
         "users": users(record, summary, work),
         "jobs": jobs(record, work),
-        "first": first(result, work, gpu_type),
+        "watched": watched(result, work, gpu_type),
         "trades": trades(summary),
     }
 
@@ -128,18 +128,19 @@ def jobs(record: Record, work: FloatArray) -> dict[str, Any]:
     }
 
 
-def first(result: Result, work: FloatArray, gpu_type: str) -> dict[str, Any] | None:
-    """The progress of the job submitted first: what the thrashing experiment looks at."""
+def watched(result: Result, work: FloatArray, gpu_type: str) -> dict[str, Any] | None:
+    """The progress of one early job: what the thrashing experiment looks at."""
     record = result.record
     if not record.jobs:
         return None
-    j = first_job(record, work)
+    j = watched_job(record, work)
     job = record.jobs[j]
     curve = progress_of(record, j, result.inputs.profiles[job.model], gpu_type)
     keep = extremes(curve.time_s, curve.done, 400)
     return {
         "job": job.name,
         "model": job.model,
+        "submit_s": job.submit_s - origin_s(record),
         "jct_s": short([record.finish_s[j] - job.submit_s])[0],
         "changes": int(record.changes[j]),
         "paused_s": float(record.paused_s[j]),

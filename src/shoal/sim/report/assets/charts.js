@@ -9,7 +9,7 @@ const shown = () => RUNS.filter((r) => !VIEW.hidden.has(r.i));
 
 function axis(values, more) {
   return {
-    stroke: () => css("--soft"), font: "12px system-ui, sans-serif", values, size: 34, gap: 6,
+    stroke: () => css("--soft"), font: "12px system-ui, sans-serif", values, size: 28, gap: 6,
     grid: { stroke: () => css("--line"), width: 1 }, ticks: { show: false }, ...more,
   };
 }
@@ -42,7 +42,7 @@ function plot(host, opts, data, label) {
   host.replaceChildren();
   host.setAttribute("role", "img");
   host.setAttribute("aria-label", label);
-  const size = () => ({ width: Math.max(host.clientWidth, 200), height: opts.height || 260 });
+  const size = () => ({ width: Math.max(host.clientWidth, 200), height: opts.height || 250 });
   const u = new uPlot({
     ...size(), legend: { show: false }, focus: { alpha: 0.18 },
     cursor: { focus: { prox: 14 }, points: { size: 6 }, drag: { x: true, y: false, uni: 20 } },
@@ -92,7 +92,7 @@ function runChart(host, { x, ys, bands, xAxis, xScale, value, title, label, runs
   // With bands the axis has to hold the extremes of what may be singled out.
   const top = bands ? Math.max(1, ...bands.map((b) => Math.max(0, ...b.high))) : null;
   const u = plot(host, {
-    scales: { x: { time: false, ...xScale }, y: { range: yRange || ((u, lo, hi) => [0, (only() !== null && top ? top : Math.max(hi, 1e-9)) * 1.06]) } },
+    scales: { x: { time: false, ...xScale }, y: { range: yRange || ((u, lo, hi) => [0, (only() !== null && top ? top : Math.max(hi, 1)) * 1.06]) } },
     axes: [xAxis || timeAxis(), yAxis(yTicks || value)],
     series: [{}, ...runs.map((run) => ({
       label: run.label, stroke: () => css(run.colour), width: 2, dash: run.dash, spanGaps: true, points: { show: false },
@@ -109,6 +109,8 @@ function runChart(host, { x, ys, bands, xAxis, xScale, value, title, label, runs
 function lanes(host, { rows, end, top, note, label }) {
   const W = 1000, H = 100;
   host.style.setProperty("--lane", rows.length > 10 ? "26px" : "38px");
+  const letters = Math.max(...rows.map((r) => r.run.label.length));
+  if (host.clientWidth > 800) host.style.setProperty("--label", `${Math.min(40 + 8 * letters, 260)}px`);
   const X = (t) => +((t / end) * W).toFixed(2), Y = (v) => +(H - (v / top) * (H - 4)).toFixed(2);
   const made = rows.map((row) => {
     const em = el("em", {}, row.note);

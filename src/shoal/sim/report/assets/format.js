@@ -50,10 +50,10 @@ const STEPS_S = [
   86400, 172800, 345600, 604800, 1209600, 2419200, 4838400, 8640000, 17280000, 34560000, 86400000,
 ];
 
-// A mark on an axis of time: exact, in the largest unit that has no fraction.
+// A mark on an axis of time.
 function tick(s) {
   if (s === 0) return "0";
-  for (const [unit, size] of UNITS) if (s >= size && Math.abs(s / size - Math.round(s / size)) < 1e-6) return `${Math.round(s / size)} ${unit}`;
+  for (const [unit, size] of UNITS) if (s >= size) return Math.abs(s / size - Math.round(s / size)) < 1e-6 ? `${Math.round(s / size)} ${unit}` : duration(s);
   return s < 1 ? `${+s.toFixed(2)} s` : duration(s);
 }
 

@@ -4,23 +4,24 @@ function times() {
   const width = DATA.width_s, n = Math.max(...RUNS.map((r) => r.over_time.used.mean.length));
   return Array.from({ length: n }, (_, i) => (i + 0.5) * width);
 }
+// The middle of the first bucket is not the beginning: the line begins there all the same.
+const fromZero = (values) => [values[0], ...values];
 const padded = (values, n) => [...values, ...Array(n - values.length).fill(null)];
 
 function cdfChart() {
   const known = RUNS.flatMap((r) => r.cdf.jct_s).filter((v) => v > 0);
   if (!known.length) return empty($("cdf"), "No job finished.");
   // Axis: the logarithm of seconds. A run's part at x is that of its last point at or below x.
-  const low = Math.floor(Math.log10(known.reduce((a, b) => Math.min(a, b))) * 4) / 4, high = Math.log10(known.reduce((a, b) => Math.max(a, b)));
-  const x = Array.from({ length: 401 }, (_, i) => low + ((high - low) * i) / 400 || 0);
+  const low = Math.floor(Math.log10(known.reduce((a, b) => Math.min(a, b))) * 4) / 4, high = Math.max(Math.log10(known.reduce((a, b) => Math.max(a, b))), low + 0.1);
+  const x = Array.from({ length: 401 }, (_, i) => low + ((high - low) * i) / 400);
   const ys = RUNS.map((run) => {
     const points = run.cdf.jct_s.map((t, i) => [t > 0 ? Math.log10(t) : low, run.cdf.part[i]]);
     return x.map((v) => valueAt(points, v + 1e-9));
   });
-  const marks = [0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 36000, 86400, 864000, 8640000, 86400000];
+  const marks = [0.001, 0.01, 0.1, 1, 10, 60, 600, 3600, 28800, 259200, 2592000, 25920000];
   runChart($("cdf"), {
     x, ys, label: "Distribution of job completion times by run",
-    xScale: { range: [low, Math.max(high, low + 0.1)] },
-    xAxis: axis((u, splits) => splits.map((v) => tick(10 ** v)), {
+    xAxis: axis((u, splits) => splits.map((v) => tick(+(10 ** v).toPrecision(9))), {
       splits: (u, i, lo, hi) => marks.map(Math.log10).filter((v) => v >= lo - 1e-9 && v <= hi + 1e-9),
     }),
     yRange: [0, 1], value: (v) => percent(v, 1), yTicks: (v) => percent(v), title: (v) => `within ${duration(10 ** v)}`,
@@ -31,8 +32,10 @@ function cdfChart() {
 
 function overTime() {
   const x = times(), n = x.length;
+  const end = Math.max(...RUNS.map((r) => r.over_time.end_s), 1e-3), width = DATA.width_s;
   runChart($("waiting"), {
-    x, ys: RUNS.map((r) => padded(r.over_time.waiting.mean, n)), bands: RUNS.map((r) => r.over_time.waiting),
+    x: [0, ...x], ys: RUNS.map((r) => padded(fromZero(r.over_time.waiting.mean), n + 1)),
+    bands: RUNS.map((r) => ({ low: fromZero(r.over_time.waiting.low), high: fromZero(r.over_time.waiting.high) })),
     value: short, title: (t) => `around ${duration(t)}`, label: "Jobs waiting over time by run",
   });
   const edges = [0, ...x.map((t) => t + DATA.width_s / 2)];
@@ -40,7 +43,6 @@ function overTime() {
     x: edges, value: count, title: (t) => `until ${duration(t)}`, label: "Share changes so far by run",
     ys: RUNS.map((r) => { let sum = 0; return padded([0, ...r.over_time.changes.map((c) => (sum += c))], n + 1); }),
   });
-  const end = Math.max(...RUNS.map((r) => r.over_time.end_s), 1e-3), width = DATA.width_s;
   lanes($("used"), {
     end, top: DATA.meta.gpus, label: "GPUs in use over time",
     rows: RUNS.map((run) => {
@@ -60,7 +62,7 @@ function overTime() {
 }
 
 function thrashing() {
-  const groups = POLICIES.filter((p) => new Set(RUNS.filter((r) => r.policy === p && r.first).map((r) => r.costs)).size > 1);
+  const groups = POLICIES.filter((p) => new Set(RUNS.filter((r) => r.policy === p && r.watched).map((r) => r.costs)).size > 1);
   if (!groups.length) return;
   $("thrashing").hidden = false;
   const select = $("thrashing-pick").querySelector("select");
@@ -68,20 +70,20 @@ function thrashing() {
   let chart = null;
   const draw = (i) => {
     const runs = RUNS.filter((r) => r.policy === groups[i]).map((r) => ({ ...r, label: COSTS[r.costs] || r.costs, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
-    const end = Math.max(...runs.map((r) => r.first.time_s[r.first.time_s.length - 1] || 0), 1e-3);
+    const end = Math.max(...runs.map((r) => r.watched.time_s[r.watched.time_s.length - 1] || 0), 1e-3);
     const x = Array.from({ length: 501 }, (_, k) => (end * k) / 500);
     if (chart) { CHARTS.splice(CHARTS.findIndex((c) => c.u === chart), 1); forget(chart); }
     chart = runChart($("progress"), {
-      x, runs, ys: runs.map((r) => x.map((t) => interpolate(r.first.time_s, r.first.done, t, r.first.jct_s === null ? null : 1))),
-      yRange: [0, 1.02], value: (v) => percent(v, 1), yTicks: (v) => percent(v), title: duration, label: `Progress of job ${runs[0].first.job} by cost model`,
+      x, runs, ys: runs.map((r) => x.map((t) => interpolate(r.watched.time_s, r.watched.done, t, r.watched.jct_s === null ? null : 1))),
+      yRange: [0, 1.02], value: (v) => percent(v, 1), yTicks: (v) => percent(v), title: duration, label: `Progress of job ${runs[0].watched.job} by cost model`,
     });
     const top = Math.max(...runs.map((r) => r.figures.avg_jct_s || 0));
     $("cost-bars").replaceChildren(...runs.map((r) => el("div", { class: "row" },
       el("div", {}, el("span", {}, swatch(r), r.label), el("b", {}, duration(r.figures.avg_jct_s))),
       el("div", { class: "track" }, el("i", { style: { width: `${(100 * (r.figures.avg_jct_s || 0)) / (top || 1)}%`, background: `var(${r.colour})` } })),
-      el("small", {}, `${fixed(r.figures.share_changes_per_job)} changes per job, ${duration(r.figures.avg_paused_s)} standing still; first job: ${r.first.jct_s === null ? "unfinished" : duration(r.first.jct_s)}`))));
-    const f = runs[0].first;
-    $("thrashing-caption").textContent = `${groups[i]}: how much of the job submitted first (${f.job}${f.model ? `, ${f.model}` : ""}) is done over time, when each new share means a stop and a restart, and when newcomers prepare while training goes on. Flat pieces are time without GPUs or standing still.`;
+      el("small", {}, `${fixed(r.figures.share_changes_per_job)} changes per job, ${duration(r.figures.avg_paused_s)} standing still; this job: ${r.watched.jct_s === null ? "unfinished" : duration(r.watched.jct_s)}`))));
+    const f = runs[0].watched;
+    $("thrashing-caption").textContent = `${groups[i]}: how much of ${f.job}${f.model ? ` (${f.model})` : ""}, submitted ${f.submit_s > 0 ? `${duration(f.submit_s)} after the first job` : "at time zero"}, is done over time, when each new share means a stop and a restart, and when newcomers prepare while training goes on. Flat pieces are time without GPUs or standing still.${DATA.meta.pooled ? "" : " On nodes, progress between changes is estimated from the number of GPUs alone."}`;
   };
   fill(select, groups, draw);
   const start = Math.max(groups.indexOf("afs-p"), 0);

@@ -52,12 +52,16 @@ const GLOSSARY = [
 
 function ranking() {
   const f = (name) => (run) => run.figures[name];
-  const least = (name) => { const low = best(f(name)); return (run) => (run.figures[name] === low && RUNS.length > 1 ? "best" : ""); };
+  // What most runs have in common distinguishes none of them.
+  const least = (name) => {
+    const low = best(f(name)), shared = RUNS.filter((r) => r.figures[name] === low).length;
+    return (run) => (run.figures[name] === low && shared <= RUNS.length / 2 ? "best" : "");
+  };
   const time = (head, name, hint) => ({ head, get: f(name), show: (r) => duration(r.figures[name]), mark: least(name), hint });
   const top = Math.max(...RUNS.map((r) => r.figures.avg_jct_s || 0)), low = best(f("avg_jct_s"));
   const bestMark = least("avg_jct_s");
   const columns = [
-    { head: "Run", get: (r) => r.label, show: (r) => { const s = el("span", {}, swatch(r), r.label); return s; } },
+    { head: "Run", get: (r) => r.label, show: (r) => el("span", {}, swatch(r), r.label) },
     { head: "Average JCT", get: f("avg_jct_s"), show: (r) => meter(r, r.figures.avg_jct_s, top, duration(r.figures.avg_jct_s)), mark: (r) => `meter ${bestMark(r)}` },
     { head: "vs best", get: f("avg_jct_s"), show: (r) => (r.figures.avg_jct_s ? `${fixed(r.figures.avg_jct_s / low, 2)}×` : "–") },
     time("Median", "p50_jct_s"), time("p95", "p95_jct_s"), time("p99", "p99_jct_s"), time("Wait", "avg_queue_s"),

@@ -1,0 +1,80 @@
+"""`shoal sim paper NAME`: the experiments of a paper, ours next to theirs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from shoal.cli import sim_options as so
+
+#: What can be named, and the module that has its `run`, `render` and `plot`.
+PAPERS = {
+    "afs": "shoal.sim.papers.afs",
+    "gandiva-fair": "shoal.sim.papers.gandiva_fair",
+    "liquid": "shoal.sim.papers.liquid",
+    "optimus": "shoal.sim.papers.optimus",
+}
+
+EXAMPLES = """\\b
+Examples:
+  shoal sim paper afs
+  shoal sim paper afs --quick --plot afs.png
+  shoal sim paper gandiva-fair -o json
+"""
+
+
+def paper(
+    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(PAPERS)}.", show_default=False)],
+    seed: so.Seed = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A smaller experiment, in seconds.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the figures here (.png, .svg or .pdf).")] = None,
+    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
+) -> None:
+    """Run the experiments of a paper and print our figures next to the paper's."""
+    so.check_output(output)
+    module = module_of(name)
+    if plot:
+        check_plot(plot)
+    from shoal.cli.out import print_json, say
+
+    result = module.run(seed=seed, quick=quick)
+    if plot:
+        from shoal.sim.inputs import write_aside
+
+        with write_aside(plot) as aside:
+            module.plot(result, aside)
+        say(f"plot: {plot}")
+    if output == "json":
+        print_json(result)
+    else:
+        print(module.render(result))
+
+
+paper.__doc__ = f"{paper.__doc__}\n\n{EXAMPLES}"
+
+
+def module_of(name: str) -> Any:
+    """The module of a paper's experiments."""
+    from shoal.core.errors import ShoalError, did_you_mean
+
+    if name not in PAPERS:
+        raise ShoalError(f"there is no paper {name!r}; {did_you_mean(name, PAPERS)}")
+    try:
+        return import_module(PAPERS[name])
+    except ModuleNotFoundError as error:
+        if error.name != PAPERS[name]:
+            raise
+        raise ShoalError(f"the experiments of {name!r} do not come with this version of Shoal") from None
+
+
+def check_plot(path: Path) -> None:
+    """Find out before the experiment whether its plot can be written."""
+    from shoal.core.errors import ShoalError
+
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise ShoalError(f"--plot {path}: give a name that ends in .png, .svg or .pdf")
+    if not path.parent.is_dir():
+        raise ShoalError(f"--plot {path}: there is no directory {path.parent}")
