@@ -1,0 +1,56 @@
+"""From measured placements to a profile: the speed of a job by its GPUs and the nodes it spans.
+
+The published measurements (Pollux, OSDI'21) name a placement by digits, the GPUs on each node: "4" is one
+node, "22" two. Each has the seconds per step for several batches per GPU. A job with a fixed global batch
+runs each share at its own batch per GPU, so the step time is read off between the measured batches; above
+the largest, steps are accumulated; below the smallest, nothing is known and the share is left out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.core.profile import ANY_TYPE, Profile
+
+
+def profile_from_placements(
+    model: str,
+    measured: Iterable[tuple[str, float, float]],
+    global_batch: float,
+    gpu_type: str = ANY_TYPE,
+) -> Profile:
+    """A profile from rows (placement, batch per GPU, seconds per step), for one global batch per iteration.
+
+    Placements with the same GPUs on the same number of nodes ("31" and "22") count by their mean.
+    """
+    by_placement: dict[str, dict[float, float]] = defaultdict(dict)
+    for placement, batch, seconds in measured:
+        if not placement.isdigit() or "0" in placement or not (batch > 0 and 0 < seconds < np.inf):
+            raise ShoalError(
+                f"not a measured placement: {placement!r}, batch {batch}, {seconds} s; "
+                "write the GPUs of each node as digits, as in 22"
+            )
+        by_placement[placement][batch] = seconds
+    seconds_by: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for placement, points in by_placement.items():
+        gpus = sum(int(digit) for digit in placement)
+        took_s = _iteration_s(points, global_batch / gpus)
+        if took_s is not None:
+            seconds_by[gpus, len(placement)].append(took_s)
+    if not seconds_by:
+        raise ShoalError(f"no placement of {model!r} was measured near a global batch of {global_batch:g}")
+    rows = [(gpu_type, gpus, nodes, float(np.mean(s))) for (gpus, nodes), s in sorted(seconds_by.items())]
+    return Profile.from_rows(model, rows)
+
+
+def _iteration_s(points: dict[float, float], batch: float) -> float | None:
+    """Seconds for `batch` samples on each GPU; None below what was measured."""
+    batches = np.array(sorted(points))
+    if batch < batches[0]:
+        return None
+    steps = int(np.ceil(batch / batches[-1]))
+    return steps * float(np.interp(batch / steps, batches, [points[b] for b in batches]))
