@@ -1,0 +1,182 @@
+"""Every command's output against a real server: one document that fits its schema, or a clear error."""
+
+import json
+
+import jsonschema_rs
+import pytest
+import yaml
+
+from shoal.cli.main import COMMANDS
+from shoal.server import models as m
+
+
+@pytest.fixture(scope="module")
+def done(live):
+    """A job that is over."""
+    live.shoal("run", "--name", "done", "--", "echo", "hello", code=0)
+    return "done"
+
+
+@pytest.fixture(scope="module")
+def waiting(live):
+    """A job that is held by its owner."""
+    live.shoal("run", "-d", "--name", "waiting", "--gpus", "2", "--", "sleep", "600", code=0)
+    live.shoal("pause", "waiting", code=0)
+    yield "waiting"
+    live.shoal("cancel", "waiting", "--grace", "0s")
+
+
+def job_file(tmp_path, **changes):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump({"command": ["true"], **changes}))
+    return path
+
+
+READ = {
+    "status": (["status"], m.Status),
+    "doctor": (["doctor"], m.Doctor),
+    "ps": (["ps"], m.JobList),
+    "ps -a": (["ps", "-a"], m.JobList),
+    "ps of nobody": (["ps", "-u", "nobody"], m.JobList),
+    "ps by state": (["ps", "-s", "succeeded,failed"], m.JobList),
+    "ps since": (["ps", "-a", "--since", "2h", "-n", "1"], m.JobList),
+    "ps --mine": (["ps", "--mine"], m.JobList),
+    "show": (["show", "done"], m.Job),
+    "why of a job that waits": (["why", "waiting"], m.Why),
+    "why of a job that is over": (["why", "done"], m.Why),
+    "logs": (["logs", "done"], m.LogPage),
+    "events": (["events"], m.EventList),
+    "events of a job": (["events", "done", "--type", "job."], m.EventList),
+    "events of no type": (["events", "--type", "none."], m.EventList),
+    "shares": (["shares"], m.ShareList),
+    "policy get": (["policy", "get"], m.Policy),
+    "user ls": (["user", "ls"], m.UserList),
+    "user show": (["user", "show", "admin"], m.User),
+    "token ls": (["token", "ls"], m.TokenList),
+    "wait": (["wait", "done"], m.Job),
+}
+
+
+@pytest.mark.parametrize(("args", "model"), READ.values(), ids=READ.keys())
+def test_json_is_one_document_that_fits_its_schema(live, done, waiting, args, model):
+    document = live.json(*args)
+    jsonschema_rs.validator_for(model.model_json_schema(mode="serialization")).validate(document)
+    model.model_validate(document)
+
+
+@pytest.mark.parametrize("output", ["table", "wide", "jsonl", "yaml", "name"])
+@pytest.mark.parametrize(
+    "args", [["ps", "-a"], ["show", "done"], ["events"], ["shares"], ["status"]], ids=" ".join
+)
+def test_every_other_form_can_be_read_too(live, done, waiting, args, output):
+    text = live.shoal(*args, "-o", output, code=0).stdout
+    assert text.strip()
+    assert "\x1b" not in text
+    if output == "jsonl":
+        assert all(isinstance(json.loads(line), dict) for line in text.splitlines())
+    if output == "yaml":
+        assert isinstance(yaml.safe_load(text), dict)
+    if output == "table" and args[0] == "ps":
+        assert max(map(len, text.splitlines())) <= 100
+
+
+CHANGE = {
+    "run": (["run", "-d", "--name", "c1", "--gpus", "1", "--", "sleep", "600"], m.Job),
+    "scale": (["scale", "c1", "--pin", "1"], m.Job),
+    "pause": (["pause", "c1"], m.JobList),
+    "resume": (["resume", "c1"], m.JobList),
+    "cancel": (["cancel", "c1", "--grace", "0s"], m.JobList),
+    "user add": (["user", "add", "eve", "--tickets", "2"], m.User),
+    "user set": (["user", "set", "eve", "--tickets", "3", "--role", "viewer"], m.User),
+    "token add": (["token", "add", "--user", "eve", "--label", "laptop", "--expires", "1h"], m.TokenCreated),
+    "policy set": (["policy", "set", "max-min"], m.Policy),
+    "up again": (["up"], m.Status),
+}
+
+
+def test_commands_that_change_something_answer_with_what_they_changed(live):
+    for args, model in CHANGE.values():
+        rest = args.index("--") if "--" in args else len(args)
+        text = live.shoal(*args[:rest], "-o", "json", *args[rest:], code=0).stdout
+        document = json.loads(text)
+        jsonschema_rs.validator_for(model.model_json_schema(mode="serialization")).validate(document)
+    assert live.json("user", "show", "eve")["tickets"] == 3
+    live.shoal("user", "rm", "eve", "-y", code=0)
+    live.shoal("user", "show", "eve", code=3)
+
+
+def test_plan_answers_with_its_verdict_and_changes_nothing(live, tmp_path):
+    before = live.json("ps", "-a")
+    outcome = live.json("plan", "-f", job_file(tmp_path))
+    assert m.PlanOutcome.model_validate(outcome).verdict == "starts"
+    never = live.shoal("plan", "-f", job_file(tmp_path, gpus=64), "-o", "json")
+    assert never.returncode == 12, never.stderr
+    assert live.json("ps", "-a")["items"] == before["items"] or len(live.json("ps", "-a")["items"]) == len(
+        before["items"]
+    )
+
+
+def test_without_a_job_the_answer_is_an_empty_list_and_words_go_to_stderr(live):
+    assert live.json("ps", "-u", "nobody") == {"items": [], "next": None}
+    quiet = live.shoal("ps", "-u", "nobody", code=0)
+    assert quiet.stdout == ""
+    assert "no unfinished jobs" in quiet.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["show"],
+        ["why"],
+        ["logs"],
+        ["logs", "-f"],
+        ["wait"],
+        ["events"],
+        ["pause"],
+        ["resume"],
+        ["cancel", "-y"],
+    ],
+    ids=" ".join,
+)
+def test_a_job_that_is_not_there_is_exit_code_3_and_one_object_on_stderr(live, args):
+    found = live.shoal(args[0], "none-such", *args[1:], "-o", "json", code=3)
+    assert found.stdout == ""
+    error = json.loads(found.stderr)["error"]
+    assert (error["code"], error["exit_code"]) == ("not_found", 3)
+    plain = live.shoal(args[0], "none-such", *args[1:], code=3)
+    assert plain.stderr.startswith("shoal: ")
+    assert plain.stderr.count("\n") == 1
+
+
+def test_without_a_server_every_command_says_so_in_one_line_with_exit_code_6(nowhere):
+    for args in (
+        ["ps"],
+        ["why", "a"],
+        ["status"],
+        ["run", "--", "true"],
+        ["policy", "set", "fifo"],
+        ["user", "ls"],
+    ):
+        found = nowhere.shoal(*args, code=6)
+        assert "shoal up" in found.stderr
+        assert found.stderr.count("\n") == 1
+    assert nowhere.shoal("down", code=0).stderr.startswith("no server runs on ")
+    assert json.loads(nowhere.shoal("doctor", "-o", "json", code=1).stdout)["healthy"] is False
+
+
+def test_every_command_has_help_that_says_what_it_does(nowhere):
+    for name, (_, summary) in COMMANDS.items():
+        assert summary[0].isupper()
+        assert nowhere.shoal(name, "--help", code=0).stdout.startswith(f"Usage: shoal {name}")
+
+
+def test_shells_complete_commands_policies_and_names_of_jobs(live, done, waiting):
+    def completed(words, index):
+        env = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(index)}
+        return live.shoal(env=env).stdout.split()
+
+    assert {"ps", "pause", "plan", "policy"} <= set(completed("shoal p", 1))
+    assert "max-min" in completed("shoal policy set m", 3)
+    assert completed("shoal why wai", 2) == ["waiting"]
+    for shell in ("bash", "zsh", "fish"):
+        assert "shoal" in live.shoal("completion", shell, code=0).stdout
