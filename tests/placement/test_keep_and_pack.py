@@ -277,3 +277,51 @@ def test_a_start_spans_the_fewest_nodes_that_any_choice_of_nodes_would(free, nee
         k for k in range(1, len(free) + 1) if any(sum(c) >= need for c in itertools.combinations(free, k))
     )
     assert len(placed.placements[1]) == fewest == fewest_nodes(np.array(free), need)
+
+
+@given(seed=st.integers(0, 10**6), rule=st.booleans(), whole=st.booleans())
+@settings(max_examples=120, deadline=None)
+def test_many_changes_at_once_lost_nodes_types_and_given_places_never_overcommit(seed, rule, whole):
+    rng = np.random.default_rng(seed)
+    cluster = Cluster(
+        tuple(
+            Node(f"n{i}", int(rng.choice([2, 4])), str(rng.choice(["a", "b"])), f"r{i // 2}", f"d{i // 4}")
+            for i in range(int(rng.integers(2, 8)))
+        )
+    )
+    options = {"whole_nodes": whole, "all_or_nothing": rule}
+    b = Bench(cluster, KeepAndPack(**options))
+    for job_id in range(12):
+        b.add(job_id, min_gpus=int(rng.integers(1, min(3, cluster.total_gpus + 1))))
+        if rng.random() < 0.3:
+            b.lose(*rng.choice(len(cluster.nodes), int(rng.integers(0, 2)), replace=False).tolist())
+        if rng.random() < 0.3:
+            b.remove(int(rng.choice(b.view.job_ids)))
+        shares, types, given = {}, {}, {}
+        left = b.supply.gpus_of_type.copy()
+        for job in rng.permutation(b.view.job_ids).tolist():
+            kind = int(rng.integers(len(cluster.gpu_types)))
+            share = int(rng.integers(0, min(6, left[kind]) + 1))
+            left[kind] -= share
+            shares[job], types[job] = share, kind
+            if rng.random() < 0.15:
+                node = int(rng.integers(len(cluster.nodes)))
+                up = int(b.supply.gpus_of_node[node])
+                if up:
+                    given[job] = ((node, int(rng.integers(1, up + 1))),)
+                    shares[job], types[job] = given[job][0][1], int(cluster.type_of_node[node])
+        decision = b.decision(shares, types, given)
+        fresh = KeepAndPack(**options).place(b.view, decision, b.supply, dict(b.current))
+        before = dict(b.current)
+        placed = b.place(shares, types=types, given=given)
+
+        assert placed == fresh
+        assert (b.used() <= b.supply.gpus_of_node).all()
+        for job, share in shares.items():
+            where = b.current.get(job, ())
+            assert size(where) == placed.cut.get(job, share)
+            assert {int(cluster.type_of_node[n]) for n, _ in where} <= {types[job]}
+            if where == before.get(job, ()):
+                assert job not in placed.placements
+            if rule and job in placed.cut and job not in given:
+                assert where == ()
