@@ -10,6 +10,7 @@ import pickle
 import sys
 import time
 import traceback
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -146,8 +147,13 @@ class Job:
         if self._model_state is not None:
             raise RuntimeError("wrap() was called twice: put all parameters into one model and one optimizer")
         self._model_state = ModelState(model, optimizer, self.state)
-        step = optimizer.step
-        optimizer.step = lambda *a, **k: self._optimizer_step(step, *a, **k)  # type: ignore[method-assign]
+        original = optimizer.step
+
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return self._optimizer_step(original, *args, **kwargs)
+
+        # Bound to the optimizer, as learning-rate schedulers expect that wrap it in turn.
+        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         if self._worker is not None:
             self._worker.cuda = any(p.is_cuda for p in model.parameters())
             self._buckets = GradientBuckets(model, bucket_mib, complete=self._end_of_backward)
@@ -216,7 +222,8 @@ class Job:
         """Save the whole state, at rank 0, whole or not at all. False if it could not be written."""
         target = path or self.checkpoint_path
         if target is None:
-            raise ValueError("where to? give checkpoint() a path, or init(checkpoint=...)")
+            self._note("checkpoint() has nowhere to write: give it a path, or init(checkpoint=...)")
+            return False
         if self._aside or self.rank != 0:
             return True
         state = self._state()

@@ -1,8 +1,8 @@
 """The runtime standing alone: a coordinator and worker processes on this machine, driven by calls.
 
-    with LocalJob(["train.py"], workers=2) as job:
-        job.resize(3)
-        job.wait(lambda e: isinstance(e, GenerationCommitted) and len(e.members) == 3)
+with LocalJob(["train.py"], workers=2) as job:
+    job.resize(3)
+    job.wait(lambda e: isinstance(e, GenerationCommitted) and len(e.members) == 3)
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class LocalJob:
         self._keep_size, self._replace_stragglers = keep_size, replace_stragglers
         self._losses: list[float] = []
         self._timing, self._where = timing, (host, port)
-        self._own_zygote = Zygote(self._on_exit_pid, preload) if warm and zygote is None else None
-        self._warm = warm
+        self._own_zygote = Zygote(preload=preload) if warm and zygote is None else None
+        self._zygote = zygote or self._own_zygote
         env = {
             "SHOAL_JOB": "local",
             "SHOAL_SECRET_FILE": str(secret_file),
@@ -151,7 +151,9 @@ class LocalJob:
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **(env or {}),
         }
-        self.processes = Processes(argv, env, self._output if quiet else lambda w: None, self._own_zygote)
+        self.processes = Processes(argv, env, self._output if quiet else lambda w: None, self._zygote)
+        if self._zygote is not None:
+            self._zygote.listeners.append(self.processes.ended)
         self._env = env
         self.handle: JobHandle | None = None
         self.service: ControlService | None = None
@@ -161,13 +163,10 @@ class LocalJob:
     def _output(self, worker: str) -> str:
         return str(self.directory / f"{worker}.log")
 
-    def _on_exit_pid(self, pid: int, code: int) -> None:
-        self.processes.ended(pid, code)
-
     def __enter__(self) -> LocalJob:
         self._thread.start()
-        if self._own_zygote is not None:
-            self._own_zygote.wait_ready()
+        if self._zygote is not None:
+            self._zygote.wait_ready()
         self._call(self._begin()).result(30)
         return self
 
@@ -178,6 +177,8 @@ class LocalJob:
         with contextlib.suppress(Exception):
             self._call(self._end()).result(5)
         self.processes.close()
+        if self._zygote is not None:
+            self._zygote.listeners.remove(self.processes.ended)
         if self._own_zygote is not None:
             self._own_zygote.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -353,10 +354,16 @@ class LocalJob:
                 self.handle.stop("workers die again and again: more than 10 in a minute")
             elif len(self._present()) < self.size and not self.handle.coordinator.pausing:
                 self._resize(self.size)
-        if isinstance(event, ev.StragglerFound) and self._replace_stragglers and event.worker in self._present():
+        if (
+            isinstance(event, ev.StragglerFound)
+            and self._replace_stragglers
+            and event.worker in self._present()
+        ):
             self._replace((event.worker,))
 
-    def wait(self, when: Callable[[ev.JobEvent], Any], timeout_s: float = 60.0, since: int = 0) -> ev.JobEvent:
+    def wait(
+        self, when: Callable[[ev.JobEvent], Any], timeout_s: float = 60.0, since: int = 0
+    ) -> ev.JobEvent:
         """The first event, from the `since`-th on, for which `when` is true."""
         deadline_s = time.monotonic() + timeout_s
         index = since
@@ -365,6 +372,8 @@ class LocalJob:
                 while index < len(self.events):
                     if when(self.events[index][1]):
                         return self.events[index][1]
+                    if isinstance(self.events[index][1], ev.JobFailed):
+                        raise RuntimeError(f"the job failed: {self.events[index][1]}\n{self.logs()}")
                     index += 1
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or not self.changed.wait(left_s):

@@ -28,8 +28,11 @@ MAX_REQUEST_BYTES = 1 << 20
 class Zygote:
     """The parent's end: start one, ask it for workers, hear of their ends."""
 
-    def __init__(self, on_exit: Callable[[int, int], None], preload: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, on_exit: Callable[[int, int], None] | None = None, preload: tuple[str, ...] = ()
+    ) -> None:
         """`on_exit(pid, code)` is called in a thread of its own; a negative code is a signal."""
+        self.listeners = [on_exit] if on_exit is not None else []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         env = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
         # One thread until after the fork: libgomp's pool does not survive it.
@@ -41,7 +44,6 @@ class Zygote:
         )
         theirs.close()
         self._sock = ours
-        self._on_exit = on_exit
         self._answers: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         self._asking = threading.Lock()
@@ -83,7 +85,8 @@ class Zygote:
             while body := self._sock.recv(MAX_REQUEST_BYTES):
                 message = json.loads(body)
                 if "exited" in message:
-                    self._on_exit(message["exited"], message["code"])
+                    for listener in list(self.listeners):
+                        listener(message["exited"], message["code"])
                     continue
                 with self._changed:
                     if "ready" in message:
@@ -217,7 +220,8 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warm_up(sys.argv[2:])
-    serve(sock)
+    with contextlib.suppress(ConnectionError):  # whoever it served has gone
+        serve(sock)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+"""A training script for the tests: small, deterministic, and it writes down every part of a step that counted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import shoal.torch as shoal
+
+OPTIONS = {
+    "samples": 240,
+    "batch": 16,
+    "epochs": 4,
+    "sleep_s": 0.01,
+    "hidden": 32,
+    "optimizer": "adam",
+    "model": "plain",
+    "accumulate": 1,
+    "num_workers": 0,
+    "checkpoint_every": 0,
+    **json.loads(os.environ.get("PROBE", "{}")),
+}
+HERE = Path(os.environ["PROBE_DIR"])
+ME = os.environ.get("SHOAL_WORKER", "alone")
+
+
+def word(name: str) -> str | None:
+    """What a test has written for this worker, or for all, since it started."""
+    for path in (HERE / f"{name}.{ME}", HERE / name):
+        if path.exists():
+            return path.read_text()
+    return None
+
+
+class Samples(torch.utils.data.Dataset):
+    def __init__(self, length: int) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(length, 16, generator=generator)
+        self.y = torch.tanh(self.x[:, :4].sum(1, keepdim=True))
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int):
+        return i, self.x[i], self.y[i], os.getpid()
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, samples: Samples) -> None:
+        self.samples = samples
+
+    def __iter__(self):
+        return (self.samples[i] for i in range(len(self.samples)))
+
+
+class Odd(nn.Module):
+    """Frozen, unused and shared weights, and batch norm: what real models have."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, hidden)
+        self.shared = nn.Linear(hidden, hidden)
+        self.again = self.shared
+        self.frozen = nn.Linear(hidden, hidden).requires_grad_(False)
+        self.unused = nn.Linear(hidden, 3)
+        self.last = nn.Linear(hidden, 1)
+
+    def forward(self, x):
+        h = torch.tanh(self.first(x))
+        return self.last(torch.tanh(self.again(torch.tanh(self.frozen(self.shared(h))))))
+
+
+def build(kind: str, hidden: int) -> nn.Module:
+    if kind == "odd":
+        return Odd(hidden)
+    if kind == "norm":
+        return nn.Sequential(nn.Linear(16, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, 1))
+    if kind == "dropout":
+        return nn.Sequential(nn.Linear(16, hidden), nn.Dropout(0.3), nn.Tanh(), nn.Linear(hidden, 1))
+    return nn.Sequential(nn.Linear(16, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+
+def digest(model: nn.Module, optimizer) -> str:
+    sha = hashlib.sha256()
+    for p in model.parameters():
+        sha.update(p.detach().numpy().tobytes())
+        for key in sorted(optimizer.state.get(p, {})):
+            value = optimizer.state[p][key]
+            sha.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else str(value).encode())
+    return sha.hexdigest()[:16]
+
+
+def main() -> None:
+    torch.manual_seed(int(word("seed") or 0))
+    if word("fail_at_start"):
+        raise MemoryError("cannot allocate a terabyte")
+    job = shoal.init(checked=True)
+    o = OPTIONS
+    model = build(o["model"], int(word("hidden") or o["hidden"]))
+    if o["optimizer"] == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
+    model, optimizer = job.wrap(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.9)
+    scaler = torch.amp.GradScaler("cpu", enabled=o.get("amp", False), init_scale=128.0)
+    job.state["scheduler"], job.state["scaler"], job.state["count"] = scheduler, scaler, 0
+    data = Samples(int(word("samples") or o["samples"]))
+    loader = job.loader(
+        Stream(data) if o.get("stream") else data,
+        batch_size=o["batch"],
+        max_batch_size=o.get("max_batch"),
+        accumulate=o["accumulate"],
+        num_workers=o["num_workers"],
+    )
+    out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
+    for epoch in job.epochs(o["epochs"]):
+        for ids, x, y, pids in loader:
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.get("amp", False)):
+                loss = nn.functional.mse_loss(model(x).float(), y) / o["accumulate"]
+            scaler.scale(loss).backward()
+            if not job.stepping:
+                record(out, job, epoch, loss, ids, pids, None)
+                continue
+            if o.get("clip"):
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scheduler.step()
+            job.state["count"] += 1
+            job.log(loss=loss)
+            record(out, job, epoch, loss, ids, pids, (model, optimizer))
+            if o["checkpoint_every"] and job.position.step % o["checkpoint_every"] == 0:
+                job.checkpoint()
+            if word("fail_in_step") and not job.rehearsing:
+                raise ZeroDivisionError("the script divides by zero")
+            while word("hang") and not job.rehearsing:
+                time.sleep(0.05)
+            if not (HERE / "hurry").exists():
+                time.sleep(o["sleep_s"])
+    final = {
+        "digest": digest(model, optimizer),
+        "count": job.state["count"],
+        "lr": scheduler.get_last_lr()[0],
+    }
+    (HERE / f"final.{ME}").write_text(json.dumps(final))
+
+
+def record(out, job, epoch, loss, ids, pids, models) -> None:
+    if not job.weight:
+        return
+    row = {
+        "step": job.position.step,
+        "epoch": epoch,
+        "weight": job.weight,
+        "loss": loss.item(),
+        "ids": ids.tolist(),
+        "pids": sorted(set(pids.tolist())),
+        "generation": job.generation,
+        "size": job.world_size,
+        "count": job.state["count"],
+    }
+    if models and OPTIONS.get("digests"):
+        row["digest"] = digest(*models)
+    out.write(json.dumps(row) + "\n")
+    out.flush()
+
+
+if __name__ == "__main__":
+    main()
+    sys.stdout.flush()
