@@ -42,10 +42,7 @@ def paper(
 
     result = module.run(seed=seed, quick=quick)
     if plot:
-        from shoal.sim.inputs import write_aside
-
-        with write_aside(plot) as aside:
-            module.plot(result, aside)
+        draw(module, result, plot)
         say(f"plot: {plot}")
     if output == "json":
         print_json(result)
@@ -68,6 +65,18 @@ def module_of(name: str) -> Any:
         if error.name != PAPERS[name]:
             raise
         raise ShoalError(f"the experiments of {name!r} do not come with this version of Shoal") from None
+
+
+def draw(module: Any, result: dict[str, Any], path: Path) -> None:
+    """Draw under a name of the same kind elsewhere, then write the file whole or not at all."""
+    import tempfile
+
+    from shoal.sim.inputs import write_aside
+
+    with tempfile.TemporaryDirectory() as folder, write_aside(path) as aside:
+        drawn = Path(folder) / f"plot{path.suffix.lower()}"
+        module.plot(result, drawn)
+        aside.write_bytes(drawn.read_bytes())
 
 
 def check_plot(path: Path) -> None:

@@ -104,7 +104,10 @@ def run_of(s: dict[str, Any], width_s: float, chosen: list[int]) -> dict[str, An
 def on_grid(over_time: dict[str, Any], width_s: float) -> dict[str, Any]:
     """A run's series over time in buckets of `width_s`."""
     factor = round(width_s / over_time["width_s"])
-    out: dict[str, Any] = {"end_s": over_time["end_s"], "changes": fold(over_time["changes"], factor).tolist()}
+    out: dict[str, Any] = {
+        "end_s": over_time["end_s"],
+        "changes": fold(over_time["changes"], factor).tolist(),
+    }
     for name in ("used", "waiting"):
         packed = {key: np.array(values) for key, values in over_time[name].items()}
         wide = coarsen(Buckets(over_time["width_s"], over_time["end_s"], **packed), width_s)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal.core.ledger import COLUMNS
 from shoal.sim.record import Record
 from shoal.sim.report.grid import Buckets, Steps, bucket, count_in, width_for
-from shoal.sim.report.progress import watched_job, progress_of
+from shoal.sim.report.progress import progress_of, watched_job
 from shoal.sim.report.timelines import candidates, extremes, short, timelines, work_gpu_s
 from shoal.sim.runner import Result
 
