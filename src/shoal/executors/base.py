@@ -1,4 +1,4 @@
-"""What an executor is: it turns workers into processes on nodes, and tells how they end. No elasticity is here."""
+"""What an executor is: it turns workers into processes on nodes, and tells how they end."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ class Exit:
     code: int | None
     signal: str | None
     why: str
+    #: False: it was never started.
+    began: bool = True
+    #: True: it ended because it was told to.
+    told: bool = False
+    #: When, in seconds since 1970 by that machine's clock, if it is known.
+    at_s: float | None = None
 
     @property
     def ok(self) -> bool:
@@ -54,7 +60,10 @@ class Exit:
 
 
 class Executor(Protocol):
-    """All calls return at once. Every worker that was started or adopted ends in exactly one `on_exit`."""
+    """All calls return at once. Elasticity is not here: it is in the protocol of the workers.
+
+    Every worker that was started or adopted ends in exactly one `on_exit`.
+    """
 
     name: str
     on_exit: Callable[[Exit], None]

@@ -94,7 +94,9 @@ class LocalExecutor:
             self._start(worker)
         except OSError as error:
             why = f"cannot start it: {error.strerror or error}"
-            asyncio.get_running_loop().call_soon(self._tell, Exit(worker.worker, None, None, why))
+            asyncio.get_running_loop().call_soon(
+                self._tell, Exit(worker.worker, None, None, why, began=False)
+            )
 
     def _start(self, worker: WorkerSpec) -> None:
         directory = worker.directory
@@ -173,11 +175,11 @@ class LocalExecutor:
     def _exit_of(self, worker: str, directory: Path) -> Exit:
         found = read_json(directory / "exit")
         if found is not None:
-            return Exit(worker, found["code"], found["signal"], found["why"])
+            return Exit(worker, found["code"], found["signal"], found["why"], told=found["told"])
         end_marked(directory)
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"
-        return Exit(worker, None, None, why)
+        return Exit(worker, None, None, why, began=began)
 
     def _tell(self, exit_: Exit) -> None:
         self.on_exit(exit_)

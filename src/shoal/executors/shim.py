@@ -145,7 +145,7 @@ class Keeper:
         self.child = None
         self.status = None  # of the command, once it has ended
         self.kill_at = None
-        self.why = ""
+        self.told = False
         self.asked = []
 
     def run(self):
@@ -241,7 +241,7 @@ class Keeper:
                 grace_s = self.spec["grace_s"] if number == signal.SIGTERM else 0.0
                 deadline = time.monotonic() + grace_s
                 self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
-                self.why = "it was told to end"
+                self.told = self.told or self.status is None
                 below = descendants()
                 tell(below, signal.SIGTERM if grace_s else signal.SIGKILL)
                 tell(below, signal.SIGCONT)
@@ -279,10 +279,10 @@ class Keeper:
                 name = signal.Signals(number).name
             except ValueError:
                 name = f"SIG{number}"
-        self.finish(code, name, self.why)
+        self.finish(code, name, "it was told to end" if self.told else "")
 
     def finish(self, code, name, why):
-        exit_ = {"code": code, "signal": name, "why": why, "at_s": time.time()}
+        exit_ = {"code": code, "signal": name, "why": why, "told": self.told, "at_s": time.time()}
         path = os.path.join(self.directory, "exit")
         for _ in range(600):  # a full disk may get room again; without this file no one would know
             try:

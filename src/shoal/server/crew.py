@@ -1,0 +1,141 @@
+"""What the two kinds of crews share: how a job's workers are told apart, started, ended and accounted for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.executors.base import Exit, WorkerSpec
+from shoal.server.devices import Device
+from shoal.server.lifecycle import Verb, apply, hold_gpus, may
+from shoal.server.live_job import LEAVING, LiveJob, LiveWorker
+from shoal.server.models import JobState
+
+if TYPE_CHECKING:
+    from shoal.server.conductor import Conductor
+
+
+class Crew(Protocol):
+    """Leads the workers of one kind of job to what was decided."""
+
+    def reconcile(self, job: LiveJob) -> None:
+        """Do what is next on the way to the job's target."""
+
+    def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        """A worker has ended; it is no longer among the job's workers and its GPU is free."""
+
+    def cancel(self, job: LiveJob) -> None:
+        """Its owner ends the job."""
+
+
+def wanted(job: LiveJob) -> dict[int, int]:
+    """GPUs by node that the job is to have, all things considered."""
+    if job.life.state in (JobState.PAUSED, JobState.STOPPING) or job.is_over:
+        return {}
+    return job.target
+
+
+class CrewBase:
+    def __init__(self, conductor: Conductor) -> None:
+        self.c = conductor
+
+    def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
+        """The job's next state, on record with its event."""
+        job.life = apply(job.life, verb, self.c.now_s(), message)
+        self.c.outbox.job(job)
+        self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
+
+    def new_worker(self, job: LiveJob, device: Device, rank: int | None) -> LiveWorker:
+        worker = LiveWorker(
+            job.new_worker_id(), device, self.c.nodes[device[0]].name, self.c.now_s(), rank=rank
+        )
+        job.workers[worker.id] = worker
+        self.c.devices.give(device, worker.id)
+        self.c.outbox.new_worker(job, worker)
+        self.holds(job)
+        return worker
+
+    def holds(self, job: LiveJob) -> None:
+        """Account for the GPUs it has from now on."""
+        job.life = hold_gpus(job.life, job.gpus, self.c.now_s())
+        self.c.outbox.job(job)
+
+    def start(self, job: LiveJob, worker: LiveWorker, env: dict[str, str], *, warm: bool = False) -> None:
+        spec = WorkerSpec(
+            worker=worker.id,
+            directory=self.c.worker_directory(job.id, worker.id),
+            node=worker.node,
+            gpu=worker.device[1],
+            command=tuple(job.spec["command"]),
+            workdir=job.spec["workdir"],
+            env=dict(job.spec["env"]) | secrets_of(self.c.home.job(job.id)) | self._names(job, worker) | env,
+            grace_s=job.spec["grace_s"],
+            warm=warm,
+        )
+        self.c.outbox.event("worker.started", f"worker {worker.id} starts on {worker.node}", job,
+                            worker=worker.id, node=worker.node, gpu=worker.device[1])  # fmt: skip
+        self.c.outbox.effect(lambda: self.c.executor.start(spec))
+
+    def _names(self, job: LiveJob, worker: LiveWorker) -> dict[str, str]:
+        return {
+            "SHOAL_JOB": str(job.id),
+            "SHOAL_JOB_NAME": job.name,
+            "SHOAL_JOB_DIR": str(self.c.home.job(job.id)),
+            "SHOAL_USER": job.user,
+            "SHOAL_WORKER": worker.id,
+            "SHOAL_GPU": str(worker.device[1]),
+        }
+
+    def stop(self, job: LiveJob, worker: LiveWorker, *, kill: bool = False) -> None:
+        if worker.state != LEAVING:
+            worker.state = LEAVING
+            self.c.outbox.worker(worker.id, state=LEAVING)
+        self.c.outbox.effect(lambda: self.c.executor.stop(worker.id, kill=kill))
+
+    def conclude(self, job: LiveJob) -> None:
+        """All workers of a job that has failed are gone: try again, or that was it."""
+        why, job.ending = job.ending or "it failed", None
+        if job.life.state is JobState.STOPPING:
+            self.over(job, Verb.VANISH)
+        elif job.life.restarts < job.spec["max_restarts"] and may(job.life, Verb.RESTART):
+            self.advance(job, Verb.RESTART, f"{why}; it is started again", why=why)
+            self.c.soon(job)
+        else:
+            self.over(job, Verb.FAIL, why)
+
+    def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
+        """The job has ended, and none of its processes is left."""
+        self.advance(job, verb, message, exit_code=job.exit_code, signal=job.signal)
+        self.c.job_over(job)
+
+
+_SENTENCE = {
+    Verb.START: "its workers start",
+    Verb.RUN: "it runs",
+    Verb.PREEMPT: "the scheduler gave its GPUs to others",
+    Verb.RESTART: "it is started again",
+    Verb.HOLD: "its owner paused it",
+    Verb.RELEASE: "its owner resumed it",
+    Verb.CANCEL: "its owner cancelled it",
+    Verb.SUCCEED: "it is done",
+    Verb.FAIL: "it failed",
+    Verb.VANISH: "it was cancelled",
+}
+
+
+def describe_exit(exit_: Exit) -> str:
+    """How a worker ended, in words."""
+    if exit_.signal is not None:
+        return f"worker {exit_.worker} was ended by {exit_.signal}"
+    if exit_.code is None or (exit_.code in (126, 127) and exit_.why):
+        return f"worker {exit_.worker}: {exit_.why}"
+    return f"worker {exit_.worker} ended with exit code {exit_.code}"
+
+
+def secrets_of(directory: Path) -> dict[str, str]:
+    try:
+        found = json.loads((directory / "secrets.json").read_text())
+    except OSError:
+        return {}
+    return {str(k): str(v) for k, v in found.items()}

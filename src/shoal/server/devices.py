@@ -1,0 +1,71 @@
+"""Which GPU of which node is whose. A GPU is given to its next owner only after the last one has let it go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Device = tuple[int, int]
+"""(node index, GPU index on the node)."""
+
+
+class Devices:
+    """Every GPU has no owner or one: a worker."""
+
+    def __init__(self, gpus_of_node: Iterable[int]) -> None:
+        self._gpus = list(gpus_of_node)
+        self._owner: dict[Device, str] = {}
+        self._free: list[set[int]] = [set(range(n)) for n in self._gpus]
+        #: GPUs that a suspended worker would like to have back, because its memory is still there.
+        self._kept_warm: dict[Device, str] = {}
+
+    @property
+    def used(self) -> int:
+        return len(self._owner)
+
+    def used_of(self, node: int) -> int:
+        return self._gpus[node] - len(self._free[node])
+
+    def owner(self, device: Device) -> str | None:
+        return self._owner.get(device)
+
+    def choose(self, wanted: dict[int, int]) -> list[Device] | None:
+        """Free GPUs, so many of each node; all or None. Those that no one wants back come first."""
+        chosen: list[Device] = []
+        for node, count in sorted(wanted.items()):
+            free = sorted(self._free[node], key=lambda gpu: ((node, gpu) in self._kept_warm, gpu))
+            if len(free) < count:
+                return None
+            chosen += [(node, gpu) for gpu in free[:count]]
+        return chosen
+
+    def is_free(self, device: Device) -> bool:
+        node, gpu = device
+        return gpu in self._free[node]
+
+    def give(self, device: Device, worker: str) -> None:
+        node, gpu = device
+        if gpu not in self._free[node]:
+            raise ValueError(
+                f"GPU {gpu} of node {node} belongs to {self._owner.get(device)}, not to {worker}"
+            )
+        self._free[node].discard(gpu)
+        self._owner[device] = worker
+        if self._kept_warm.get(device) == worker:
+            del self._kept_warm[device]
+
+    def take_back(self, device: Device, worker: str, *, keep_warm: bool = False) -> None:
+        """The worker lets go. Nothing happens if it is not its owner (any more)."""
+        if self._owner.get(device) == worker:
+            del self._owner[device]
+            self._free[device[0]].add(device[1])
+            if keep_warm:
+                self._kept_warm[device] = worker
+        elif not keep_warm and self._kept_warm.get(device) == worker:
+            del self._kept_warm[device]
+
+    def check(self) -> None:
+        """What must always hold."""
+        for node, count in enumerate(self._gpus):
+            owned = {gpu for n, gpu in self._owner if n == node}
+            assert owned | self._free[node] == set(range(count)), (node, owned, self._free[node])
+            assert not owned & self._free[node]

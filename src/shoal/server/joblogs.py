@@ -1,0 +1,85 @@
+"""The output of all workers of a job as one, merged by time, with a cursor that survives resizes and restarts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shoal.executors.logs import Line, read_lines, tail_position
+from shoal.server import models as m
+from shoal.server.clock import as_time
+from shoal.server.errors import Invalid
+
+if TYPE_CHECKING:
+    from shoal.server.routes.common import Server
+
+CHUNK_BYTES = 256 * 1024
+_CURSOR = re.compile(r"(\d{1,12}:\d{1,18})(,\d{1,12}:\d{1,18})*")
+
+
+class JobLogs:
+    """A cursor is `number:position` of each worker, so that it stays short: `0:1204,1:88`."""
+
+    def __init__(
+        self, server: Server, job_id: int, worker: str | None, rank: int | None, since_s: float | None
+    ) -> None:
+        self._s, self._job_id = server, job_id
+        self._only_worker, self._only_rank, self._since_s = worker, rank, since_s
+        self._position: dict[int, int] = {}
+        self._ranks: dict[int, int | None] = {}
+
+    def begin(self, cursor: str | None, tail: int | None) -> None:
+        """From a cursor, or from the last lines, or from the beginning."""
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise Invalid("cursor: it is not one that was given out", "cursor")
+        self.look_for_workers()
+        if cursor:
+            for part in cursor.split(","):
+                number, _, position = part.partition(":")
+                self._position[int(number)] = int(position)
+        elif tail is not None:
+            for number in self._ranks:
+                self._position[number] = tail_position(self._directory(number), tail)
+
+    def look_for_workers(self) -> None:
+        for row in self._s.store.workers_of(self._job_id):
+            chosen = self._only_worker in (None, row["id"]) and self._only_rank in (None, row["rank"])
+            if chosen:
+                self._ranks[int(row["id"].split(".")[1])] = row["rank"]
+
+    def _directory(self, number: int) -> Path:
+        return self._s.conductor.worker_directory(self._job_id, f"{self._job_id}.{number}")
+
+    @property
+    def cursor(self) -> str:
+        return ",".join(f"{n}:{p}" for n, p in sorted(self._position.items())) or "0:0"
+
+    def read(self, limit: int) -> list[m.LogLine]:
+        """The next lines; none if there are no more now."""
+        while True:
+            out, more = self._read(limit)
+            if out or not more:
+                return out
+
+    def _read(self, limit: int) -> tuple[list[m.LogLine], bool]:
+        """(lines, whether there were any, also too old ones). Merged by time as far as each worker was read."""
+        found: list[tuple[float, int, Line]] = []
+        for number in sorted(self._ranks):
+            lines = read_lines(self._directory(number), self._position.get(number, 0), CHUNK_BYTES)
+            found += [(line.at_s, number, line) for line in lines[:limit]]
+        found.sort(key=lambda entry: entry[:2])
+        out = []
+        for at_s, number, line in found[:limit]:
+            self._position[number] = line.end
+            if self._since_s is None or at_s >= self._since_s:
+                out.append(
+                    m.LogLine(
+                        at=as_time(at_s),
+                        worker=f"{self._job_id}.{number}",
+                        rank=self._ranks[number],
+                        text=line.text,
+                        cursor=self.cursor,
+                    )
+                )
+        return out, bool(found)

@@ -1,0 +1,295 @@
+"""What people do to jobs, users and policies. Each is written down first, and only then done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.events import Held, Rescaled, Submitted, TicketsChanged
+from shoal.core.job import GpuRange
+from shoal.policies.base import make_options
+from shoal.policies.registry import policy_class
+from shoal.server.conductor import Conductor
+from shoal.server.home import write_atomically
+from shoal.server.lifecycle import Life, Verb, apply
+from shoal.server.live_job import LiveJob
+from shoal.server.models import JobSpec, JobState, Resize, Role, Scale
+from shoal.server.store import Store
+
+MAX_ACTIVE_JOBS_OF_USER = 10_000
+LIVE_RESTARTS = 3
+"""How often a live job that lost all its workers goes on from its last checkpoint, unless its owner says."""
+
+
+class Infeasible(ShoalError):
+    """No placement of this job exists on this cluster, whatever the others do."""
+
+
+class Conflict(ShoalError):
+    """It cannot be done as things are."""
+
+
+def hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Verbs:
+    def __init__(self, conductor: Conductor) -> None:
+        self.c = conductor
+        self.store: Store = conductor.store
+
+    # -- jobs --------------------------------------------------------------------------------------
+
+    def submit(self, spec: JobSpec, user: str, *, key: str | None = None) -> tuple[int, bool]:
+        """(id, whether it is new). With a key, the same submission again gives the same job."""
+        body_hash = hash_of(spec.model_dump_json())
+        if key is not None and (before := self.store.idempotent(user, key)) is not None:
+            if before["body_hash"] != body_hash:
+                raise Conflict("this idempotency key was used for another job; use a new one")
+            return before["job"], False
+        gpus = self.check_feasible(spec)
+        if sum(j.user == user for j in self.c.jobs.values()) >= MAX_ACTIVE_JOBS_OF_USER:
+            raise Conflict(f"you have {MAX_ACTIVE_JOBS_OF_USER} unfinished jobs, which is the limit")
+        name = spec.name
+        if name is not None and any(j.name == name and j.user == user for j in self.c.jobs.values()):
+            raise Conflict(f"you have an unfinished job called {name!r} already; choose another name")
+        job = self._record(spec, gpus, user, key, body_hash)
+        self.c.jobs[job.id] = job
+        core, profile = self.c.profiles.of(job)
+        self.c.post(Submitted(job.id, core, profile))
+        return job.id, True
+
+    def _record(self, spec: JobSpec, gpus: GpuRange, user: str, key: str | None, body_hash: str) -> LiveJob:
+        now_s = self.c.now_s()
+        kept = spec.model_dump(mode="json", exclude={"secrets"}) | {"secrets": sorted(spec.secrets)}
+        resize = spec.effective_resize
+        if resize is Resize.LIVE and "max_restarts" not in spec.model_fields_set:
+            kept["max_restarts"] = LIVE_RESTARTS
+        largest = max(self._largest_by_type(spec).values())
+        row = {
+            "name": spec.name or "",
+            "user": user,
+            "state": JobState.PENDING.value,
+            "spec": kept,
+            "given": sorted(spec.model_fields_set),
+            "min_gpus": gpus.min,
+            "max_gpus": gpus.max,
+            "requested_gpus": spec.requested_gpus or max(min(gpus.max, largest), gpus.min),
+            "resize": resize.value,
+            "model": spec.model or model_word(spec.command),
+            "submitted_s": now_s,
+            "settled_s": now_s,
+        }
+        directory: Path | None = None
+        try:
+            with self.store.change(now_s, actor=user) as change:
+                job_id = change.add_job(**row)
+                if not row["name"]:
+                    row["name"] = f"{program_name(spec.command)}-{job_id}"
+                    change.update_job(job_id, name=row["name"])
+                directory = self.c.home.job(job_id)
+                self._make_directory(directory, spec.secrets)
+                if key is not None:
+                    change.add_idempotency(user, key, body_hash, job_id)
+                change.event(
+                    "job.submitted", f"submitted {row['name']} with {gpus} GPUs", job=job_id, user=user,
+                    data={"name": row["name"], "gpus": str(gpus), "resize": resize.value},
+                )  # fmt: skip
+        except BaseException:
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+        return LiveJob(
+            id=job_id,
+            name=row["name"],
+            user=user,
+            spec=kept,
+            given=row["given"],
+            min_gpus=row["min_gpus"],
+            max_gpus=row["max_gpus"],
+            requested_gpus=row["requested_gpus"],
+            resize=resize,
+            model=row["model"],
+            life=Life.begin(now_s),
+        )
+
+    def _make_directory(self, directory: Path, given: dict[str, str]) -> None:
+        try:
+            directory.mkdir(mode=0o700)
+            if given:
+                write_atomically(directory / "secrets.json", json.dumps(given))
+        except OSError as error:
+            from shoal.server.store import StoreFull
+
+            raise StoreFull(f"cannot make {directory}: {error.strerror}; nothing was changed") from None
+
+    def _largest_by_type(self, spec: JobSpec) -> dict[str, int]:
+        cluster = self.c.cluster
+        types = cluster.gpu_types
+        for word in spec.gpu_types:
+            if word not in types:
+                raise Infeasible(f"no node has GPUs of type {word!r}; {did_you_mean(word, types)}")
+        allowed = spec.gpu_types or list(types)
+        return {t: int(cluster.gpus_of_type[cluster.type_index(t)]) for t in allowed}
+
+    def check_feasible(self, spec: JobSpec) -> GpuRange:
+        """Its range; Infeasible if even the empty cluster could not hold its min."""
+        gpus, largest = spec.range, max(self._largest_by_type(spec).values())
+        if gpus.min > largest:
+            raise Infeasible(
+                f"it needs {gpus.min} GPUs of one type and this cluster has {largest}; ask for {largest} at most"
+            )
+        return gpus
+
+    def cancel(self, job: LiveJob, actor: str, grace_s: float | None = None) -> None:
+        if job.life.state is not JobState.STOPPING:
+            self._change(job, Verb.CANCEL, actor)
+            self.c.withdraw(job)
+            job.target = {}
+            self.c.crews[job.resize].cancel(job)
+            self.c._flush()
+        if grace_s is not None:
+            for worker in list(job.workers):
+                asyncio.get_running_loop().call_later(grace_s, self._kill, worker)
+
+    def _kill(self, worker: str) -> None:
+        self.c.executor.stop(worker, kill=True)
+
+    def pause(self, job: LiveJob, actor: str) -> None:
+        if job.life.state is JobState.PAUSED:
+            return
+        self._change(job, Verb.HOLD, actor)
+        job.target = {}
+        self.c.post(Held(job.id, True))
+        self.c.soon(job)
+
+    def resume(self, job: LiveJob, actor: str) -> None:
+        if job.life.state is not JobState.PAUSED:
+            raise Conflict(f"it is {job.life.state.value}, not paused")
+        self._change(job, Verb.RELEASE, actor)
+        self.c.post(Held(job.id, False))
+
+    def _change(self, job: LiveJob, verb: Verb, actor: str) -> None:
+        message = {Verb.HOLD: "paused", Verb.RELEASE: "resumed", Verb.CANCEL: "cancelled"}[verb]
+        life = apply(job.life, verb, self.c.now_s(), f"{message} by {actor}")
+        row = {"state": life.state.value, "message": life.message, "settled_s": life.settled_s}
+        row |= {"waiting_s": life.waiting_s, "running_s": life.running_s, "paused_s": life.paused_s}
+        row |= {"gpu_s": life.gpu_s}
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.update_job(job.id, **row)
+            change.event(verb.value, f"{message} by {actor}", job=job.id, user=job.user)
+        job.life = life
+
+    def scale(self, job: LiveJob, scale: Scale, actor: str) -> None:
+        if job.life.state is JobState.STOPPING:
+            raise Conflict("it is being cancelled")
+        low = scale.pin or scale.min or job.min_gpus
+        high = scale.pin or scale.max or max(job.max_gpus, low)
+        low = min(low, high) if scale.min is None else low
+        gpus = GpuRange(low, high)
+        if job.resize is Resize.NEVER and job.workers:
+            raise Conflict("it cannot change size while it runs: submit it with resize `live` or `restart`")
+        if job.resize is Resize.NEVER and gpus.min != gpus.max:
+            raise Conflict("it has a fixed size; give pin, or submit it with resize `live` or `restart`")
+        spec = JobSpec.model_validate(
+            {"command": ["x"], "gpus": str(gpus), "resize": "live", "gpu_types": job.spec["gpu_types"]}
+        )
+        self.check_feasible(spec)
+        before = GpuRange(job.min_gpus, job.max_gpus)
+        requested = min(max(job.requested_gpus, gpus.min), gpus.max)
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.update_job(job.id, min_gpus=gpus.min, max_gpus=gpus.max, requested_gpus=requested)
+            change.event(
+                "job.scaled", f"range changed from {before} to {gpus} by {actor}", job=job.id, user=job.user,
+                data={"from": str(before), "to": str(gpus)},
+            )  # fmt: skip
+        job.min_gpus, job.max_gpus, job.requested_gpus = gpus.min, gpus.max, requested
+        if job.id in self.c.scheduler.jobs:
+            self.c.scheduler.profiles[job.id] = self.c.profiles.profile(job)
+            self.c.post(Rescaled(job.id, gpus.min, gpus.max))
+
+    # -- users, tokens, policy ---------------------------------------------------------------------
+
+    def add_user(self, name: str, role: Role, tickets: float, actor: str) -> None:
+        if self.store.user(name) is not None:
+            raise Conflict(f"there is a user {name!r} already")
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.add_user(name, role.value, tickets)
+            change.event("user.created", f"{name} ({role.value}) with {tickets:g} tickets")
+        self.c.post(TicketsChanged(name, tickets))
+
+    def change_user(self, name: str, role: Role | None, tickets: float | None, actor: str) -> None:
+        row = self.store.user(name)
+        assert row is not None
+        if row["role"] == Role.ADMIN.value and role not in (None, Role.ADMIN):
+            self._keep_an_admin(name)
+        changes = {"role": role.value if role else row["role"], "tickets": tickets or row["tickets"]}
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.update_user(name, **changes)
+            change.event(
+                "user.changed",
+                f"{name} is {changes['role']} with {changes['tickets']:g} tickets",
+                data=changes,
+            )
+        if tickets is not None:
+            self.c.post(TicketsChanged(name, tickets))
+
+    def delete_user(self, name: str, actor: str) -> None:
+        row = self.store.user(name)
+        if row is not None and row["role"] == Role.ADMIN.value:
+            self._keep_an_admin(name)
+        if any(j.user == name for j in self.c.jobs.values()):
+            raise Conflict(f"{name} has unfinished jobs; cancel them first")
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.delete_user(name)
+            change.event("user.deleted", f"{name} and their tokens are gone")
+
+    def _keep_an_admin(self, name: str) -> None:
+        if not any(u["role"] == Role.ADMIN.value and u["name"] != name for u in self.store.users()):
+            raise Conflict(f"{name} is the only admin; make another one first")
+
+    def add_token(self, user: str, label: str, expires_in_s: float | None, actor: str) -> tuple[int, str]:
+        """(id, the token): the only time that it is seen."""
+        token = f"shoal_{secrets.token_urlsafe(32)}"
+        now_s = self.c.now_s()
+        expires_s = None if expires_in_s is None else now_s + expires_in_s
+        with self.store.change(now_s, actor=actor) as change:
+            token_id = change.add_token(user, hash_of(token), label, expires_s)
+            change.event("token.created", f"token {token_id} for {user}", data={"token": token_id})
+        return token_id, token
+
+    def delete_token(self, token_id: int, actor: str) -> None:
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.delete_token(token_id)
+            change.event("token.deleted", f"token {token_id} is no longer valid", data={"token": token_id})
+
+    def set_policy(self, name: str, options: dict[str, str], actor: str) -> None:
+        make_options(policy_class(name), options)  # complains about either before anything is changed
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.put("policy", {"name": name, "options": options})
+            change.event("policy.changed", f"{self.c.policy_name} -> {name}", data={"policy": name})
+        self.c.use_policy(name, options)
+
+
+def program_name(command: list[str]) -> str:
+    """A name for people from a command: `train` from `python -u /x/train.py --lr 1`."""
+    words = [os.path.basename(w) for w in command if not w.startswith("-")]
+    if len(words) > 1 and re.fullmatch(r"(ba)?sh|env|python[0-9.]*|uv|run|torchrun", words[0]):
+        words = words[1:]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", words[0].removesuffix(".py") if words else "job").strip("-")
+    return name[:40].strip("-") or "job"
+
+
+def model_word(command: list[str]) -> str:
+    """Jobs with the same command learn from each other."""
+    with contextlib.suppress(ValueError):
+        return f"{program_name(command)}:{hash_of(json.dumps(command))[:16]}"
+    return "job"
