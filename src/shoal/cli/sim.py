@@ -13,4 +13,6 @@ COMMANDS = {
 }
 
 
-GROUP = LazyGroup("sim", COMMANDS, "Simulate a cluster in virtual time, with the very decision code of the live system.")
+GROUP = LazyGroup(
+    "sim", COMMANDS, "Simulate a cluster in virtual time, with the very decision code of the live system."
+)

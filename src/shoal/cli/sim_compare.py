@@ -22,14 +22,17 @@ Examples:
 
 def compare(
     jobs: so.Jobs = None,
-    policies: Annotated[str, typer.Option("--policies", "--policy", help="Comma-separated.")] = DEFAULT_POLICIES,
+    policies: Annotated[
+        str, typer.Option("--policies", "--policy", help="Comma-separated.")
+    ] = DEFAULT_POLICIES,
     profiles: so.Profiles = None,
     gpus: so.Gpus = None,
     cluster: so.ClusterFile = None,
     option: so.Option = None,
     seed: so.Seed = 0,
     costs: Annotated[
-        str, typer.Option("--costs", help="Cost models to compare, comma-separated: none, restart, concurrent.")
+        str,
+        typer.Option("--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."),
     ] = "none",
     restart_s: so.RestartS = 30.0,
     prepare_s: so.PrepareS = 5.0,

@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 Jobs = Annotated[Path | None, typer.Argument(help="The trace: jobs.csv or .parquet.", show_default=False)]
-Profiles = Annotated[Path | None, typer.Option("--profiles", "-p", help="profiles.csv of the trace's models.")]
+Profiles = Annotated[
+    Path | None, typer.Option("--profiles", "-p", help="profiles.csv of the trace's models.")
+]
 Gpus = Annotated[int | None, typer.Option("--gpus", "-g", help="A cluster of so many GPUs, as one pool.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", "-c", help="cluster.yaml: nodes and users.")]
 Option = Annotated[
@@ -17,18 +19,23 @@ Option = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 CostKind = Annotated[
-    str, typer.Option("--costs", help="What a new share costs a job: none, restart or concurrent.")
+    str, typer.Option("--costs", help="What a new share costs a job: none, restart, concurrent or suspend.")
 ]
 RestartS = Annotated[float, typer.Option("--restart-s", help="Seconds of a restart, with --costs restart.")]
-PrepareS = Annotated[float, typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent.")]
+PrepareS = Annotated[
+    float, typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent.")
+]
 PauseS = Annotated[float, typer.Option("--pause-s", help="Seconds of standstill, with --costs concurrent.")]
 WholeSeconds = Annotated[
-    bool, typer.Option("--whole-seconds", help="Round event times up to whole seconds, as AFS' simulator does.")
+    bool,
+    typer.Option("--whole-seconds", help="Round event times up to whole seconds, as AFS' simulator does."),
 ]
 Interpolate = Annotated[
     str, typer.Option("--interpolate", help="Between measured shares, what is linear: time or throughput.")
 ]
-Sample = Annotated[bool, typer.Option("--sample", help="Use the trace, profiles and cluster size that come along.")]
+Sample = Annotated[
+    bool, typer.Option("--sample", help="Use the trace, profiles and cluster size that come along.")
+]
 
 
 def setup(

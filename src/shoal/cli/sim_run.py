@@ -31,7 +31,9 @@ def run(
     pause_s: so.PauseS = 0.1,
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
-    per_job: Annotated[Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")] = None,
+    per_job: Annotated[
+        Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")
+    ] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
     sample: so.Sample = False,
 ) -> None:

@@ -31,6 +31,7 @@ _FLOATS = (
     "memory_a",  #: what the policy remembers of the job; each policy says what it keeps here
     "memory_b",
     "memory_c",
+    "memory_d",
 )
 _INTS = (
     "user",  #: index of the owner
@@ -108,6 +109,7 @@ class View:
     memory_a: FloatArray
     memory_b: FloatArray
     memory_c: FloatArray
+    memory_d: FloatArray
     user: IntArray
     min_gpus: IntArray
     max_gpus: IntArray
@@ -203,7 +205,7 @@ class View:
         never = np.inf
         # In the order of _FLOATS and _INTS.
         self._floats[:, n] = (
-            job.submit_s, job.weight, work, work, 0.0, now_s, never, never, now_s, 0.0, 0.0, 0.0, 0.0,
+            job.submit_s, job.weight, work, work, 0.0, now_s, never, never, now_s, 0.0, 0.0, 0.0, 0.0, 0.0,
         )  # fmt: skip
         is_ps = job.kind is Kind.PARAMETER_SERVER
         self._ints[: len(_INTS), n] = (user, job.gpus.min, 0, job.requested_gpus, 0, -1, 0, is_ps, 0)
@@ -263,7 +265,7 @@ class View:
             missing = np.nan if name in ("total", "remaining") else np.inf
             self._floats[i, row] = missing if value is None else value
         for i, name in enumerate(_INTS):
-            self._ints[i, row] = values[name]
+            self._ints[i, row] = int(values[name] or 0)
 
     def park(self, job_id: int) -> tuple[FloatArray, IntArray]:
         """Take a job out of the view for a while; what is known of it is returned for `unpark`."""

@@ -11,6 +11,7 @@ from shoal.policies.base import CountPolicy, FloatArray, IntArray
 from shoal.policies.tournament import BY_LENGTH, beats, hand_out, set_gains
 from shoal.policies.types import reference_curves
 
+
 @njit(cache=True)
 def _from_zero(
     share: IntArray,
@@ -64,9 +65,7 @@ def _takes_it(
         if share[j] == 0:  # no speed yet: infinitely long, and the first GPUs bring all there is
             length[k], gain_short[k], gain_long[k] = np.inf, np.inf, 1.0
         else:
-            set_gains(
-                k, share[j], share[j] + 1, remaining[j], speeds, at[j], length, gain_short, gain_long
-            )
+            set_gains(k, share[j], share[j] + 1, remaining[j], speeds, at[j], length, gain_short, gain_long)
     return beats(BY_LENGTH, 0, length, gain_short, gain_long, share, 0, 1)
 
 

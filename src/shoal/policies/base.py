@@ -107,6 +107,10 @@ class Policy(ABC):
         """[user, type] GPUs won and lost by trading now, for the fairness ledger; None without trades."""
         return None
 
+    def entitled(self) -> FloatArray | None:
+        """[user, type] GPUs that users are due now, where the policy reckons it itself."""
+        return None
+
     def joined(self, job_id: int, now_s: float) -> None:
         """A job has become active. Most policies need not know."""
 

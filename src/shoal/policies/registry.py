@@ -24,6 +24,7 @@ BUILT_IN = {
     "afs-l": "shoal.policies.afs_l:AfsL",
     "afs-p": "shoal.policies.afs_p:AfsP",
     "gandiva-fair": "shoal.policies.gandiva_fair:GandivaFair",
+    "fair-afs": "shoal.policies.fair_afs:FairAfs",
 }
 
 ENTRY_POINT_GROUP = "shoal.policies"
@@ -47,7 +48,9 @@ def policy_class(name: str) -> type[Policy]:
         else:
             raise ShoalError(f"there is no policy {name!r}; {did_you_mean(name, policy_names())}")
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        raise ShoalError(f"policy {name!r} is {found!r}, which is not a subclass of shoal.policies.base.Policy")
+        raise ShoalError(
+            f"policy {name!r} is {found!r}, which is not a subclass of shoal.policies.base.Policy"
+        )
     return found
 
 

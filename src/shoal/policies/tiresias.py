@@ -27,7 +27,9 @@ class TiresiasOptions:
 
     def __post_init__(self) -> None:
         if not self.thresholds_gpu_s or list(self.thresholds_gpu_s) != sorted(set(self.thresholds_gpu_s)):
-            raise ShoalError(f"thresholds_gpu_s={self.thresholds_gpu_s} must be one or more ascending numbers")
+            raise ShoalError(
+                f"thresholds_gpu_s={self.thresholds_gpu_s} must be one or more ascending numbers"
+            )
         if self.thresholds_gpu_s[0] <= 0:
             raise ShoalError("thresholds_gpu_s must be above 0")
         if self.service not in ("since-start", "attained"):
@@ -46,10 +48,11 @@ class TiresiasL(CountPolicy):
 
     service=since-start is how the AFS authors evaluate it: service counts since the job last got its GPUs,
     and sinking lasts until it gets GPUs again; inside a queue, order of (first start, arrival).
-    service=attained is Tiresias' own: all service counts; inside a queue running jobs first, then arrival.
+    service=attained is Tiresias' own: all service counts; inside a queue jobs stand in the order in which
+    they entered it, those who run before those who wait.
 
     Remembers of each job: `memory_a` its queue (-1: promoted), `memory_b` the service that a promotion
-    wiped out, `memory_c` how long its last run was.
+    wiped out, `memory_c` how long its last run was, `memory_d` its place in line.
     """
 
     name = "tiresias-l"
@@ -66,7 +69,9 @@ class TiresiasL(CountPolicy):
     def sink_and_promote(self, view: View, now_s: float) -> None:
         thresholds = np.array(self.options.thresholds_gpu_s) * _NEARLY
         queue = np.searchsorted(thresholds, self.service_now(view, now_s), side="right")
-        np.maximum(view.memory_a, queue, out=view.memory_a)
+        sinks = queue > view.memory_a
+        view.memory_a[sinks] = queue[sinks]
+        view.memory_d[sinks] = 0  # no place yet: behind all who have one
         running = view.gpus > 0
         view.memory_c[running] = (now_s - view.last_start_s)[running]
         if self.options.promote > 0:
@@ -74,17 +79,23 @@ class TiresiasL(CountPolicy):
             starving = ~running & (view.memory_a > 0) & (waited >= self.options.promote * view.memory_c)
             view.memory_a[starving] = -1
             view.memory_b[starving] = view.attained_gpu_s[starving]
+            view.memory_d[starving] = 0
 
     def order(self, view: View, now_s: float) -> IntArray:
         if self.options.service == "attained":
-            keys = (view.submit_s, view.gpus == 0, view.memory_a)
+            place = np.where(view.memory_d > 0, view.memory_d, np.inf)
+            keys = (view.submit_s, place, np.maximum(view.memory_a, 0))
         else:
             keys = (view.submit_s, view.first_start_s, view.memory_a)
         return np.lexsort(keys).astype(np.int32)
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         self.sink_and_promote(view, now_s)
-        shares = fill_in_order(self.order(view, now_s), view.requested_gpus, gpus, True)
+        order = self.order(view, now_s)
+        shares = fill_in_order(order, view.requested_gpus, gpus, True)
+        # In a queue those who run stand before those who wait, each in the order they had.
+        line = order[np.argsort(shares[order] == 0, kind="stable")]
+        view.memory_d[line] = np.arange(1, len(line) + 1)
         starts = (shares > 0) & (view.gpus == 0)
         if self.options.service == "since-start":
             view.memory_a[starts] = 0

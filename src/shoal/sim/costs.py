@@ -21,7 +21,7 @@ MEASURED_RESTART_S: Mapping[str, float] = {
     "facenet": 24.68,
 }
 
-KINDS = ("none", "restart", "concurrent")
+KINDS = ("none", "restart", "concurrent", "suspend")
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,25 @@ class Costs:
 
     none: not at all. restart: the job stops, and starts again at the new size `restart_s` later.
     concurrent: newcomers prepare for `prepare_s` while the old workers train on, then all stand still for
-    `pause_s`; a newer target replaces one that is still being prepared at once. The first start is free in
-    all three: the traces' durations contain it.
+    `pause_s`; a newer target replaces one that is still being prepared at once. suspend: Gandiva's, a job
+    that goes on where it was suspended loses `resume_s`, one that goes on elsewhere or at another size
+    `migrate_s` (OSDI'18: suspend and resume under 0.1 s for image models and up to 1 s for large ones;
+    migration to a warmed-up node under 1 s for most, 3.5 s for the largest). The first start is free in
+    all: the traces' durations contain it.
     """
 
-    kind: Literal["none", "restart", "concurrent"] = "none"
+    kind: Literal["none", "restart", "concurrent", "suspend"] = "none"
     restart_s: float = 30.0
     restart_by_model: Mapping[str, float] = field(default_factory=dict)
     prepare_s: float = 5.0
     pause_s: float = 0.1
+    resume_s: float = 0.5
+    migrate_s: float = 3.5
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ShoalError(f"there is no cost model {self.kind!r}; {did_you_mean(self.kind, KINDS)}")
-        for name in ("restart_s", "prepare_s", "pause_s"):
+        for name in ("restart_s", "prepare_s", "pause_s", "resume_s", "migrate_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ShoalError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
 

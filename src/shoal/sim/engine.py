@@ -16,7 +16,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.events import Event, Finished, Submitted, Timer
 from shoal.core.job import Job
 from shoal.core.ledger import Ledger
-from shoal.core.plan import Reconfigure
+from shoal.core.plan import Placement, Reconfigure
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
 from shoal.policies.base import Policy
@@ -26,6 +26,9 @@ from shoal.sim.record import Record
 
 _FINISH, _SWITCH = 0, 1
 _INF = math.inf
+
+#: A share and where it is: (GPUs, type, placement).
+Spot = tuple[int, str, Placement]
 
 #: Called now and then with (simulated time, jobs done, jobs in all); returns False to stop.
 Progress = Callable[[float, int, int], bool]
@@ -65,10 +68,10 @@ class Simulation:
         self._rate = [0.0] * n
         self._since = [0.0] * n
         self._gpus = [0] * n
-        self._spot: list[tuple[int, str, int]] = [(0, "", 0)] * n
+        self._spot: list[Spot] = [(0, "", ())] * n
         self._version = [0] * n
         self._waiting_from = [job.submit_s for job in self.jobs]
-        self._target: dict[int, tuple[float, int, tuple[int, str, int]]] = {}
+        self._target: dict[int, Spot] = {}
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._pushed = 0
         self._used = 0  # GPUs given out
@@ -157,6 +160,7 @@ class Simulation:
             now,
             want_gpus=policy.wish_gpus(scheduler.view),
             traded=policy.traded(),
+            entitled=policy.entitled(),
         )
 
     # -- commands ----------------------------------------------------------------------------------
@@ -184,7 +188,7 @@ class Simulation:
             record.first_start_s[j] = now
         if verb in ("start", "resume"):
             record.wait_s[j] += now - self._waiting_from[j]
-        spot = (share.gpus, share.gpu_type, len(command.placement))
+        spot = (share.gpus, share.gpu_type, command.placement)
         self._reach(j, spot, verb, had, now)
 
     def _count(self, j: int, gpus: int) -> None:
@@ -192,7 +196,7 @@ class Simulation:
         self._running += (gpus > 0) - (self._given[j] > 0)
         self._given[j] = gpus
 
-    def _reach(self, j: int, spot: tuple[int, str, int], verb: str, had: int, now: float) -> None:
+    def _reach(self, j: int, spot: Spot, verb: str, had: int, now: float) -> None:
         """Lead the job to its new share as the cost model says."""
         costs, record = self.costs, self.record
         if verb == "start" or costs.kind == "none" or (had and spot == self._spot[j]):
@@ -201,12 +205,16 @@ class Simulation:
             cost_s = costs.restart_of(self.jobs[j].model)
             record.paused_s[j] += cost_s
             self._train(j, spot, now + cost_s)
+        elif costs.kind == "suspend":
+            cost_s = costs.resume_s if spot == self._spot[j] else costs.migrate_s
+            record.paused_s[j] += cost_s
+            self._train(j, spot, now + cost_s)
         elif verb == "shrink" or had == 0:
             cost_s = costs.pause_s + (costs.prepare_s if had == 0 else 0.0)
             record.paused_s[j] += cost_s
             self._train(j, spot, now + cost_s)
         else:  # newcomers prepare while the old workers train on
-            self._target[j] = (now, 0, spot)
+            self._target[j] = spot
             at = now + costs.prepare_s
             end = self._since[j] + self._left[j] / self._rate[j] if self._rate[j] > 0 else _INF
             if end <= at:
@@ -218,12 +226,12 @@ class Simulation:
     def _switch(self, j: int, now: float) -> None:
         """The newcomers of a job are ready: it goes on at its new share after a short pause."""
         self._settle(j, now)
-        _, _, spot = self._target.pop(j)
+        spot = self._target.pop(j)
         self._version[j] += 1
         self.record.paused_s[j] += self.costs.pause_s
         self._train(j, spot, now + self.costs.pause_s)
 
-    def _train(self, j: int, spot: tuple[int, str, int], at_s: float) -> None:
+    def _train(self, j: int, spot: Spot, at_s: float) -> None:
         """From `at_s` on the job trains with this share."""
         rate = self._speed(j, spot)
         self._gpus[j], self._spot[j], self._rate[j], self._since[j] = spot[0], spot, rate, at_s
@@ -238,11 +246,11 @@ class Simulation:
             self._left[j] = left if left > 0.0 else 0.0
             self._since[j] = now
 
-    def _speed(self, j: int, spot: tuple[int, str, int]) -> float:
-        gpus, gpu_type, nodes = spot
+    def _speed(self, j: int, spot: Spot) -> float:
+        gpus, gpu_type, placement = spot
         profile = self.profiles[j]
-        if nodes > 1:
-            return profile.speed(gpu_type, gpus, nodes)
+        if len(placement) > 1:
+            return profile.speed(gpu_type, gpus, len(placement))
         key = (id(profile), gpu_type)
         table = self._speed_tables.get(key)
         if table is None:

@@ -1,0 +1,319 @@
+"""Fair between users, efficient within: gandiva-fair's parts, shared out by AFS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.core.reason import Code
+from shoal.core.view import View
+from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply
+from shoal.policies.fair import homes, kernels, pools
+from shoal.policies.fair.accounts import Accounts
+from shoal.policies.fair.kernels import BoolArray
+from shoal.policies.fair.market import Market
+
+_INSIDE = ("afs-p", "afs-l")
+
+
+@dataclass(frozen=True)
+class FairAfsOptions:
+    #: How jobs inside a user's part are sized: afs-p, which knows no lengths, or afs-l, which must.
+    inside: str = "afs-p"
+    #: How long a rigid gang runs before others may have its GPUs, and how often fractions are made good.
+    quantum_s: float = 600.0
+    #: How long an elastic job keeps its share while the user has more jobs than GPUs (afs-p).
+    turn_s: float = 7200.0
+    #: Whether users trade GPUs of different types.
+    trading: bool = True
+    #: A user that is behind or ahead of its part gets it back over about this long.
+    correct_s: float = 3600.0
+    #: What a user may be owed, or owe, at most, in seconds of its part; more is forgotten.
+    credit_s: float = 14400.0
+    #: Moves between GPU types: how often, how many at most each time, and how long a moved job rests.
+    balance_s: float = 1800.0
+    migrations: int = 8
+    rest_s: float = 3600.0
+    #: Rounds of trades that are kept on record.
+    keep_rounds: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.inside not in _INSIDE:
+            raise ShoalError(f"option inside={self.inside!r} of policy 'fair-afs' must be afs-p or afs-l")
+        for name in ("quantum_s", "turn_s", "correct_s", "credit_s", "balance_s"):
+            if not getattr(self, name) > 0:
+                raise ShoalError(f"option {name} of policy 'fair-afs' must be above 0")
+
+
+class FairAfs(Policy):
+    """Users get GPUs by tickets, as under gandiva-fair; a user's jobs get them by AFS.
+
+    A user's part of each GPU type follows from tickets, demand and trading. It is divided equally among the
+    user's jobs; those that can change size put theirs together in a pool, those that cannot are gangs.
+    Gangs and pools are ordered by pass (see `fair.pools`); inside a pool AFS weighs short jobs against
+    efficient ones. GPUs that nobody is due are lent out by AFS over all users, so none idles that can be
+    used. Who was ahead or behind gets it back by a slightly smaller or larger part.
+
+    Remembers of each job: `memory_b` its GPU type + 1. Of a gang: `memory_a` its lag in GPU-seconds,
+    `memory_c` its due. Of a job in a pool: `memory_a` when its turn ends, `memory_c` how many it has had.
+    """
+
+    name = "fair-afs"
+    summary = "fair shares by tickets between users, AFS within each user's part"
+    Options = FairAfsOptions
+
+    def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
+        super().__init__(options, rng=rng)
+        self.accounts = Accounts(0)
+        self.market = Market(trading=self.options.trading, keep_rounds=self.options.keep_rounds)
+        #: [user, type]: lag of each pool, what it is due and what it has been granted.
+        self.pool_lag: FloatArray = np.zeros((0, 0))
+        self.pool_rate: FloatArray = np.zeros((0, 0))
+        self.pool_gpus: FloatArray = np.zeros((0, 0))
+        self.moved_s: dict[int, float] = {}
+        self.quantum_end_s = -np.inf
+        self.balance_at_s = 0.0
+        self._gpu_types: tuple[str, ...] = ()
+        self._jobs, self._nonce = (0, 0), 0
+
+    # -- the decision ------------------------------------------------------------------------------
+
+    def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
+        """Read it top to bottom."""
+        # 1. book what everybody had since the last decision
+        rigid = view.min_gpus >= view.max_gpus
+        self._book(view, supply, rigid, now_s)
+        if not len(view):
+            self._go_on(view, view.gpus, view.gpu_type)
+            return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
+        new_quantum = bool(now_s >= self.quantum_end_s - 1e-9)
+        if new_quantum:
+            self.quantum_end_s = (
+                np.floor(now_s / self.options.quantum_s + 1e-9) + 1
+            ) * self.options.quantum_s
+        # 2. the users' parts of each type, after trading
+        cap = np.where(rigid, view.requested_gpus, view.max_gpus).astype(np.int32)
+        speed = homes.speeds_by_type(
+            view.speeds,
+            view.speed_at,
+            view.type_max,
+            np.where(rigid, cap, view.min_gpus),
+            supply.gpus_of_type,
+        )
+        users = supply.cluster.users
+        demand, may_use, own = homes.demand_by_user(speed, view.user, cap, len(users))
+        tickets = np.array([u.tickets for u in users])
+        self.market.update(tickets, demand, may_use, own, supply.gpus_of_type, now_s)
+        # 3. bind jobs to types, and give each its due
+        types = self._bind(view, speed, cap, demand, new_quantum, now_s)
+        rate = kernels.due_rates(
+            self.market.weights * self.accounts.corrections(self.options.correct_s),
+            supply.gpus_of_type,
+            view.user,
+            types,
+            cap,
+            view.weight,
+            types >= 0,
+        )
+        view.memory_c[rigid] = rate[rigid]
+        # 4. whole GPUs for gangs and pools, and inside the pools by AFS
+        shares = self._share(view, supply, rigid, types, rate, cap, new_quantum, now_s)
+        self._go_on(view, shares, types)
+        codes = np.where(types >= 0, 0, int(Code.INFEASIBLE)).astype(np.int8)
+        wake_s = self._wake_s(view, shares, rigid, types, now_s)
+        chosen = np.where(shares > 0, types, -1).astype(np.int32)
+        return Decision(shares, chosen, wake_s=wake_s, codes=codes)
+
+    def _book(self, view: View, supply: Supply, rigid: BoolArray, now_s: float) -> None:
+        if self._gpu_types != view.gpu_types:
+            self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
+        self.accounts.know(tuple(u.name for u in supply.cluster.users))
+        span_s = max(now_s - self.accounts.since_s, 0.0)
+        self.accounts.book_users(now_s)
+        view.memory_a[rigid] += (view.gpus[rigid] - view.memory_c[rigid]) * span_s
+        more = len(self.accounts.names) - len(self.pool_lag)
+        if more or self.pool_lag.shape[1] != len(view.gpu_types):
+            for column in ("pool_lag", "pool_rate", "pool_gpus"):
+                old = getattr(self, column).reshape(-1, len(view.gpu_types))
+                setattr(self, column, np.concatenate([old, np.zeros((more, len(view.gpu_types)))]))
+        self.pool_lag += (self.pool_gpus - self.pool_rate) * span_s
+        # A pool is owed, or owes, a GPU for a quantum at most: parts are made good by the accounts.
+        np.clip(self.pool_lag, -self.options.quantum_s, self.options.quantum_s, out=self.pool_lag)
+
+    def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
+        part = self.market.weights if len(view) else np.zeros_like(self.accounts.part)
+        zero = np.zeros(len(view))
+        self.accounts.go_on(zero, gpus, types, zero, view.user, part, self.options.credit_s)
+
+    def _bind(
+        self,
+        view: View,
+        speed: FloatArray,
+        cap: IntArray,
+        demand: FloatArray,
+        new_quantum: bool,
+        now_s: float,
+    ) -> IntArray:
+        """The GPU type of each row, -1 where it cannot run; some move where their user has too few."""
+        types = (view.memory_b - 1).astype(np.int32)
+        rows = np.arange(len(view))
+        types[(types >= 0) & (speed[np.maximum(types, 0), rows] <= 0)] = -1
+        if len(speed) == 1:
+            types = np.where(speed[0] > 0, 0, -1).astype(np.int32)
+        else:
+            target = homes.targets(self.market.weights, demand)
+            runs = np.asarray(speed.max(axis=0) > 0)
+            bound = kernels.demand_of_users(view.user, types, cap, runs, *self.market.weights.shape)
+            if new_quantum and now_s >= self.balance_at_s:
+                self.balance_at_s = now_s + self.options.balance_s
+                rested = np.array(
+                    [
+                        now_s - self.moved_s.get(j, -np.inf) >= self.options.rest_s
+                        for j in view.job_ids.tolist()
+                    ]
+                )
+                for row, t in homes.retype(
+                    rows[::-1], view.user, cap, types, speed, target, bound, rested, self.options.migrations
+                ):
+                    types[row] = t
+                    self.moved_s[int(view.job_ids[row])] = now_s
+            fresh = np.flatnonzero(runs & (types < 0))
+            types[fresh] = homes.choose_types(fresh, view.user, cap, speed, target, bound)
+        view.memory_b[:] = types + 1.0
+        return types
+
+    def _share(
+        self,
+        view: View,
+        supply: Supply,
+        rigid: BoolArray,
+        types: IntArray,
+        rate: FloatArray,
+        cap: IntArray,
+        new_quantum: bool,
+        now_s: float,
+    ) -> IntArray:
+        users = len(self.accounts.names)
+        by_length = self.options.inside == "afs-l"
+        remaining = view.remaining_now(now_s)
+        if by_length and np.isnan(remaining[~rigid]).any():
+            raise ShoalError(
+                "inside=afs-l must know all lengths; give every job its iterations, or use afs-p"
+            )
+        turn_over = ~rigid & (view.gpus > 0) & (view.memory_a <= now_s)
+        view.memory_c[turn_over] += 1.0
+        kept = ~rigid & (view.gpus > 0) & ~turn_over
+        passed = np.where(rigid, view.memory_a / np.maximum(rate, kernels.NO_RATE), 0.0)
+        order = np.argsort(passed, kind="stable")
+        shares = np.zeros(len(view), np.int32)
+        nonce = self._nonce_for(view)
+        self.pool_rate = np.zeros_like(self.pool_lag)
+        self.pool_gpus = np.zeros_like(self.pool_lag)
+        for t, gpus in enumerate(supply.gpus_of_type.tolist()):
+            here = types == t
+            pool = np.where(here & ~rigid, view.user, -1).astype(np.int32)
+            mine = pool >= 0
+            limit = np.minimum(cap, view.type_max[t]).astype(np.int32)
+            limit[rigid] = cap[rigid]
+            self.pool_rate[:, t] = np.bincount(view.user[mine], weights=rate[mine], minlength=users)
+            pool_cap = np.bincount(view.user[mine], weights=limit[mine], minlength=users).astype(np.float64)
+            granted = pools.grant(
+                np.flatnonzero(here & rigid), passed, view.requested_gpus,
+                (view.gpus > 0) & here & (not new_quantum), self.pool_rate[:, t].copy(),
+                self.pool_lag[:, t].copy(), pool_cap, self.options.quantum_s, gpus, shares,
+            )  # fmt: skip
+            self.pool_gpus[:, t] = granted
+            pools.share_pools(
+                pool, granted, by_length, remaining, view.gpus, kept & (view.gpu_type == t), view.memory_c,
+                view.first_start_s, view.speeds, view.speed_at[t], view.min_gpus, limit, nonce, shares,
+            )  # fmt: skip
+            left = gpus - int(shares[here].sum())
+            if left > 0:
+                pools.lend(
+                    order, ~rigid, here, left, by_length, remaining, view.speeds, view.speed_at[t],
+                    np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32), limit, nonce, shares,
+                )  # fmt: skip
+        begins = ~rigid & (shares > 0) & ~(kept & (shares == view.gpus))
+        view.memory_a[begins] = now_s + self.options.turn_s
+        return shares
+
+    def _nonce_for(self, view: View) -> int:
+        """What coins are made from: the same as long as the jobs are, or shares would change for nothing."""
+        jobs = (len(view), int(view.job_ids.sum()))
+        if jobs != self._jobs:
+            self._jobs, self._nonce = jobs, int(self.rng.integers(1 << 62))
+        return self._nonce
+
+    def _wake_s(self, view: View, shares: IntArray, rigid: BoolArray, types: IntArray, now_s: float) -> float:
+        """The end of the quantum while gangs wait or pools have fractions to come; the end of a turn."""
+        waiting = (shares == 0) & (types >= 0)
+        uneven = np.abs(self.pool_gpus - self.pool_rate) > 1e-6
+        wake_s = np.inf
+        if (waiting & rigid).any() or (waiting.any() and uneven.any()) or self._contended(shares, view):
+            wake_s = float(self.quantum_end_s)
+        running = ~rigid & (shares > 0)
+        if (waiting & ~rigid).any() and running.any():
+            wake_s = min(wake_s, float(view.memory_a[running].min()))
+        return max(wake_s, now_s)
+
+    def _contended(self, shares: IntArray, view: View) -> bool:
+        """Whether a user that is behind could have more: fractions of GPUs then go round."""
+        had = np.bincount(view.user, weights=shares, minlength=len(self.accounts.names))
+        part = self.market.weights.sum(axis=1)
+        return bool((np.abs(had - part) > 1e-6).any())
+
+    # -- what people ask, and what must be remembered ----------------------------------------------
+
+    def left(self, job_id: int, now_s: float) -> None:
+        self.moved_s.pop(job_id, None)
+
+    def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
+        u = int(view.user[row])
+        if len(self.market.entitled) <= u:
+            return {}
+        return {
+            "user_entitled_gpus": float(self.market.entitled[u].sum()),
+            "user_gpus": int(view.gpus[view.user == u].sum()),
+        }
+
+    def entitled(self) -> FloatArray:
+        """[user, type]: GPUs by tickets, before trading."""
+        return self.market.entitled
+
+    def traded(self) -> FloatArray:
+        """[user, type]: GPUs won (or, below 0, given away) by trading."""
+        return self.market.weights - self.market.entitled
+
+    def report(self) -> dict[str, Any]:
+        """What the run has to tell beyond shares: trades."""
+        return {"trades": self.market.report(self.accounts.names, self._gpu_types)}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            **super().state(),
+            "gpu_types": list(self._gpu_types),
+            "accounts": self.accounts.state(),
+            "market": self.market.state(),
+            "pools": [self.pool_lag.tolist(), self.pool_rate.tolist(), self.pool_gpus.tolist()],
+            "moved_s": {str(j): at for j, at in self.moved_s.items()},
+            "quantum_end_s": float(self.quantum_end_s) if np.isfinite(self.quantum_end_s) else None,
+            "balance_at_s": self.balance_at_s,
+            "coins": [*self._jobs, self._nonce],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        super().restore(state)
+        self._gpu_types = tuple(state["gpu_types"])
+        self.accounts = Accounts(len(self._gpu_types))
+        self.accounts.restore(state["accounts"])
+        self.market.restore(state["market"])
+        shape = (len(self.accounts.names), len(self._gpu_types))
+        self.pool_lag, self.pool_rate, self.pool_gpus = (np.array(p).reshape(shape) for p in state["pools"])
+        self.moved_s = {int(j): at for j, at in state["moved_s"].items()}
+        self.quantum_end_s = -np.inf if state["quantum_end_s"] is None else state["quantum_end_s"]
+        self.balance_at_s = state["balance_at_s"]
+        jobs, ids, self._nonce = state["coins"]
+        self._jobs = (jobs, ids)
