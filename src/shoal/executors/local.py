@@ -175,7 +175,9 @@ class LocalExecutor:
     def _exit_of(self, worker: str, directory: Path) -> Exit:
         found = read_json(directory / "exit")
         if found is not None:
-            return Exit(worker, found["code"], found["signal"], found["why"], told=found["told"])
+            return Exit(
+                worker, found["code"], found["signal"], found["why"], told=found["told"], at_s=found["at_s"]
+            )
         end_marked(directory)
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"

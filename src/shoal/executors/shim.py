@@ -11,6 +11,7 @@ file is named for the offset of its first byte in all that was written).
 Signals to it: TERM end with grace, QUIT end at once, USR1 stand still, USR2 go on.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -71,10 +72,8 @@ def descendants():
 
 def tell(pids, number):
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 class Log:

@@ -30,6 +30,7 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.server.clock import Clock
 from shoal.server.crew import Crew
 from shoal.server.devices import Devices
+from shoal.server.elastic import Elastic
 from shoal.server.gang import Gang
 from shoal.server.home import Home
 from shoal.server.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
@@ -76,6 +77,7 @@ class Conductor:
         self._inbox: list[Event] = []
         self._inbox_since = 0.0
         self._changed: set[int] = set()
+        self._then_s: float | None = None
         self._cycle_at: asyncio.TimerHandle | asyncio.Handle | None = None
         self._settle_at: asyncio.Handle | None = None
         self._wake: asyncio.TimerHandle | None = None
@@ -88,7 +90,8 @@ class Conductor:
         self.scheduler = self._make_scheduler()
         self.ledger = self._make_ledger()
         gang = Gang(self)
-        self.crews: dict[Resize, Crew] = {Resize.NEVER: gang, Resize.RESTART: gang, Resize.LIVE: gang}
+        elastic = Elastic(self)
+        self.crews: dict[Resize, Crew] = {Resize.NEVER: gang, Resize.RESTART: gang, Resize.LIVE: elastic}
         executor.on_exit = self._exited
 
     # -- making and restoring ----------------------------------------------------------------------
@@ -127,8 +130,7 @@ class Conductor:
             self._remember(row)
         self._fill_scheduler(restore=True)
         for crew in dict.fromkeys(self.crews.values()):
-            if hasattr(crew, "open"):
-                await crew.open()
+            await crew.open()
         for job in list(self.jobs.values()):
             for worker in list(job.workers.values()):
                 self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
@@ -136,6 +138,7 @@ class Conductor:
         self.post(Timer())
         for job in self.jobs.values():
             self.soon(job)
+        self.save()
         self._saver = asyncio.create_task(self._save_regularly())
 
     def _remember(self, row: dict[str, Any]) -> None:
@@ -337,7 +340,11 @@ class Conductor:
         worker = job.workers.pop(exit_.worker, None) if job is not None else None
         now_s = self.now_s()
         self.outbox.worker(
-            exit_.worker, state="ended", ended_s=now_s, exit_code=exit_.code, signal=exit_.signal
+            exit_.worker,
+            state="ended",
+            ended_s=min(exit_.at_s or now_s, now_s),
+            exit_code=exit_.code,
+            signal=exit_.signal,
         )
         if job is None or worker is None:
             self._flush()
@@ -345,16 +352,22 @@ class Conductor:
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
         crew = self.crews[job.resize]
-        crew.holds(job)  # type: ignore[attr-defined]
+        self._then_s = exit_.at_s
+        crew.holds(job)
         how = exit_.signal or ("" if exit_.code is None else f"exit code {exit_.code}") or exit_.why
         self.outbox.event(
             "worker.ended", f"worker {exit_.worker} ended: {how}", job,
             worker=exit_.worker, exit_code=exit_.code, signal=exit_.signal,
         )  # fmt: skip
-        if not self.stopping:
-            crew.exited(job, worker, exit_)
+        crew.exited(job, worker, exit_)
+        self._then_s = None
         self.gpus_freed()
         self._flush()
+
+    def then_s(self, job: LiveJob) -> float:
+        """When that happened which is being taken in: now, or while no server was there to see it."""
+        now_s = self.now_s()
+        return now_s if self._then_s is None else min(max(self._then_s, job.life.settled_s), now_s)
 
     def job_over(self, job: LiveJob) -> None:
         """It has ended and its last process is gone."""
@@ -439,8 +452,7 @@ class Conductor:
         if self._saver is not None:
             self._saver.cancel()
         for crew in dict.fromkeys(self.crews.values()):
-            if hasattr(crew, "close"):
-                await crew.close()
+            await crew.close()
         self.save()
         self.outbox.flush()
 
@@ -449,7 +461,7 @@ class Conductor:
         self.stopping = True  # nothing is decided any more
         for job in list(self.jobs.values()):
             job.target = {}
-            self.crews[job.resize].shut_down(job)  # type: ignore[attr-defined]
+            self.crews[job.resize].shut_down(job)
         self.outbox.flush()
         longest_s = max((j.spec["grace_s"] for j in self.jobs.values() if j.workers), default=0.0)
         deadline = asyncio.get_running_loop().time() + longest_s + 30.0

@@ -28,6 +28,18 @@ class Crew(Protocol):
     def cancel(self, job: LiveJob) -> None:
         """Its owner ends the job."""
 
+    def shut_down(self, job: LiveJob) -> None:
+        """The server ends and takes the job's workers along; it goes on when the server is back."""
+
+    def holds(self, job: LiveJob) -> None:
+        """The number of GPUs that the job has may have changed: account for it."""
+
+    async def open(self) -> None:
+        """The server starts; the jobs of before are known."""
+
+    async def close(self) -> None:
+        """The server ends."""
+
 
 def wanted(job: LiveJob) -> dict[int, int]:
     """GPUs by node that the job is to have, all things considered."""
@@ -42,9 +54,15 @@ class CrewBase:
 
     def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
         """The job's next state, on record with its event."""
-        job.life = apply(job.life, verb, self.c.now_s(), message)
+        job.life = apply(job.life, verb, self.c.then_s(job), message)
         self.c.outbox.job(job)
         self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
 
     def new_worker(self, job: LiveJob, device: Device, rank: int | None) -> LiveWorker:
         worker = LiveWorker(
@@ -58,7 +76,7 @@ class CrewBase:
 
     def holds(self, job: LiveJob) -> None:
         """Account for the GPUs it has from now on."""
-        job.life = hold_gpus(job.life, job.gpus, self.c.now_s())
+        job.life = hold_gpus(job.life, job.gpus, self.c.then_s(job))
         self.c.outbox.job(job)
 
     def start(self, job: LiveJob, worker: LiveWorker, env: dict[str, str], *, warm: bool = False) -> None:
@@ -106,6 +124,7 @@ class CrewBase:
 
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
         """The job has ended, and none of its processes is left."""
+        job.target = {}
         self.advance(job, verb, message, exit_code=job.exit_code, signal=job.signal)
         self.c.job_over(job)
 

@@ -41,6 +41,8 @@ class Gang(CrewBase):
             return
         job.told = False
         job.generation += 1
+        if may(job.life, Verb.PREEMPT):  # its processes were lost with a server that could not say so
+            self.advance(job, Verb.PREEMPT)
         crew = [self.new_worker(job, device, rank) for rank, device in enumerate(devices)]
         if may(job.life, Verb.START):
             self.advance(job, Verb.START, gpus=len(crew))
@@ -130,6 +132,11 @@ class Gang(CrewBase):
             self.c.soon(job)
         else:
             self.over(job, Verb.SUCCEED)
+
+    def shut_down(self, job: LiveJob) -> None:
+        self._stop_all(job)
+        if may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT, "the server was shut down; it begins again")
 
     def cancel(self, job: LiveJob) -> None:
         self._stop_all(job)

@@ -163,7 +163,7 @@ class LiveJob:
             resize=Resize(row["resize"]),
             model=row["model"],
             life=life,
-            target={node: gpus for node, gpus in row["target"]},
+            target=dict(row["target"]),
             gpu_type=row["gpu_type"],
             generation=row["generation"],
             coordinator=row["coordinator"],

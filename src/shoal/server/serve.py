@@ -172,8 +172,7 @@ class Control:
         gpus = self.options.gpus
         if gpus is None and "executor" in (self.store.get("server") or {}):
             gpus = self.store.get("server")["executor"].get("virtual_gpus")
-        executor = LocalExecutor(gpus)
-        return executor
+        return LocalExecutor(gpus)
 
     def shut_down(self, stop_jobs: bool) -> None:
         self.stop_jobs = self.stop_jobs or stop_jobs

@@ -1,0 +1,376 @@
+"""Crews of live jobs: resized while they train, through the wire's coordinator.
+
+What is decided here is only which workers a job shall have and on which GPUs. How it gets from one set to the
+next is the coordinator's affair; a GPU is free when the process on it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+from shoal.executors.base import Exit
+from shoal.server.crew import CrewBase, describe_exit, wanted
+from shoal.server.lifecycle import Verb, may
+from shoal.server.live_job import ACTIVE, LEAVING, READY, LiveJob, LiveWorker
+from shoal.server.models import JobState
+from shoal.wire import events as ev
+from shoal.wire.auth import new_secret, read_secret, write_secret
+from shoal.wire.service import ControlService, JobHandle
+
+if TYPE_CHECKING:
+    from shoal.server.conductor import Conductor
+
+log = logging.getLogger("shoal.server")
+
+MAX_REFUSED = 3
+DONE = "done"
+NO_RUNTIME = (
+    "its command ended without ever joining the job: a job with a range of GPUs must use shoal.torch; "
+    "for any other command say resize `restart`, or give a fixed number of GPUs"
+)
+
+
+class Elastic(CrewBase):
+    """Also the executor of the wire's service: it turns the coordinators' wishes into workers."""
+
+    def __init__(self, conductor: Conductor, host: str = "127.0.0.1") -> None:
+        super().__init__(conductor)
+        self._host = host
+        self.service = ControlService(self._Adapter(self), on_event=self._event)
+        self._pauses: dict[tuple[int, int], float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    class _Adapter:
+        """What the service sees of us."""
+
+        def __init__(self, crew: Elastic) -> None:
+            self.crew = crew
+
+        def start(self, job: str, worker: str) -> None:
+            self.crew._wanted_start(job, worker)
+
+        def stop(self, job: str, worker: str, kill: bool) -> None:
+            self.crew._wanted_stop(job, worker, kill)
+
+    async def open(self) -> None:
+        """Listen where the last server did, so that its workers find us, and take their jobs over."""
+        port = int(self.c.store.get("control_port", 0))
+        for job in self.c.jobs.values():
+            if job.coordinator is not None and self.c.crews[job.resize] is self:
+                self._handle(job)
+        try:
+            address = await self.service.start(self._host, port)
+        except OSError as error:
+            self.c.warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
+            address = await self.service.start(self._host, 0)
+        with self.c.store.change(self.c.now_s()) as change:
+            change.put("control_port", int(address.rpartition(":")[2]))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await self.service.close()
+
+    def _handle(self, job: LiveJob) -> JobHandle:
+        key = str(job.id)
+        if key not in self.service.jobs:
+            directory = self.c.home.job(job.id)
+            path = directory / "secret"
+            if not path.exists():
+                write_secret(path, new_secret())
+            self.service.add(
+                key,
+                read_secret(path),
+                restore=job.coordinator,
+                pause_path=str(directory / "paused.pt"),
+                on_change=lambda state: self._remember(job, state),
+            )
+        return self.service.jobs[key]
+
+    def _remember(self, job: LiveJob, state: dict[str, Any]) -> None:
+        job.coordinator = state
+        self.c.outbox.job(job)
+        self.c.outbox.flush()
+
+    # -- towards the target ------------------------------------------------------------------------
+
+    def reconcile(self, job: LiveJob) -> None:
+        want = wanted(job)
+        self.c.unmet.discard(job.id)
+        if job.ending is not None or job.life.state is JobState.STOPPING:
+            return
+        try:
+            handle = self._handle(job)
+        except OSError as error:
+            self.over(job, Verb.FAIL, f"cannot prepare its directory: {error.strerror}")
+            return
+        if want:
+            self._aim(job, handle, want)
+        elif job.workers and not handle.coordinator.pausing:
+            handle.set_target([])
+        elif not job.workers and may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT)
+
+    def _aim(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
+        """Name the workers it shall have: those it has where they are wanted, and new ones on free GPUs."""
+        coordinator = handle.coordinator
+        usable = [w for w in job.workers.values() if w.state != LEAVING and _lives(coordinator, w.id)]
+        need, keep = dict(want), []
+        for worker in sorted(usable, key=lambda w: w.state != ACTIVE):
+            if need.get(worker.device[0], 0) > 0:
+                need[worker.device[0]] -= 1
+                keep.append(worker)
+        need = {node: count for node, count in need.items() if count}
+        new: list[LiveWorker] = []
+        if need and job.refused < MAX_REFUSED:
+            devices = self.c.devices.choose(need)
+            if devices is None:
+                # All or nothing: a second switch a moment later would cost more than the wait.
+                self.c.unmet.add(job.id)
+                return
+            if not job.workers and may(job.life, Verb.START):
+                self.advance(job, Verb.START, gpus=len(devices))
+            new = [self.new_worker(job, device, None) for device in devices]
+        kept = {w.id for w in keep}
+        # The wished order is the rank order the job has already.
+        target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
+        if target and (tuple(target) != coordinator.target or coordinator.pausing):
+            if coordinator.pending is not None:
+                self.c.metrics.superseded.add()
+            try:
+                handle.set_target(target)
+            except ValueError as error:  # one of them ended this moment; its exit brings us back here
+                log.info("job %s: %s", job.id, error)
+
+    def _wanted_start(self, key: str, worker_id: str) -> None:
+        job = self.c.jobs.get(int(key))
+        worker = job.workers.get(worker_id) if job is not None else None
+        if job is None or worker is None:
+            return
+        directory = self.c.home.job(job.id)
+        env = {
+            "SHOAL_CONTROL": self.service.address,
+            "SHOAL_SECRET_FILE": str(directory / "secret"),
+            "SHOAL_CHECKPOINT": str(directory / "checkpoint.pt"),
+        }
+        self.start(job, worker, env, warm=True)
+
+    def _wanted_stop(self, key: str, worker_id: str, kill: bool) -> None:
+        job = self.c.jobs.get(int(key))
+        worker = job.workers.get(worker_id) if job is not None else None
+        if job is None or worker is None:
+            return
+        view = self.service.jobs[key].coordinator.workers.get(worker_id)
+        if kill or view is None or not view.connected:
+            self.stop(job, worker, kill=kill)
+        else:
+            # It was asked over the wire; signals are for one that does not listen.
+            self._leaving(worker)
+            asyncio.get_running_loop().call_later(job.spec["grace_s"], self._insist, worker_id)
+        self.c.soon(job)
+
+    def _leaving(self, worker: LiveWorker) -> None:
+        worker.state = LEAVING
+        self.c.outbox.worker(worker.id, state=LEAVING)
+
+    def _insist(self, worker_id: str) -> None:
+        self.c.executor.stop(worker_id)
+
+    def cancel(self, job: LiveJob) -> None:
+        for worker in job.workers.values():
+            self.stop(job, worker)
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None:
+            handle.stop("cancelled")
+        if not job.workers:
+            self.over(job, Verb.VANISH)
+
+    def shut_down(self, job: LiveJob) -> None:
+        if job.workers:
+            self._handle(job).set_target([])
+        if may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT, "the server was shut down; it goes on from where it was")
+
+    def ask_checkpoint(self, job: LiveJob) -> None:
+        self._handle(job).ask_checkpoint()
+
+    # -- what workers and coordinators tell --------------------------------------------------------
+
+    def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        job.exit_code, job.signal = exit_.code, exit_.signal
+        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None:
+            await handle._exited(worker.id, describe_exit(exit_))
+        if not job.is_over:
+            self._after_exit(job, handle, exit_)
+        self.c.soon(job)
+
+    def _after_exit(self, job: LiveJob, handle: JobHandle | None, exit_: Exit) -> None:
+        newborn = job.generation == 0 and job.ending is None and exit_.began and not exit_.told
+        if newborn and job.life.state is not JobState.STOPPING and not (exit_.ok and job.workers):
+            job.ending = NO_RUNTIME if exit_.ok else describe_exit(exit_)
+            self.c.outbox.job(job)
+            if handle is not None:
+                handle.stop(job.ending)
+        if not job.workers:
+            self._none_left(job)
+
+    def _none_left(self, job: LiveJob) -> None:
+        if job.ending == DONE:
+            self.over(job, Verb.SUCCEED)
+        elif job.life.state is JobState.STOPPING:
+            self.over(job, Verb.VANISH)
+        elif job.ending is not None:
+            self._forget_coordinator(job)
+            self.conclude(job)
+        elif not wanted(job) and may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT)
+
+    def _forget_coordinator(self, job: LiveJob) -> None:
+        """A coordinator whose job has failed is of no more use; the next begins from its checkpoint."""
+        if str(job.id) not in self.service.jobs:
+            return
+        before = self.service.jobs[str(job.id)].coordinator
+        self.service.remove(str(job.id))
+        job.coordinator, job.generation = None, 0
+        if job.life.restarts < job.spec["max_restarts"]:
+            after = self._handle(job).coordinator
+            after.checkpoint, after.checkpoint_step = before.checkpoint, before.checkpoint_step
+
+    def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
+        job.coordinator = None
+        super().over(job, verb, message)
+        if str(job.id) in self.service.jobs:
+            self.service.remove(str(job.id))
+
+    def _event(self, key: str, event: ev.JobEvent) -> None:
+        job = self.c.jobs.get(int(key))
+        if job is None:
+            return
+        handler = getattr(self, f"_on_{type(event).__name__}", None)
+        if handler is not None:
+            handler(job, event)
+            if not isinstance(event, ev.Measured):
+                self.c.outbox.job(job)
+                self.c.soon(job)
+
+    def _on_WorkerReady(self, job: LiveJob, event: ev.WorkerReady) -> None:
+        worker = job.workers.get(event.worker)
+        if worker is not None and worker.state != LEAVING:
+            worker.state = READY
+            self.c.outbox.worker(worker.id, state=READY)
+
+    def _on_GenerationCommitted(self, job: LiveJob, event: ev.GenerationCommitted) -> None:
+        before = sum(w.state == ACTIVE for w in job.workers.values())
+        for rank, worker_id in enumerate(event.members):
+            worker = job.workers.get(worker_id)
+            if worker is not None:
+                worker.rank, worker.state = rank, ACTIVE
+                self.c.outbox.worker(worker_id, rank=rank, state=ACTIVE)
+        job.generation, job.refused = event.generation, 0
+        gpus = len(event.members)
+        data = {"gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind)}
+        if may(job.life, Verb.RUN):
+            self.advance(job, Verb.RUN, **data)
+        else:
+            job.resizes += event.kind == "switch"
+            text = f"{before} -> {gpus} workers at step {event.step} (generation {event.generation})"
+            self.c.outbox.event("job.resized", text, job, **data)
+            self.c.metrics.resizes.add(direction="to", outcome="done")
+        self.c.profiles.tell_length(job)
+
+    def _on_PauseMeasured(self, job: LiveJob, event: ev.PauseMeasured) -> None:
+        """All workers stand still together: the longest pause is the job's."""
+        known = self._pauses.get((job.id, event.generation), 0.0)
+        if event.pause_s > known:
+            self._pauses[job.id, event.generation] = event.pause_s
+            job.stalled_s += event.pause_s - known
+            self.c.metrics.lost_gpu_s.add((event.pause_s - known) * job.gpus, cause="resize")
+        if not known:
+            self.c.metrics.resize.observe(event.pause_s)
+
+    def _on_Measured(self, job: LiveJob, event: ev.Measured) -> None:
+        worker, report = job.workers.get(event.worker), event.report
+        if worker is None or worker.rank != 0 or worker.state != ACTIVE:
+            return
+        progress, learner = job.progress, self.c.profiles.learner(job)
+        progress.step = report.step
+        progress.total_steps = report.total_steps or None
+        progress.values |= {k: v for k, v in report.values.items() if math.isfinite(v)}
+        learner.step, learner.total_steps = float(report.step), progress.total_steps
+        if "loss" in report.values and report.steps:
+            learner.convergence.observe(report.step, report.values["loss"])
+        if report.steps > 0 and report.seconds > 0 and report.pause_s is None:
+            step_s = report.seconds / report.steps
+            progress.speed = 1.0 / step_s
+            nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
+            self.c.profiles.measured(job, report.workers, nodes, step_s)
+        self.c.profiles.tell_length(job)
+
+    def _on_WorkerLost(self, job: LiveJob, event: ev.WorkerLost) -> None:
+        job.refused += not event.was_member
+        text = f"worker {event.worker} was lost: {event.why}"
+        self.c.outbox.event("worker.lost", text, job, worker=event.worker, was_member=event.was_member)
+
+    def _on_WorkerRefused(self, job: LiveJob, event: ev.WorkerRefused) -> None:
+        job.refused += 1
+        text = f"worker {event.worker} could not join: {_last_line(event.why)}"
+        self.c.outbox.event("worker.lost", text, job, worker=event.worker, why=event.why[:4000])
+        if job.refused >= MAX_REFUSED:
+            self.c.outbox.event(
+                "worker.lost", f"{job.refused} newcomers failed in a row; no more are tried for now", job
+            )
+
+    def _on_WorkerLeft(self, job: LiveJob, event: ev.WorkerLeft) -> None:
+        worker = job.workers.get(event.worker)
+        if worker is not None:
+            self._leaving(worker)
+
+    def _on_StragglerFound(self, job: LiveJob, event: ev.StragglerFound) -> None:
+        text = f"worker {event.worker} computes at {event.relative_speed:.0%} of the others' speed"
+        self.c.outbox.event("worker.straggler", text, job, worker=event.worker, relative=event.relative_speed)
+
+    def _on_Checkpointed(self, job: LiveJob, event: ev.Checkpointed) -> None:
+        job.checkpoint_s = self.c.now_s()
+        self.c.outbox.event("job.checkpoint", f"saved at step {event.step}", job, step=event.step)
+
+    def _on_JobPaused(self, job: LiveJob, event: ev.JobPaused) -> None:
+        job.checkpoint_s = self.c.now_s()
+        self.c.outbox.event("job.checkpoint", f"saved at step {event.step} and left", job, step=event.step)
+
+    def _on_JobStranded(self, job: LiveJob, event: ev.JobStranded) -> None:
+        if job.ending is not None or job.life.state in (JobState.STOPPING, JobState.PAUSED):
+            return
+        if job.life.restarts < job.spec["max_restarts"] and may(job.life, Verb.RESTART):
+            begin = "its last checkpoint" if event.checkpoint else "the beginning"
+            self.advance(job, Verb.RESTART, f"all its workers were lost; it goes on from {begin}")
+        else:
+            job.ending = f"all its workers were lost: {event.why}"
+
+    def _on_JobFinished(self, job: LiveJob, event: ev.JobFinished) -> None:
+        job.ending = DONE
+        job.progress.step = event.step
+
+    def _on_JobFailed(self, job: LiveJob, event: ev.JobFailed) -> None:
+        if job.life.state is JobState.STOPPING or job.ending is not None:
+            return
+        job.ending = f"worker {event.worker} failed: {_last_line(event.why)}"
+        self.c.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
+
+
+def _lives(coordinator: Any, worker_id: str) -> bool:
+    view = coordinator.workers.get(worker_id)
+    return view is None or (view.alive and not view.stopping)
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip()[:500] if lines else "it did not say why"
