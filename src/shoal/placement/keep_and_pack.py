@@ -224,7 +224,7 @@ class KeepAndPack:
         near = -1
         if request.held:
             near = int(self._racks[max(request.held, key=lambda n: (request.held[n], -n))])
-        nodes, gpus = pack.choose(
+        chosen = pack.choose(
             self._free,
             self._types,
             request.gpu_type,
@@ -233,7 +233,7 @@ class KeepAndPack:
             self._domains,
             near,
         )
-        for node, take in zip(nodes.tolist(), gpus.tolist()):
+        for node, take in chosen.tolist():
             self._give(request.held, node, take)
 
     def _regroup(self, request: _Request) -> None:

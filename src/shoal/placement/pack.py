@@ -57,7 +57,10 @@ def _nodes_needed(histogram: IntArray, need: int) -> int:
 @njit(cache=True)
 def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int, int]:
     """(zone, nodes needed) of the zone that holds `need` on fewest nodes; of equals, the fullest one."""
-    zones, largest = zone_of_node.max() + 1, avail.max()
+    zones = largest = 0
+    for node in range(len(avail)):
+        zones = max(zones, zone_of_node[node] + 1)
+        largest = max(largest, avail[node])
     histogram = np.zeros((zones, largest + 1), np.int32)
     total = np.zeros(zones, np.int64)
     for node in range(len(avail)):
@@ -75,14 +78,21 @@ def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int,
 
 @njit(cache=True)
 def narrow(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
-    """`avail` within the rack, else the domain, that needs no more nodes than the whole cluster would."""
+    """A copy of `avail` within the rack, else the domain, that needs no more nodes than the cluster would."""
     everywhere = np.zeros(len(avail), np.int32)
     _, fewest = _best_zone(avail, need, everywhere)
-    for zone_of_node in (rack_of_node, domain_of_node):
-        zone, nodes = _best_zone(avail, need, zone_of_node)
-        if zone >= 0 and nodes == fewest:
-            return np.where(zone_of_node == zone, avail, 0).astype(np.int32)
-    return avail
+    zone_of_node = rack_of_node
+    zone, nodes = _best_zone(avail, need, rack_of_node)
+    if zone < 0 or nodes != fewest:
+        zone_of_node = domain_of_node
+        zone, nodes = _best_zone(avail, need, domain_of_node)
+    if zone < 0 or nodes != fewest:
+        zone_of_node, zone = everywhere, 0
+    inside = np.zeros(len(avail), np.int32)
+    for node in range(len(avail)):
+        if zone_of_node[node] == zone:
+            inside[node] = avail[node]
+    return inside
 
 
 @njit(cache=True)
@@ -92,18 +102,28 @@ def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: Int
     Whole largest nodes first, the rest where it fits best. Takes all there is when that is below `need`.
     """
     taken = np.zeros(len(avail), np.int32)
-    avail = narrow(avail, need, rack_of_node, domain_of_node).copy()
+    avail = narrow(avail, need, rack_of_node, domain_of_node)
     while need > 0:
         node = best_node(avail, need, rack_of_node, -1)
         if node < 0:
-            node = int(np.argmax(avail))
-            if avail[node] == 0:
+            node = _largest(avail, need)
+            if node < 0:
                 break
         take = min(need, avail[node])
         taken[node] = take
         avail[node] = 0
         need -= take
     return taken
+
+
+@njit(cache=True)
+def _largest(avail: IntArray, most: int) -> int:
+    """The node with most available, but not above `most`; -1 if there is none."""
+    best = -1
+    for node in range(len(avail)):
+        if 0 < avail[node] <= most and (best < 0 or avail[node] > avail[best]):
+            best = node
+    return best
 
 
 @njit(cache=True)
@@ -115,15 +135,25 @@ def choose(
     rack_of_node: IntArray,
     domain_of_node: IntArray,
     near_rack: int,
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(nodes, GPUs of each) for `need` more GPUs: one node if one holds them, else as few as possible."""
+) -> IntArray:
+    """Rows (node, GPUs) for `need` more GPUs: one node if one holds them, else as few as possible."""
     avail = available(free, type_of_node, gpu_type)
     node = best_node(avail, need, rack_of_node, near_rack)
     if node >= 0:
-        return np.array([node]), np.array([need])
+        one = np.empty((1, 2), np.int32)
+        one[0, 0], one[0, 1] = node, need
+        return one
     taken = span(avail, need, rack_of_node, domain_of_node)
-    nodes = np.flatnonzero(taken)
-    return nodes, taken[nodes].astype(np.int64)
+    count = 0
+    for gpus in taken:
+        count += gpus > 0
+    chosen = np.empty((count, 2), np.int32)
+    count = 0
+    for node in range(len(taken)):
+        if taken[node] > 0:
+            chosen[count, 0], chosen[count, 1] = node, taken[node]
+            count += 1
+    return chosen
 
 
 @njit(cache=True)
@@ -131,17 +161,17 @@ def whole_nodes(
     avail: IntArray, size: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray
 ) -> IntArray:
     """Idle nodes taken whole, largest first, for as much of `need` as they hold without remainder."""
-    idle = np.where(avail == size, avail, 0).astype(np.int32)
-    idle = narrow(idle, need, rack_of_node, domain_of_node).copy()
+    idle = np.zeros(len(avail), np.int32)
+    for node in range(len(avail)):
+        if avail[node] == size[node]:
+            idle[node] = avail[node]
+    idle = narrow(idle, need, rack_of_node, domain_of_node)
     taken = np.zeros(len(avail), np.int32)
     while need > 0:
-        best = -1
-        for node in range(len(idle)):
-            if 0 < idle[node] <= need and (best < 0 or idle[node] > idle[best]):
-                best = node
-        if best < 0:
+        node = _largest(idle, need)
+        if node < 0:
             break
-        taken[best] = idle[best]
-        need -= idle[best]
-        idle[best] = 0
+        taken[node] = idle[node]
+        need -= idle[node]
+        idle[node] = 0
     return taken
