@@ -14,17 +14,24 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.job import GpuRange, Job
+from shoal.core.ledger import Ledger
 from shoal.core.profile import Profile
 from shoal.core.view import View
 from shoal.policies.base import Supply
 from shoal.policies.registry import make_policy
+from shoal.sim.engine import Simulation
+from shoal.sim.importers.convert import Wishes, convert
+from shoal.sim.importers.philly_csv import read_philly_csv
+from shoal.sim.inputs import read_jobs, read_profiles
 
 LINEAR = Profile.of("linear", {g: g**-0.9 for g in (1, 2, 4, 8, 16)})
 MIXED = Profile.from_rows(
@@ -82,12 +89,154 @@ def _spread(times: list[float]) -> dict[str, float]:
     return {"median": round(float(np.median(times)), 3), "worst": round(max(times), 3)}
 
 
+# -- a hundred users -------------------------------------------------------------------------------
+
+
+def scale(policy: str, jobs: int, options: dict[str, str]) -> dict[str, Any]:
+    """A cluster of 1,000 GPUs under a load of 90 %, 100 users: what a job costs should not grow with jobs."""
+    rng = np.random.default_rng(1)
+    users = tuple(User(f"u{k}", float(rng.integers(1, 4))) for k in range(100))
+    sizes = rng.choice([1, 2, 4, 8, 16], jobs, p=[0.6, 0.15, 0.15, 0.07, 0.03])
+    work_s = np.minimum(rng.lognormal(7.5, 1.6, jobs), 3 * 86400)
+    rate = 0.9 * 1000 / float((sizes * work_s).mean())
+    at_s = np.cumsum(rng.exponential(1 / rate, jobs))
+    owner = rng.zipf(1.5, jobs) % 100
+    trace = [
+        Job(
+            f"j{i}",
+            float(at_s[i]),
+            GpuRange(1, 16) if policy != "gandiva-fair" else GpuRange(int(g), int(g)),
+            int(g),
+            user=f"u{owner[i]}",
+            model="linear",
+            iterations=float(work_s[i] * LINEAR.curve("gpu").speed[g]),
+        )
+        for i, g in enumerate(sizes.tolist())
+    ]
+    result = simulate(trace, {"linear": LINEAR}, Cluster.pool(1000, users=users), policy, options)
+    result["us_per_decision"] = 1e6 * result["wall_s"] / result["decisions"]
+    return {"jobs": jobs, "options": options, **result}
+
+
+# -- the Philly trace ------------------------------------------------------------------------------
+
+
+def simulate(
+    jobs: Sequence[Job],
+    profiles: dict[str, Profile],
+    cluster: Cluster,
+    policy: str,
+    options: dict[str, str] | None = None,
+) -> dict[str, Any]:
+    """One run: average JCT, and how far users were from what they were entitled to."""
+    simulation = Simulation(jobs, profiles, cluster, make_policy(policy, options), timeline=False)
+    began = time.perf_counter()
+    record = simulation.run()
+    wall_s = time.perf_counter() - began
+    ledger = simulation.ledger
+    assert ledger is not None
+    jct = record.finish_s - np.array([job.submit_s for job in jobs])
+    return {
+        "policy": policy,
+        "options": options or {},
+        "finished": int(np.isfinite(jct).sum()),
+        "avg_jct_min": float(np.nanmean(jct) / 60),
+        "p50_jct_min": float(np.nanmedian(jct) / 60),
+        "changes_per_job": float(record.changes.mean()),
+        "largest_deviation_pct": 100 * ledger.worst_deviation(),
+        "largest_deviation_in_a_day_pct": 100 * ledger.worst_deviation(window_s=86400),
+        "mean_shortfall_in_a_day_pct": 100 * shortfall(ledger),
+        "decisions": record.decisions,
+        "wall_s": wall_s,
+    }
+
+
+def shortfall(ledger: Ledger, window_s: float = 86400.0) -> float:
+    """Of all GPU time users were entitled to, day by day, the part that they did not get."""
+    series = ledger.over_time()
+    times = np.array(series["time_s"])
+    step = max(round(window_s / (times[1] - times[0])), 1)
+    lost = total = 0.0
+    for user in ledger.users:
+        due, had = (np.array(series["gpus"][user][c]) for c in ("entitled", "received"))
+        edges = np.arange(0, len(times), step)
+        due, had = np.add.reduceat(due, edges), np.add.reduceat(had, edges)
+        lost += float(np.maximum(due - had, 0).sum())
+        total += float(due.sum())
+    return lost / total if total else 0.0
+
+
+POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
+    ("afs-p", {}),
+    # Two months in quanta of a minute take minutes to simulate; ten of them change little over months.
+    ("gandiva-fair", {"quantum_s": "600"}),
+    ("fair-afs", {}),
+    ("fair-afs", {"inside": "afs-l"}),
+)
+
+
+def compare(jobs: Sequence[Job], profiles: dict[str, Profile], cluster: Cluster) -> list[dict[str, Any]]:
+    rows = [simulate(jobs, profiles, cluster, policy, options) for policy, options in POLICIES]
+    for row in rows:
+        row["jct_to_afs_p"] = row["avg_jct_min"] / rows[0]["avg_jct_min"]
+    return rows
+
+
+def philly(data: Path, seed: int = 0) -> dict[str, Any]:
+    """Users by seed in three clusters of 64 GPUs, and by virtual cluster in seven of them put together."""
+    profiles = read_profiles(data / "afs" / "profiles.csv")
+    out: dict[str, Any] = {}
+    rng = np.random.default_rng(seed)
+    for name in ("2869ce", "ed69ec", "103959"):
+        cluster = Cluster.pool(64, users=[User(f"u{k}") for k in range(8)])
+        jobs = read_jobs(data / "afs" / f"jobs-{name}.csv", profiles, cluster.with_users([User("default")]))
+        owned = [replace(job, user=f"u{rng.integers(8)}") for job in jobs]
+        out[f"{name}, 64 GPUs, 8 users by seed"] = compare(owned, profiles, cluster)
+        print(f"{name} done", file=sys.stderr)
+    clusters = ("0e4a51", "103959", "2869ce", "7f04ca", "e13805", "ed69ec", "ee9e8c")
+    table = convert(read_philly_csv(data / "philly" / "philly.csv"), profiles, Wishes(vcs=clusters)).jobs
+    jobs = [
+        Job(
+            f"j{i}",
+            row["submit_s"],
+            GpuRange(1, profiles[row["model"]].curve("gpu").max_gpus),
+            row["requested_gpus"],
+            user=row["user"],
+            model=row["model"],
+            iterations=row["iterations"],
+        )
+        for i, row in enumerate(table.iter_rows(named=True))
+    ]
+    for gpus in (128, 256):
+        whole = Cluster.pool(gpus, users=[User(name) for name in clusters])
+        out[f"7 virtual clusters as users, {gpus} GPUs"] = compare(jobs, profiles, whole)
+    return out
+
+
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=["quantum"])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("parts", nargs="*", default=["quantum", "scale", "philly"])
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=default, help="where the Philly trace is")
     args = parser.parse_args(argv)
+    fast = {"quantum_s": "600"}
     parts: dict[str, Callable[[], Any]] = {
-        "quantum": lambda: [quantum("gandiva-fair", k) for k in ("pool", "nodes", "mixed")],
+        "quantum": lambda: [
+            quantum(policy, kind)
+            for policy in ("gandiva-fair", "fair-afs")
+            for kind in ("pool", "nodes", "mixed")
+        ],
+        "scale": lambda: [
+            scale(policy, jobs, options)
+            for policy, options in (
+                ("afs-p", {}),
+                ("gandiva-fair", {}),
+                ("gandiva-fair", fast),
+                ("fair-afs", {}),
+            )
+            for jobs in (10_000, 100_000)
+        ],
+        "philly": lambda: philly(args.data),
     }
     print(json.dumps({part: parts[part]() for part in args.parts}, indent=1))
 

@@ -101,6 +101,11 @@ class Accounts:
         """Charge jobs and users for the time since the last booking."""
         span_s = max(now_s - self.since_s, 0.0)
         charge(lag, gpus, rate, user, span_s, self.lag, self.gpus.sum(axis=1), self.rate)
+        self.book_users(now_s)
+
+    def book_users(self, now_s: float) -> None:
+        """Charge users only, for the time since the last booking."""
+        span_s = max(now_s - self.since_s, 0.0)
         # Parts of what was given out: GPUs that fell idle, as gangs did not fit, are owed by nobody.
         given = self.gpus.sum(axis=0) / np.maximum(self.part.sum(axis=0), 1e-12)
         self.beyond += np.where(self.part > 0, self.gpus - self.part * given, 0.0) * span_s
@@ -137,7 +142,8 @@ class Accounts:
         self.lag = np.where(present, np.bincount(user, weights=lag, minlength=users), kept)
         self.rate = np.bincount(user, weights=rate, minlength=users).astype(np.float64)
         cell = user * types + np.maximum(gpu_type, 0)
-        self.gpus = np.bincount(cell, weights=gpus, minlength=users * types).reshape(users, types) * 1.0
+        had = np.bincount(cell, weights=gpus, minlength=users * types)
+        self.gpus = had.reshape(users, types).astype(np.float64)
 
     def state(self) -> dict[str, Any]:
         return {
