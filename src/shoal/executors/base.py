@@ -83,5 +83,11 @@ class Executor(Protocol):
     def wake(self, worker: str) -> None:
         """Let a suspended worker go on."""
 
+    def warm_up(self) -> None:
+        """Get ready to start warm workers, if that is possible; called when the first live job arrives."""
+
+    def close(self) -> None:
+        """The control plane ends; workers run on."""
+
     def adopt(self, worker: str, directory: Path) -> None:
         """Take over a worker that an earlier control plane started. If it has ended, `on_exit` tells how."""

@@ -24,9 +24,12 @@ from typing import Any
 from shoal.executors import shim
 from shoal.executors.base import Exit, NodeInfo, WorkerSpec
 from shoal.executors.gpus import find_gpus, type_word
+from shoal.executors.warm import Warmer, may_be_warm
 
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
 VIRTUAL_TYPE = "virtual"
+PATIENCE_S = 30.0
+"""How long a worker waits for the warm process before it starts cold."""
 MARK = "SHOAL_MARK"
 #: What of the control plane's own environment a worker gets; all else is the job's to give.
 PASSED_ON = (
@@ -60,6 +63,8 @@ class LocalExecutor:
         self.why_virtual = ""
         self._log_file_bytes, self._log_files = log_file_bytes, log_files
         self._kept: dict[str, _Kept] = {}
+        self._warmer: Warmer | None = None
+        self._delayed: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         self._nodes = self._find_nodes(virtual_gpus)
 
@@ -90,6 +95,21 @@ class LocalExecutor:
     # Starting and stopping
 
     def start(self, worker: WorkerSpec) -> None:
+        if worker.warm and self._warmer is not None and self._warmer.warming:
+            # Its imports are done soon, and sooner than all the workers of a job could do their own.
+            task = asyncio.get_running_loop().create_task(self._start_when_warm(worker, self._warmer))
+            self._delayed[worker.worker] = task
+            return
+        self._start_now(worker)
+
+    async def _start_when_warm(self, worker: WorkerSpec, warmer: Warmer) -> None:
+        deadline = asyncio.get_running_loop().time() + PATIENCE_S
+        while warmer.warming and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        if self._delayed.pop(worker.worker, None) is not None:
+            self._start_now(worker)
+
+    def _start_now(self, worker: WorkerSpec) -> None:
         try:
             self._start(worker)
         except OSError as error:
@@ -118,6 +138,8 @@ class LocalExecutor:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(given, json.dumps(spec).encode())
             os.lseek(given, 0, os.SEEK_SET)
+            if self._start_warm(worker, spec["env"], given, lock):
+                return
             child = subprocess.Popen(
                 [sys.executable, "-I", "-S", shim.__file__, str(directory), str(lock)],
                 stdin=given,
@@ -133,6 +155,27 @@ class LocalExecutor:
             os.close(lock)
         self._keep(worker.worker, directory, os.pidfd_open(child.pid), child)
 
+    def warm_up(self) -> None:
+        """Have a process ready that has done the imports of a training script."""
+        if self._warmer is None:
+            self._warmer = Warmer()
+
+    def _start_warm(self, worker: WorkerSpec, env: dict[str, str], given: int, lock: int) -> bool:
+        if self._warmer is None or not worker.warm or not may_be_warm(worker.command, env):
+            return False
+        pid = self._warmer.start(str(worker.directory), given, lock)
+        if pid is None:
+            os.lseek(given, 0, os.SEEK_SET)
+            return False
+        self._keep(worker.worker, worker.directory, os.pidfd_open(pid), None)
+        return True
+
+    def close(self) -> None:
+        """Workers run on."""
+        if self._warmer is not None:
+            self._warmer.close()
+            self._warmer = None
+
     def _env(self, worker: WorkerSpec) -> dict[str, str]:
         node = next(n for n in self._nodes if n.name == worker.node)
         env = {k: os.environ[k] for k in PASSED_ON if k in os.environ} | {"PYTHONUNBUFFERED": "1"}
@@ -144,6 +187,10 @@ class LocalExecutor:
         return env | worker.env
 
     def stop(self, worker: str, *, kill: bool = False) -> None:
+        if self._delayed.pop(worker, None) is not None:
+            exit_ = Exit(worker, None, None, "it was ended before it began", began=False, told=True)
+            asyncio.get_running_loop().call_soon(self._tell, exit_)
+            return
         self._signal(worker, signal.SIGQUIT if kill else signal.SIGTERM)
 
     def suspend(self, worker: str) -> None:

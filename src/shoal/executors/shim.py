@@ -205,17 +205,20 @@ class Keeper:
             preexec_fn=prepare,
         )
         os.close(write)
+        self.say_started(self.child.pid)
+        return read
+
+    def say_started(self, pid):
         write_json(
             os.path.join(self.directory, "started"),
             {
-                "pid": self.child.pid,
-                "start_time": start_time(self.child.pid),
+                "pid": pid,
+                "start_time": start_time(pid),
                 "keeper_pid": os.getpid(),
                 "keeper_start_time": start_time(os.getpid()),
                 "at_s": time.time(),
             },
         )
-        return read
 
     def could_not(self, error):
         missing = isinstance(error, FileNotFoundError)

@@ -269,7 +269,7 @@ class Elastic(CrewBase):
             self.c.outbox.worker(worker.id, state=READY)
 
     def _on_GenerationCommitted(self, job: LiveJob, event: ev.GenerationCommitted) -> None:
-        before = sum(w.state == ACTIVE for w in job.workers.values())
+        before, job.size = job.size, len(event.members)
         for rank, worker_id in enumerate(event.members):
             worker = job.workers.get(worker_id)
             if worker is not None:

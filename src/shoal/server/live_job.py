@@ -79,6 +79,8 @@ class LiveJob:
     ending: str | None = None
     #: A worker of this attempt ended because it was told to, so that the attempt ends without a result.
     told: bool = False
+    #: Workers of the last generation that was committed.
+    size: int = 0
     #: Newcomers that failed in a row; too many, and no more are tried until the target changes.
     refused: int = 0
 
@@ -131,7 +133,7 @@ class LiveJob:
         }
 
     def _memory(self) -> dict[str, Any]:
-        return {"next_worker": self.next_worker, "ending": self.ending, "told": self.told}
+        return {"next_worker": self.next_worker, "ending": self.ending, "told": self.told, "size": self.size}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> LiveJob:
@@ -150,7 +152,7 @@ class LiveJob:
             restarts=row["restarts"],
         )
         kept = dict(row["progress"])
-        memory = {k: kept.pop(k) for k in ("next_worker", "ending", "told") if k in kept}
+        memory = {k: kept.pop(k) for k in ("next_worker", "ending", "told", "size") if k in kept}
         return cls(
             id=row["id"],
             name=row["name"],

@@ -202,6 +202,7 @@ class Control:
             jobs = "jobs were stopped" if self.stop_jobs else "jobs run on"
             change.event("server.stopped", f"ended as asked; {jobs}")
         self.hub.close()
+        self.executor.close()
         self.store.close()
         self.home.release()
 
@@ -234,6 +235,7 @@ async def serve(options: Options) -> None:
         await asyncio.sleep(0.01)
     control.home.announce(control.server.address, __version__)
     log.info("listening at %s", control.server.address)
+    control.executor.warm_up()
     await asyncio.wait([task, asyncio.create_task(control.done.wait())], return_when=asyncio.FIRST_COMPLETED)
     await control.close()
     server.should_exit = True
