@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ Examples:
   shoal sim compare --sample
   shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies fifo,afs-l,afs-p --report out.html
   shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies afs-p --costs none,restart,concurrent
+  shoal sim compare --sample --policies afs-l,optimus --knowledge true,learned,wrong:0.2,wrong:0.5
 """
 
 
@@ -37,6 +39,9 @@ def compare(
     restart_s: so.RestartS = 30.0,
     prepare_s: so.PrepareS = 5.0,
     pause_s: so.PauseS = 0.1,
+    knowledge: Annotated[
+        str, typer.Option(help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE.")
+    ] = "true",
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
@@ -51,13 +56,13 @@ def compare(
     so.check_output(output)
     from shoal.cli.out import print_json, say
 
-    names = [name.strip() for name in policies.split(",") if name.strip()]
+    names = _words(policies)
     setups = []
-    for kind in [k.strip() for k in costs.split(",") if k.strip()]:
+    for kind, known in itertools.product(_words(costs), _words(knowledge)):
         setup = so.setup(
             names[0] if names else "", jobs, profiles, gpus, cluster, sample,
             option=option, seed=seed, costs=kind, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
-            whole_seconds=whole_seconds, interpolate=interpolate,
+            knowledge=known, whole_seconds=whole_seconds, interpolate=interpolate,
         )  # fmt: skip
         setups += [replace(setup, policy=name, options=_options_of(name, setup.options)) for name in names]
     _check_options(names, so.parse_options(option or []))
@@ -81,6 +86,10 @@ def compare(
 
 
 compare.__doc__ = f"{compare.__doc__}\n\n{EXAMPLES}"
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def _fields(policy: str) -> set[str]:
@@ -147,9 +156,16 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
 
 
 def label_all(setups: list[Any]) -> list[str]:
-    """The policy's name, and its costs where they differ between runs."""
-    kinds = {s.costs.kind for s in setups}
-    return [s.policy if len(kinds) == 1 else f"{s.policy} / {s.costs.kind}" for s in setups]
+    """The policy's name, and its costs and knowledge where they differ between runs."""
+    costs_differ = len({s.costs.kind for s in setups}) > 1
+    knowledge_differs = len({str(s.knowledge) for s in setups}) > 1
+    labels = []
+    for s in setups:
+        parts = [s.policy]
+        parts += [s.costs.kind] if costs_differ else []
+        parts += [str(s.knowledge)] if knowledge_differs else []
+        labels.append(" / ".join(parts))
+    return labels
 
 
 def _drain(queue: Any, watch: Any) -> None:
@@ -170,6 +186,7 @@ def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -
     result = run(setup, progress)
     queue.put((label, result.record.end_s, result.summary["finished"]))
     summary = {"label": label, **result.summary, "costs": setup.costs.kind, "seed": setup.seed}
+    summary["knowledge"] = str(setup.knowledge)
     out: dict[str, Any] = {"summary": summary}
     if with_series:
         from shoal.sim.report.series import series_of

@@ -26,6 +26,12 @@ PrepareS = Annotated[
     float, typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent.")
 ]
 PauseS = Annotated[float, typer.Option("--pause-s", help="Seconds of standstill, with --costs concurrent.")]
+KnowledgeWord = Annotated[
+    str,
+    typer.Option(
+        "--knowledge", help="What the scheduler knows of speeds: true, wrong:ERROR or learned:NOISE."
+    ),
+]
 WholeSeconds = Annotated[
     bool,
     typer.Option("--whole-seconds", help="Round event times up to whole seconds, as AFS' simulator does."),
@@ -49,6 +55,7 @@ def setup(
 ) -> Any:
     """A `Setup` from the words of the command line."""
     from shoal.core.errors import ShoalError
+    from shoal.sim.beliefs import Knowledge
     from shoal.sim.costs import Costs
     from shoal.sim.runner import Setup
     from shoal.sim.samples import sample_path
@@ -81,6 +88,7 @@ def setup(
         cluster=cluster,
         options=options,
         costs=costs,
+        knowledge=Knowledge.parse(rest.pop("knowledge")),
         interpolation=interpolation,
         **rest,
     )

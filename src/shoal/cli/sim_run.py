@@ -29,6 +29,7 @@ def run(
     restart_s: so.RestartS = 30.0,
     prepare_s: so.PrepareS = 5.0,
     pause_s: so.PauseS = 0.1,
+    knowledge: so.KnowledgeWord = "true",
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     per_job: Annotated[
@@ -46,7 +47,7 @@ def run(
 
     setup = so.setup(
         policy, jobs, profiles, gpus, cluster, sample,
-        option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
+        option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s, knowledge=knowledge,
         whole_seconds=whole_seconds, interpolate=interpolate,
     )  # fmt: skip
     inputs = load(setup)

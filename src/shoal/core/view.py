@@ -7,6 +7,9 @@ they are slices of the storage and are replaced when rows come or go, so do not 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from types import SimpleNamespace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -134,6 +137,9 @@ class View:
         self._floats: FloatArray = np.zeros((len(_FLOATS), 64))
         self._ints: IntArray = np.zeros((len(_INTS) + 2 * types, 64), np.int32)
         self._cut: list[str] = []
+        self._order: list[int] = []
+        self.cells = SimpleNamespace()
+        self._lay_cells()
         self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, IntArray, int]] = {}
 
     def __len__(self) -> int:
@@ -179,28 +185,38 @@ class View:
         self._ids = double(self._ids)  # type: ignore[assignment]
         self._floats = double(self._floats)  # type: ignore[assignment]
         self._ints = double(self._ints)  # type: ignore[assignment]
+        self._slice()
+        self._lay_cells()
+
+    def _lay_cells(self) -> None:
+        """`cells.<column>[row]` reaches one cell without cutting the column first; for work on few rows."""
+        for i, name in enumerate(_FLOATS):
+            setattr(self.cells, name, self._floats[i])
+        for i, name in enumerate(_INTS):
+            setattr(self.cells, name, self._ints[i])
 
     def row(self, job_id: int) -> int:
         """The row of an active job; KeyError if there is none."""
-        row = int(np.searchsorted(self.job_ids, job_id))
-        if row == self.n or self.job_ids[row] != job_id:
+        row = bisect_left(self._order, job_id)
+        if row == self.n or self._order[row] != job_id:
             raise KeyError(job_id)
         return row
 
     def __contains__(self, job_id: int) -> bool:
-        row = int(np.searchsorted(self.job_ids, job_id))
-        return row < self.n and bool(self.job_ids[row] == job_id)
+        row = bisect_left(self._order, job_id)
+        return row < self.n and self._order[row] == job_id
 
     def add(self, job_id: int, job: Job, profile: Profile, user: int, now_s: float) -> int:
         """Append a job that has just been submitted; its id must be above all before it."""
         n = self.n
-        if n and job_id <= self.job_ids[-1]:
-            raise ValueError(f"job ids must ascend: {job_id} after {int(self.job_ids[-1])}")
+        if n and job_id <= self._order[-1]:
+            raise ValueError(f"job ids must ascend: {job_id} after {self._order[-1]}")
         if n == len(self._ids):
             self._grow()
         self.n = n + 1
         self._slice()
         self._ids[n] = job_id
+        self._order.append(job_id)
         work = np.nan if job.iterations is None else job.iterations
         never = np.inf
         # In the order of _FLOATS and _INTS.
@@ -242,6 +258,7 @@ class View:
     def remove(self, job_id: int) -> None:
         """Close up over the row of a job that has left."""
         row, n = self.row(job_id), self.n
+        del self._order[row]
         self._ids[row : n - 1] = self._ids[row + 1 : n]
         self._floats[:, row : n - 1] = self._floats[:, row + 1 : n]
         self._ints[:, row : n - 1] = self._ints[:, row + 1 : n]
@@ -279,7 +296,8 @@ class View:
         n = self.n
         if n == len(self._ids):
             self._grow()
-        row = int(np.searchsorted(self.job_ids, job_id))
+        row = bisect_left(self._order, job_id)
+        self._order.insert(row, job_id)
         self._ids[row + 1 : n + 1] = self._ids[row:n].copy()
         self._floats[:, row + 1 : n + 1] = self._floats[:, row:n].copy()
         self._ints[:, row + 1 : n + 1] = self._ints[:, row:n].copy()

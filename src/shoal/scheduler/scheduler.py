@@ -140,8 +140,8 @@ class Scheduler:
         self, row: int, gpus: int, gpu_type: int, servers: int, moved: dict[int, Placement], now_s: float
     ) -> Reconfigure:
         """Set a row's share and all that goes with it, and say so in a command."""
-        view = self.view
-        job_id, old = int(view.job_ids[row]), int(view.gpus[row])
+        view = self.view.cells
+        job_id, old = int(self.view.job_ids[row]), int(view.gpus[row])
         generation = int(view.generation[row]) + 1
         if servers < 0:
             servers = gpus if view.is_ps[row] else 0
@@ -294,8 +294,7 @@ class Scheduler:
 
     def observe(self, job_id: int, remaining: float, rate: float, at_s: float) -> None:
         """How far a job is and how fast it goes from `at_s` on: progress is settled only when told."""
-        view = self.view
-        row = view.row(job_id)
+        row, view = self.view.row(job_id), self.view.cells
         view.remaining[row] = remaining
         view.rate[row] = rate
         view.settled_s[row] = at_s

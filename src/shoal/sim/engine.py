@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from shoal.core.cluster import Cluster
-from shoal.core.events import Event, Finished, Submitted, Timer
+from shoal.core.events import Event, Finished, Measured, Submitted, Timer
 from shoal.core.job import Job
 from shoal.core.ledger import Ledger
 from shoal.core.plan import Placement, Reconfigure
@@ -21,10 +21,11 @@ from shoal.core.profile import Profile
 from shoal.placement.base import Placer
 from shoal.policies.base import Policy
 from shoal.scheduler.scheduler import Scheduler
+from shoal.sim.beliefs import Knowledge, beliefs_for
 from shoal.sim.costs import Costs
 from shoal.sim.record import Record
 
-_FINISH, _SWITCH = 0, 1
+_FINISH, _SWITCH, _MEASURE = 0, 1, 2
 _INF = math.inf
 
 #: A share and where it is: (GPUs, type, placement).
@@ -46,12 +47,17 @@ class Simulation:
         *,
         placer: Placer | None = None,
         costs: Costs | None = None,
+        knowledge: Knowledge | None = None,
         whole_seconds: bool = False,
         timeline: bool = True,
+        seed: int = 0,
     ) -> None:
         self.jobs = tuple(jobs)
         self.profiles = [profiles[job.model] for job in self.jobs]
         self.cluster = cluster
+        self.beliefs = beliefs_for(
+            knowledge or Knowledge(), self.jobs, self.profiles, cluster, np.random.default_rng(seed)
+        )
         self.scheduler = Scheduler(cluster, policy, placer)
         self.costs = costs or Costs()
         self.whole_seconds = whole_seconds
@@ -117,10 +123,12 @@ class Simulation:
                     self._finish(j, now)
                     events.append(Finished(j))
                     done += 1
-                else:
+                elif kind == _SWITCH:
                     self._switch(j, now)
+                else:
+                    events += self._measure(j)
             while arrived < total and submit_s[arrived] <= now:
-                events.append(Submitted(arrived, jobs[arrived], self.profiles[arrived]))
+                events.append(Submitted(arrived, jobs[arrived], self.beliefs.profile(arrived)))
                 arrived += 1
             if not events:
                 if wake_s > now:
@@ -182,7 +190,7 @@ class Simulation:
         if verb == "pause":
             self._gpus[j], self._rate[j] = 0, 0.0
             self._waiting_from[j] = now
-            self.scheduler.observe(j, self._left[j], 0.0, now)
+            self._observe(j, 0.0, now)
             return
         if verb == "start":
             record.first_start_s[j] = now
@@ -221,7 +229,7 @@ class Simulation:
                 self._push(end, _FINISH, j)
             else:
                 self._push(at, _SWITCH, j)
-            self.scheduler.observe(j, self._left[j], self._rate[j], self._since[j])
+            self._observe(j, self._rate[j], self._since[j])
 
     def _switch(self, j: int, now: float) -> None:
         """The newcomers of a job are ready: it goes on at its new share after a short pause."""
@@ -235,9 +243,21 @@ class Simulation:
         """From `at_s` on the job trains with this share."""
         rate = self._speed(j, spot)
         self._gpus[j], self._spot[j], self._rate[j], self._since[j] = spot[0], spot, rate, at_s
-        left = self._left[j]
-        self.scheduler.observe(j, left, rate, at_s)
-        self._push(at_s + left / rate if rate > 0 else _INF, _FINISH, j)
+        self._observe(j, rate, at_s)
+        self._push(at_s + self._left[j] / rate if rate > 0 else _INF, _FINISH, j)
+        if self.beliefs.measure_after_s is not None:
+            self._push(at_s + self.beliefs.measure_after_s, _MEASURE, j)
+
+    def _observe(self, j: int, rate: float, at_s: float) -> None:
+        self.scheduler.observe(j, self.beliefs.remaining(j, self._left[j]), rate, at_s)
+
+    def _measure(self, j: int) -> list[Event]:
+        """A job has trained a while at its share: its step time is measured, and beliefs follow."""
+        gpus, gpu_type, placement = self._spot[j]
+        if self._rate[j] <= 0:
+            return []
+        believed = self.beliefs.measure(j, gpus, len(placement), gpu_type, self._rate[j])
+        return [] if believed is None else [Measured(j, believed)]
 
     def _settle(self, j: int, now: float) -> None:
         since = self._since[j]
@@ -258,8 +278,8 @@ class Simulation:
         return table[gpus]
 
     def _finish(self, j: int, now: float) -> None:
-        record, view = self.record, self.scheduler.view
-        row = view.row(j)
+        record, view = self.record, self.scheduler.view.cells
+        row = self.scheduler.view.row(j)
         record.finish_s[j] = now
         record.gpu_s[j] = view.attained_gpu_s[row] + view.gpus[row] * (now - view.changed_s[row])
         self._version[j] += 1

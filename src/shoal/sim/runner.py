@@ -17,6 +17,7 @@ from shoal.placement.base import Placer, PoolPlacer
 from shoal.placement.keep_and_pack import KeepAndPack
 from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy
+from shoal.sim.beliefs import Knowledge
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
@@ -36,6 +37,7 @@ class Setup:
     options: dict[str, str] = field(default_factory=dict)
     seed: int = 0
     costs: Costs = field(default_factory=Costs)
+    knowledge: Knowledge = field(default_factory=Knowledge)
     whole_seconds: bool = False
     interpolation: Interpolation = "time"
     timeline: bool = True
@@ -98,6 +100,8 @@ def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = 
         policy,
         placer=placer_for(inputs.cluster, policy),
         costs=setup.costs,
+        knowledge=setup.knowledge,
+        seed=setup.seed,
         whole_seconds=setup.whole_seconds,
         timeline=setup.timeline,
     )
