@@ -139,7 +139,7 @@ def thrashing(profiles: dict[str, Profile], jobs: int, seed: int) -> dict[str, A
         for kind, costs in COSTS.items():
             result = simulate(replace(setup, costs=costs), inputs=inputs)
             record, job = result.record, result.record.jobs[0]
-            curve = progress_of(record, 0, profiles[job.model], inputs.cluster.gpu_types[0])
+            curve = progress_of(record, 0, profiles[job.model], inputs.cluster.gpu_types[0], costs)
             keep = extremes(curve.time_s, curve.done, 600)
             out["costs"][kind] = {
                 "avg_jct_s": result.summary["avg_jct_s"],

@@ -1,10 +1,8 @@
 """How far a job has come over time, from the changes of its share.
 
-The record holds shares, not progress; the speed at each share is the profile's, and the standstill of each
-reconfiguration the mean that the record has for the job. That is exact for a pool of GPUs without costs and
-with stop-and-restart. With concurrent reconfiguration a larger share counts from its command on rather than
-from the end of its preparation, and on nodes of several types the type and spread of the share are not
-known: there the curve is scaled so that it ends at 1 when the job did.
+The record holds shares, not progress. Between them a job trains at its profile's speed, and a new share
+takes effect as the cost model says. That is exact in a pool of GPUs. On nodes the type and spread of a share
+are not in the record: there the curve is scaled so that it ends at 1 when the job did.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.profile import Profile
+from shoal.sim.costs import Costs
 from shoal.sim.record import Record
 
 FloatArray = NDArray[np.float64]
@@ -41,31 +40,52 @@ def watched_job(record: Record, work: FloatArray) -> int:
     return int(first[np.argmax(work[first])])
 
 
-def progress_of(record: Record, j: int, profile: Profile, gpu_type: str) -> Curve:
+def progress_of(record: Record, j: int, profile: Profile, gpu_type: str, costs: Costs) -> Curve:
     """The progress of job `j` from its submission to its end, or to the end of the run."""
     job = record.jobs[j]
     mine = np.flatnonzero(np.asarray(record.change_job, np.int64) == j)
     times = np.asarray(record.change_s)[mine] - job.submit_s
-    gpus = np.asarray(record.change_gpus, np.int64)[mine]
     finished = bool(np.isfinite(record.finish_s[j]))
     end_s = float(record.finish_s[j] if finished else record.end_s) - job.submit_s
     kind = gpu_type if profile.knows(gpu_type) else profile.gpu_types[0]
     speed = profile.curve(kind).speed
-    still_s = standstill_s(record, j, gpus)
-    at, done, total = [0.0], [0.0], job.iterations or np.inf
-    for k, (now, share) in enumerate(zip(times.tolist(), gpus.tolist())):
-        until = times[k + 1] if k + 1 < len(times) else end_s
-        begins = min(now + (still_s if k and share else 0.0), until)
+    trained = trained_shares(times.tolist(), np.asarray(record.change_gpus)[mine].tolist(), costs, job.model)
+    at, done = [0.0], [0.0]
+    for k, (now, share) in enumerate(trained):
+        until = min(trained[k + 1][0], end_s) if k + 1 < len(trained) else end_s
         rate = float(speed[min(share, len(speed) - 1)])
-        at += [now, begins, float(until)]
-        done += [done[-1], done[-1], done[-1] + rate * float(until - begins)]
-    part = np.array(done) / total
+        at += [min(now, end_s), until]
+        done += [done[-1], done[-1] + rate * max(until - now, 0.0)]
+    part = np.array(done) / (job.iterations or np.inf)
     if finished and part[-1] > 0:
         part /= part[-1]
     return Curve(np.array(at), np.minimum(part, 1.0))
 
 
-def standstill_s(record: Record, j: int, gpus: NDArray[np.int64]) -> float:
-    """Seconds that a reconfiguration of the job took on average; its first start is free."""
-    paid = int((gpus[1:] > 0).sum())
-    return float(record.paused_s[j]) / paid if paid else 0.0
+def trained_shares(times: list[float], gpus: list[int], costs: Costs, model: str) -> list[tuple[float, int]]:
+    """(time, share that trains from then on), of a job that was given these shares at these times.
+
+    It follows the simulator's rules: the first start is free; a restart stops the job; concurrently, those
+    that stay train on while newcomers prepare, and a newer share replaces one that is not yet reached.
+    """
+    out: list[tuple[float, int]] = []
+    had, ready, growing_to = 0, np.inf, 0
+    for k, (now, share) in enumerate(zip(times, gpus)):
+        had = growing_to if ready <= now else had
+        ready = np.inf
+        goes_on = [out.pop() for _ in range(sum(at > now for at, _ in out))]  # overtaken by this change
+        if k == 0 or costs.kind == "none" or share in (0, had):
+            out.append((now, share))
+        elif costs.kind == "restart":
+            out += [(now, 0), (now + costs.restart_of(model), share)]
+        elif share < had or had == 0:
+            standstill_s = costs.pause_s + (costs.prepare_s if had == 0 else 0.0)
+            out += [(now, 0), (now + standstill_s, share)]
+        else:
+            ready, growing_to = now + costs.prepare_s, share
+            # A pause that has not ended yet ends all the same, while the newcomers prepare.
+            out += [(at, s) for at, s in goes_on if s == had and at < ready]
+            out += [(ready, 0), (ready + costs.pause_s, share)]
+            continue
+        had = share
+    return out

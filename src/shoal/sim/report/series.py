@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.ledger import COLUMNS
+from shoal.sim.costs import Costs
 from shoal.sim.record import Record
 from shoal.sim.report.grid import Buckets, Steps, bucket, count_in, width_for
 from shoal.sim.report.progress import progress_of, watched_job
@@ -50,7 +51,7 @@ def series_of(result: Result, summary: dict[str, Any]) -> dict[str, Any]:
         "over_time": over_time(record),
         "users": users(record, summary, work),
         "jobs": jobs(record, work),
-        "watched": watched(result, work, gpu_type),
+        "watched": watched(result, work, gpu_type, summary.get("costs", "none")),
         "trades": trades(summary),
     }
 
@@ -128,14 +129,14 @@ def jobs(record: Record, work: FloatArray) -> dict[str, Any]:
     }
 
 
-def watched(result: Result, work: FloatArray, gpu_type: str) -> dict[str, Any] | None:
+def watched(result: Result, work: FloatArray, gpu_type: str, kind: str) -> dict[str, Any] | None:
     """The progress of one early job: what the thrashing experiment looks at."""
     record = result.record
     if not record.jobs:
         return None
     j = watched_job(record, work)
     job = record.jobs[j]
-    curve = progress_of(record, j, result.inputs.profiles[job.model], gpu_type)
+    curve = progress_of(record, j, result.inputs.profiles[job.model], gpu_type, costs_of(record, j, kind))
     keep = extremes(curve.time_s, curve.done, 400)
     return {
         "job": job.name,
@@ -147,6 +148,13 @@ def watched(result: Result, work: FloatArray, gpu_type: str) -> dict[str, Any] |
         "time_s": short(curve.time_s[keep]),
         "done": short(curve.done[keep], 5),
     }
+
+
+def costs_of(record: Record, j: int, kind: Any) -> Costs:
+    """The cost model of a run: its kind, with the standstill that each of the job's restarts has cost."""
+    gpus = np.asarray(record.change_gpus)[np.asarray(record.change_job, np.int64) == j]
+    paid = int((gpus[1:] > 0).sum())
+    return Costs(kind, restart_s=float(record.paused_s[j]) / paid if paid else 0.0)
 
 
 def worst_deviation(summary: dict[str, Any]) -> float | None:

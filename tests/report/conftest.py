@@ -1,0 +1,40 @@
+"""Runs of the sample trace, made once for all tests of the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shoal.sim.costs import Costs
+from shoal.sim.report.series import series_of
+from shoal.sim.runner import Result, Setup, load, run
+from shoal.sim.samples import sample_path
+
+SETUP = Setup(sample_path("jobs.csv"), sample_path("profiles.csv"), "afs-p", gpus=64)
+
+
+def summary_of(result: Result, kind: str = "none"):
+    return {"label": f"{result.record.policy} / {kind}", **result.summary, "costs": kind, "seed": 0}
+
+
+@pytest.fixture(scope="session")
+def results() -> dict[str, Result]:
+    """{label: result} of fifo, and of afs-p by cost model."""
+    inputs = load(SETUP)
+    setups = {"fifo / none": replace(SETUP, policy="fifo")}
+    for kind in ("none", "restart", "concurrent"):
+        setups[f"afs-p / {kind}"] = replace(SETUP, costs=Costs(kind, restart_s=120.0))
+    return {label: run(setup, inputs=inputs) for label, setup in setups.items()}
+
+
+@pytest.fixture(scope="session")
+def series(results):
+    """The series of all these runs."""
+    return [series_of(r, summary_of(r, label.split(" / ")[1])) for label, r in results.items()]
+
+
+@pytest.fixture(scope="session")
+def mixed() -> Result:
+    """max-min on the mixed sample cluster of five users: many changes, lending and borrowing."""
+    return run(replace(SETUP, policy="max-min", gpus=None, cluster=sample_path("cluster.yaml")))

@@ -1,0 +1,182 @@
+"""The page in a real browser: it draws, answers to clicks, and stays silent on the console and the network."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from shoal.sim.report.page import render
+
+from .test_page import HARM
+
+CHROMIUM = Path("/usr/bin/chromium")
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(
+        not CHROMIUM.exists(), reason=f"NO BROWSER: {CHROMIUM} is missing, the report was not looked at"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def context():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="NO BROWSER: playwright is missing")
+    with sync_api.sync_playwright() as playwright, tempfile.TemporaryDirectory() as profile:
+        context = playwright.chromium.launch_persistent_context(
+            profile,
+            executable_path=str(CHROMIUM),
+            args=FLAGS,
+            headless=True,
+            color_scheme="light",
+            viewport={"width": 1280, "height": 900},
+        )
+        yield context
+        context.close()
+
+
+@pytest.fixture(scope="module")
+def evil_page(series, tmp_path_factory):
+    """The report of four runs, with a job, a user and a model whose names try to break out."""
+    evil = copy.deepcopy(series)
+    for one in evil:
+        jobs = one["jobs"]
+        longest = jobs["work_gpu_s"].index(max(jobs["work_gpu_s"]))
+        jobs["name"][longest] = jobs["user"][longest] = jobs["model"][longest] = HARM
+        one["users"]["names"][0] = HARM
+    path = tmp_path_factory.mktemp("report") / "out.html"
+    path.write_text(render(evil), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def opened(context, evil_page):
+    """(page, what it complained of)."""
+    page = context.new_page()
+    complaints: list[str] = []
+    page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: complaints.append(str(e)))
+    page.on("dialog", lambda d: (complaints.append(f"dialog {d.message}"), d.dismiss()))
+    page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith("file://") else None)
+    page.goto(evil_page.as_uri())
+    yield page, complaints
+    page.close()
+    assert complaints == []
+
+
+def test_everything_is_drawn(opened):
+    page, _ = opened
+    assert page.locator("#ranking-table tbody tr").count() == 4
+    for chart in ("cdf", "waiting", "changes", "progress", "users-stack", "users-detail"):
+        box = page.locator(f"#{chart} canvas").bounding_box()
+        assert box["width"] > 300, chart
+        assert box["height"] > 200, chart
+    assert page.locator("#used .lane").count() == 4
+    assert page.locator("#ledger tbody tr").count() == 5
+    assert "completes jobs soonest" in page.locator("#finding").inner_text()
+
+
+def test_a_click_on_a_heading_sorts(opened):
+    page, _ = opened
+    column = page.locator("#ranking-table tbody tr").locator("th")
+    by_jct = column.all_inner_texts()
+    assert by_jct[-1] == "fifo / none"
+    page.locator("#ranking-table thead button", has_text="Average JCT").click()
+    assert column.all_inner_texts() == by_jct[::-1]
+    assert page.locator("#ranking-table thead th[aria-sort=descending]").count() == 1
+
+
+def test_a_click_on_a_job_shows_its_share_under_each_run(opened):
+    page, _ = opened
+    page.locator("#job-search").fill("job7 ")
+    row = page.locator("#job-table tbody tr").filter(has=page.get_by_role("button", name="job7", exact=True))
+    row.get_by_role("button").click()
+    assert page.locator("#job-title").inner_text() == "job7"
+    assert row.get_attribute("aria-selected") == "true"
+    lanes = page.locator("#job-lanes .lane")
+    assert lanes.count() == 4
+    assert all(
+        d.startswith("M")
+        for d in lanes.locator("path").evaluate_all("ps => ps.map(p => p.getAttribute('d'))")
+    )
+    strip = lanes.nth(0).locator(".strip")
+    strip.hover()
+    assert (
+        "GPU" in lanes.nth(0).locator("em").inner_text() or "done" in lanes.nth(0).locator("em").inner_text()
+    )
+
+
+def test_a_harmful_name_is_shown_as_it_is(opened):
+    page, _ = opened
+    page.locator("#job-search").fill("onerror")
+    page.locator("#job-table tbody .rowpick").first.click()
+    assert page.locator("#job-title").inner_text() == HARM
+    assert page.locator("img").count() == 0
+
+
+def test_a_run_can_be_switched_off_and_on(opened):
+    page, _ = opened
+    chip = page.locator("#legend .chip", has_text="fifo")
+    chip.click()
+    assert chip.get_attribute("aria-pressed") == "false"
+    assert page.locator("#used .lane:visible").count() == 3
+    page.locator("#legend .chip", has_text="Show all").click()
+    assert page.locator("#used .lane:visible").count() == 4
+
+
+def test_colours_follow_the_system_and_the_button(opened):
+    page, _ = opened
+    ground = lambda: page.evaluate("getComputedStyle(document.body).backgroundColor")  # noqa: E731
+    light = ground()
+    page.locator("#theme").click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert ground() != light
+    page.locator("#theme").click()
+    assert ground() == light
+    page.evaluate("localStorage.clear()")
+    page.emulate_media(color_scheme="dark")
+    page.reload()
+    assert ground() != light
+
+
+def test_words_stand_out_from_their_ground_in_both_themes(opened):
+    page, _ = opened
+    for _ in range(2):
+        ratios = page.evaluate(CONTRAST)
+        assert ratios
+        assert min(ratios.values()) >= 4.5, ratios
+        page.locator("#theme").click()
+
+
+def test_a_narrow_window_does_not_scroll_sideways(opened):
+    page, _ = opened
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+#: The contrast (WCAG 2) of the two colours of text against the grounds they stand on.
+CONTRAST = """() => {
+  const paint = document.createElement('canvas').getContext('2d', { willReadFrequently: true });
+  const light = (name) => {
+    paint.fillStyle = css(name);
+    paint.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...paint.getImageData(0, 0, 1, 1).data].map((v) => {
+      const c = v / 255;
+      return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const out = {};
+  for (const text of ['--ink', '--soft', '--accent', '--good']) for (const ground of ['--bg', '--card', '--faint']) {
+    const [a, b] = [light(text), light(ground)].sort((x, y) => y - x);
+    out[`${text} on ${ground}`] = (a + 0.05) / (b + 0.05);
+  }
+  return out;
+}"""

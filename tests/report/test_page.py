@@ -1,0 +1,159 @@
+"""The page is one file that needs nothing else, and no name in a trace can do harm."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from shoal.sim.report.page import assemble, choose_jobs, render, script_hash
+from shoal.sim.report.timelines import MAX_POINTS
+
+HARM = "</script><img src=x onerror=alert(1)><!--"
+
+
+class Elements(HTMLParser):
+    """All start tags with their attributes, and the text of each script."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.scripts, self.inside = [], [], False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.inside = tag == "script"
+        if self.inside:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.scripts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(series):
+    return render(series)
+
+
+def data_of(page):
+    return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.S)[1])
+
+
+def test_the_page_asks_nothing_of_the_network(page):
+    found = Elements(page)
+    for tag, attrs in found.tags:
+        assert tag not in ("link", "iframe", "object", "embed", "base", "img"), tag
+        assert "src" not in attrs, (tag, attrs)
+        assert attrs.get("href", "#").startswith("#")
+    assert not re.search(r"@import|url\(\s*['\"]?(https?:)?//", page)
+    assert not re.search(r"\b(fetch|XMLHttpRequest|WebSocket|EventSource|sendBeacon|importScripts)\b", page)
+    policy = next(a["content"] for _, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert "default-src 'none'" in policy
+
+
+def test_the_security_policy_admits_the_pages_own_script_and_no_other(page):
+    found = Elements(page)
+    policy = next(a["content"] for _, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert len(found.scripts) == 2  # the data, which is not run, and the script
+    assert f"script-src '{script_hash(found.scripts[1])}'" in policy
+    assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
+
+
+def test_the_licence_of_the_chart_library_travels_with_the_page(page):
+    assert "Copyright (c) 2022 Leon Sorokin" in page
+    assert "Permission is hereby granted" in page
+
+
+def test_harmful_names_stay_text(series):
+    evil = copy.deepcopy(series)
+    for one in evil:
+        one["label"] = one["policy"] = HARM
+        one["jobs"]["name"][0] = one["jobs"]["user"][0] = one["jobs"]["model"][0] = HARM
+        one["watched"]["job"] = "\u2028" + HARM
+        one["users"]["names"][0] = HARM
+        one["cluster"]["types"] = {HARM: 64}
+    page = render(evil)
+    found = Elements(page)
+    assert "img" not in {tag for tag, _ in found.tags}
+    assert len(found.scripts) == 2
+    assert HARM not in page
+    assert "\u2028" not in page
+    data = data_of(page)
+    assert data["jobs"]["name"][0] == HARM  # and is still there to be read
+    assert data["runs"][0]["label"] == HARM
+
+
+def test_scripts_never_make_markup_of_data():
+    from shoal.sim.report.page import ASSETS, SCRIPTS
+
+    for name in SCRIPTS[1:]:
+        text = (ASSETS / name).read_text()
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b", text), name
+
+
+def test_all_runs_are_on_one_grid_of_time(series):
+    runs = copy.deepcopy(series)
+    one = runs[0]["over_time"]  # as if this run had been longer and its buckets wider by four
+    from shoal.sim.report.page import on_grid
+
+    width = one["width_s"] * 4
+    runs[0]["over_time"] = {"width_s": width, **on_grid(one, width)}
+    data = assemble(runs)
+    assert data["width_s"] == width
+    for run, before in zip(data["runs"][1:], series[1:]):
+        assert len(run["over_time"]["used"]["mean"]) == -(-len(before["over_time"]["used"]["mean"]) // 4)
+        assert max(run["over_time"]["used"]["high"]) == max(before["over_time"]["used"]["high"])
+        assert sum(run["over_time"]["changes"]) == sum(before["over_time"]["changes"])
+
+
+def test_a_small_trace_shows_all_jobs(series):
+    assert choose_jobs(series) == list(range(300))
+
+
+def test_a_full_page_shows_the_longest_the_most_changed_and_some_others(series):
+    chosen = choose_jobs(series, most_bytes=25_000)
+    assert chosen == choose_jobs(series, most_bytes=25_000)
+    assert 20 < len(chosen) < 200
+    work = np.array(series[0]["jobs"]["work_gpu_s"])
+    changes = np.max([s["jobs"]["changes"] for s in series], axis=0)
+    assert {int(np.argmax(work)), int(np.argmax(changes))} <= set(chosen)
+    assert np.median(work[chosen]) > np.median(work)
+    assert min(work[chosen]) < np.median(work)
+
+
+def test_the_page_stays_small_for_many_jobs_with_many_changes(series):
+    big = copy.deepcopy(series)
+    rng = np.random.default_rng(0)
+    for one in big:
+        jobs = one["jobs"]
+        for name in jobs:
+            if isinstance(jobs[name], list):
+                jobs[name] = jobs[name] * 4
+        jobs["index"] = list(range(1200))
+        jobs["at"] = [rng.integers(1, 9999, MAX_POINTS).tolist() for _ in range(1200)]
+        jobs["gpus"] = [rng.integers(0, 64, MAX_POINTS).tolist() for _ in range(1200)]
+    page = render(big * 2)
+    assert len(page) < 3_000_000
+    assert 0 < data_of(page)["meta"]["shown_jobs"] < 1200
+
+
+def test_unfinished_figures_are_null_not_nan(series):
+    odd = copy.deepcopy(series)
+    odd[0]["figures"]["avg_jct_s"] = float("nan")
+    odd[0]["figures"]["rho_max"] = np.float64("inf")
+    data = data_of(render(odd))
+    assert data["runs"][0]["figures"]["avg_jct_s"] is None
+    assert data["runs"][0]["figures"]["rho_max"] is None
+
+
+def test_a_report_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one run"):
+        render([])

@@ -1,0 +1,198 @@
+"""What a report shows of a run is what the record of the run says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from shoal.policies.registry import make_policy
+from shoal.sim.costs import Costs
+from shoal.sim.engine import Simulation
+from shoal.sim.report import series as module
+from shoal.sim.report.grid import Buckets
+from shoal.sim.report.progress import progress_of, watched_job
+from shoal.sim.report.series import series_of
+from shoal.sim.report.timelines import candidates, extremes, work_gpu_s
+from shoal.sim.runner import run
+
+from .conftest import SETUP, summary_of
+
+
+def test_the_cdf_of_a_small_run_has_every_job(results, series):
+    record = results["afs-p / none"].record
+    jct = np.sort(record.finish_s - np.array([j.submit_s for j in record.jobs]))
+    cdf = series[1]["cdf"]
+    np.testing.assert_allclose(cdf["jct_s"], jct, atol=0.006)
+    np.testing.assert_allclose(cdf["part"], np.arange(1, 301) / 300, atol=1e-5)
+
+
+def test_a_thinned_cdf_keeps_its_ends_and_lies_on_the_full_one(results, monkeypatch):
+    record = results["afs-p / none"].record
+    full = module.cdf(record)
+    monkeypatch.setattr(module, "MAX_CDF_POINTS", 37)
+    thin = module.cdf(record)
+    assert len(thin["part"]) == 37
+    assert (thin["jct_s"][0], thin["jct_s"][-1]) == (full["jct_s"][0], full["jct_s"][-1])
+    assert set(zip(thin["jct_s"], thin["part"])) <= set(zip(full["jct_s"], full["part"]))
+
+
+def test_gpu_time_over_time_is_the_gpu_time_of_the_jobs(results, series):
+    for (label, result), one in zip(results.items(), series):
+        over = one["over_time"]
+        used = {k: np.array(v) for k, v in over["used"].items()}
+        buckets = Buckets(over["width_s"], over["end_s"], **used)
+        total = (buckets.mean * buckets.covered_s).sum()
+        assert total == pytest.approx(result.record.gpu_s.sum(), rel=2e-3), label
+        assert buckets.high.max() == max(result.record.used) <= 64
+        assert len(buckets.mean) <= 512
+
+
+def test_waiting_time_over_time_is_the_waiting_time_of_the_jobs(results, series):
+    over, record = series[0]["over_time"], results["fifo / none"].record
+    waiting = {k: np.array(v) for k, v in over["waiting"].items()}
+    buckets = Buckets(over["width_s"], over["end_s"], **waiting)
+    total = (buckets.mean * buckets.covered_s).sum()
+    assert total == pytest.approx(record.wait_s.sum(), rel=0.01)
+    assert total > 0
+
+
+def test_share_changes_over_time_add_up_without_the_ends_of_jobs(results, series):
+    for result, one in zip(results.values(), series):
+        assert sum(one["over_time"]["changes"]) == result.record.changes.sum()
+
+
+def test_a_jobs_timeline_holds_its_gpu_time(results, series):
+    record, jobs = results["afs-p / none"].record, series[1]["jobs"]
+    for k, j in enumerate(jobs["index"]):
+        times = np.cumsum(jobs["at"][k])
+        gpu_s = (np.diff(times) * np.array(jobs["gpus"][k])[:-1]).sum()
+        assert gpu_s == pytest.approx(record.gpu_s[j], abs=64 * max(len(times), 1))
+        assert jobs["gpus"][k][-1] == 0  # it ended
+        assert times[-1] == pytest.approx(jobs["jct_s"][k], abs=1.0)
+
+
+def test_thinning_keeps_the_first_last_least_and_greatest():
+    rng = np.random.default_rng(1)
+    at, value = np.sort(rng.uniform(0, 1e5, 5000)), rng.integers(1, 65, 5000)
+    keep = extremes(at, value, 240)
+    assert len(keep) <= 242
+    assert (keep[0], keep[-1]) == (0, 4999)
+    assert {value.min(), value.max()} <= set(value[keep])
+    assert np.all(np.diff(keep) > 0)
+    for part in np.array_split(np.arange(5000), 5):  # every fifth of the time is still there
+        assert np.isin(keep, part).sum() > 20
+
+
+def test_candidates_depend_on_the_trace_alone_and_hold_the_longest():
+    work = np.random.default_rng(2).pareto(1.2, 10_000)
+    chosen = candidates(work, 600)
+    np.testing.assert_array_equal(chosen, candidates(work.copy(), 600))
+    assert len(set(chosen)) == 600
+    assert set(np.argsort(-work)[:200]) <= set(chosen)
+    np.testing.assert_array_equal(candidates(work[:50], 600), np.arange(50))
+
+
+class _Watched(Simulation):
+    """Notes how many iterations job 0 has left whenever the engine looks at it."""
+
+    def _settle(self, j, now):
+        super()._settle(j, now)
+        if j == 0:
+            self.seen.append((now, self._left[0]))
+
+
+CASES = [
+    Costs("none"),
+    Costs("restart", restart_s=120.0),
+    Costs("restart", restart_s=900.0),  # longer than most shares last: overtaken again and again
+    Costs("concurrent"),
+    Costs("concurrent", prepare_s=600.0, pause_s=20.0),
+]
+
+
+@pytest.mark.parametrize("costs", CASES, ids=lambda c: f"{c.kind}-{c.restart_s:.0f}-{c.prepare_s:.0f}")
+def test_progress_is_what_the_engine_reckons(results, costs):
+    inputs = results["afs-p / none"].inputs
+    simulation = _Watched(
+        inputs.jobs, inputs.profiles, inputs.cluster, make_policy("afs-p", {}, 0), costs=costs
+    )
+    simulation.seen = []
+    record, job = simulation.run(), inputs.jobs[0]
+    curve = progress_of(record, 0, inputs.profiles[job.model], inputs.cluster.gpu_types[0], costs)
+    assert len(simulation.seen) > 5
+    for now, left in simulation.seen:
+        done = np.interp(now - job.submit_s, curve.time_s, curve.done)
+        assert done == pytest.approx(1 - left / job.iterations, abs=1e-6)
+    assert np.all(np.diff(curve.time_s) >= 0)
+    assert np.all(np.diff(curve.done) >= 0)
+
+
+def test_the_cost_of_a_restart_is_found_in_the_record(results):
+    assert module.costs_of(results["afs-p / restart"].record, 0, "restart").restart_s == pytest.approx(120.0)
+
+
+def test_the_watched_job_is_the_first_unless_it_is_too_small(results):
+    result = results["afs-p / none"]
+    work = work_gpu_s(result.record, result.inputs.profiles, "gpu")
+    assert work[0] > work.mean()
+    assert watched_job(result.record, work) == 0
+    small = work.copy()
+    small[0] = 1.0
+    assert watched_job(result.record, small) == int(np.argmax(small[:20]))
+
+
+def test_the_ledger_over_time_adds_up_to_its_totals(mixed):
+    one = series_of(mixed, summary_of(mixed))
+    users, ledger = one["users"], mixed.summary["ledger"]
+    assert sorted(users["names"]) == sorted(ledger)
+    widths = np.diff([0.0, *users["time_s"]])
+    covered = users["time_s"][-1]
+    for name, gpus in zip(users["names"], users["gpus"]):
+        for column in ("entitled", "received", "lent", "borrowed"):
+            total = sum(ledger[name][t][column] for t in ("a100", "v100", "k80"))
+            seen = (np.array(gpus[column]) * widths).sum()
+            # The samples end at the last full interval, less than one before the run did.
+            assert seen <= total + 0.01 * covered
+            assert seen >= total - 0.01 * covered - 64 * (mixed.record.end_s - covered)
+    assert one["figures"]["deviation"] == max(abs(u["deviation"]) for u in ledger.values())
+
+
+def test_many_users_are_shown_as_the_busiest_and_the_others(mixed, monkeypatch):
+    everyone = module.users(mixed.record, mixed.summary, np.ones(300))
+    monkeypatch.setattr(module, "MAX_USERS", 3)
+    few = module.users(mixed.record, mixed.summary, np.ones(300))
+    assert few["names"] == [*everyone["names"][:2], "3 others"]
+    assert len(few["totals"]) == 5
+    np.testing.assert_allclose(
+        np.sum([g["received"] for g in few["gpus"]], axis=0),
+        np.sum([g["received"] for g in everyone["gpus"]], axis=0),
+        atol=0.05,
+    )
+
+
+def test_trades_come_with_their_time():
+    rounds = [{"time_s": 60.0 * k, "trades": [{"buyer": "ada", "price": k}] * 2} for k in range(50)]
+    found = module.trades({"trades": rounds})
+    assert found["count"] == 100
+    assert found["items"][-1] == {"time_s": 2940.0, "buyer": "ada", "price": 49}
+    assert len(found["items"]) == module.MAX_TRADES
+    assert module.trades({"trades": []}) is None
+
+
+def test_an_interrupted_run_has_a_series_too():
+    result = run(SETUP, progress=lambda now, done, total: False)
+    if not result.record.interrupted:  # the engine asks now and then only
+        simulation = Simulation(
+            result.inputs.jobs, result.inputs.profiles, result.inputs.cluster, make_policy("afs-p", {}, 0)
+        )
+        record = simulation.run(progress=lambda now, done, total: False, every=100)
+        from shoal.sim.metrics import summary
+
+        figures = summary(record, result.inputs.profiles, result.inputs.cluster.gpu_types[0])
+        result = replace(result, record=record, summary=figures)
+    assert result.record.interrupted
+    one = series_of(result, summary_of(result))
+    assert 0 < len(one["cdf"]["part"]) < 300
+    assert None in one["jobs"]["jct_s"]
