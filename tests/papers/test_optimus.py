@@ -31,6 +31,17 @@ def test_both_its_allocation_and_its_placement_contribute_and_the_allocation_mor
     assert 1.0 < by_allocation < by_placement < ratio(result, "drf", "jct")
 
 
+def test_predictions_that_err_point_by_point_cost_optimus_more_than_a_curve_that_is_off():
+    def mean_jct(setting: optimus.Setting) -> float:
+        return float(np.mean([optimus.simulate(setting, "optimus", seed)["jct_s"] for seed in range(4)]))
+
+    exact = optimus.Setting("exact", 9, 13, 12_000.0, length_error=0.0, speed_error=0.0)
+    pointwise = optimus.Setting("p", 9, 13, 12_000.0, length_error=0.0, speed_error=0.1, pointwise=True)
+    curve = optimus.Setting("c", 9, 13, 12_000.0, length_error=0.0, speed_error=0.1)
+    assert mean_jct(pointwise) > mean_jct(curve)
+    assert mean_jct(curve) < 1.1 * mean_jct(exact)
+
+
 def test_restarting_at_every_change_costs_a_few_per_cent_at_most(result):
     (one,) = result["settings"]
     assert all(f["restart_part"] < 0.03 for f in one["schedulers"].values())

@@ -58,9 +58,12 @@ class Setting:
     #: Relative errors of Optimus' predictions: the paper claims below 20 % and below 10 %.
     length_error: float = 0.2
     speed_error: float = 0.1
+    #: Whether speeds are off independently at each point, instead of as one fitted curve.
+    pointwise: bool = False
 
 
 TESTBED = Setting("testbed: 9 jobs, 13 nodes", 9, 13, 12_000.0)
+POINTWISE = Setting("testbed, speeds off point by point", 9, 13, 12_000.0, pointwise=True)
 RELEASED = Setting("released generator: 60 jobs, 60 nodes", 60, 60, 20 * SLOT_S)
 
 #: How jobs are given tasks, and how the tasks are placed.
@@ -95,15 +98,17 @@ class _Job:
 
 def make_jobs(setting: Setting, rng: np.random.Generator) -> list[_Job]:
     """Jobs of random models, lengths and sizes of container, in order of arrival."""
+    (errors,) = rng.spawn(1)  # so that the jobs are the same however predictions err
     jobs = []
     for arrive_s in np.sort(rng.uniform(0, setting.arrive_s, setting.jobs)):
         model = str(rng.choice(sorted(MODELS)))
         theta, batch = np.array(MODELS[model][0]), MODELS[model][1]
-        # What is fitted is off as a curve, not from point to point.
-        fitted = theta * rng.uniform(1 - setting.speed_error, 1 + setting.speed_error, len(theta))
+        fitted = theta * errors.uniform(1 - setting.speed_error, 1 + setting.speed_error, len(theta))
         speed, seen = optimus_ps.sync_speed(
             np.array([theta, fitted]), np.array([batch, batch]), MAX_TASKS, MAX_TASKS
         )
+        if setting.pointwise:
+            seen = speed * errors.uniform(1 - setting.speed_error, 1 + setting.speed_error, speed.shape)
         jobs.append(
             _Job(
                 model,
@@ -113,7 +118,7 @@ def make_jobs(setting: Setting, rng: np.random.Generator) -> list[_Job]:
                 np.array([2.0, rng.integers(8, 11), 1.0]),
                 speed,
                 seen,
-                float(rng.uniform(1 - setting.length_error, 1 + setting.length_error)),
+                float(errors.uniform(1 - setting.length_error, 1 + setting.length_error)),
             )
         )
     return jobs
@@ -218,10 +223,10 @@ def _place_given(
 
 
 def run(seed: int = 0, quick: bool = False) -> dict[str, Any]:
-    """Every scheduler on both settings, over several seeds; `quick` takes fewer."""
+    """Every scheduler on every setting, over several seeds; `quick` takes fewer."""
     seeds = range(seed, seed + (3 if quick else 6))
     settings = []
-    for setting in (TESTBED,) if quick else (TESTBED, RELEASED):
+    for setting in (TESTBED,) if quick else (TESTBED, POINTWISE, RELEASED):
         by: dict[str, dict[str, float]] = {}
         for scheduler in SCHEDULERS:
             runs = [simulate(setting, scheduler, s) for s in seeds]
@@ -242,6 +247,8 @@ WHY = (
     "its placement, and restarts cost one to two per cent. The JCT ratio is smaller than 2.39: in the paper "
     "Optimus also balances parameter blocks, where the baselines have MXNet's own assignment, and replaces "
     "stragglers; neither is in this simulation, and the lengths and the mix of its jobs are not published. "
+    "It depends on how predictions err: where speeds are off point by point instead of as a fitted curve, "
+    "the gains that Optimus climbs by are noise, it stops too early, and is ahead by less. "
     "Tetris gives the shortest jobs up to 16 bundles each and the others none, though more than a few no "
     "longer speed a job up; its ratio in the paper is not known to us."
 )
