@@ -1,0 +1,76 @@
+"""Third parties add a policy with one class and an entry point: the very file that the docs show."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from shoal.core.cluster import Cluster
+from shoal.core.errors import ShoalError
+from shoal.core.job import GpuRange, Job
+from shoal.core.profile import Profile
+from shoal.policies import registry
+from shoal.policies.base import make_options
+from shoal.sim.engine import Simulation
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.fixture
+def custom():
+    path = DOCS / "examples" / "youngest_first.py"
+    spec = importlib.util.spec_from_file_location("youngest_first", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.YoungestFirst
+
+
+def test_the_policy_of_the_docs_runs_in_the_simulator(custom):
+    profiles = {"m": Profile.of("m", {n: 1.0 / n for n in range(1, 9)})}
+    jobs = [Job(f"j{i}", float(i), GpuRange(1, 8), 1, model="m", iterations=40.0) for i in range(3)]
+    record = Simulation(jobs, profiles, Cluster.pool(4), custom()).run()
+    # Each newcomer takes all four GPUs: the last ends first.
+    assert record.finish_s.tolist() == [30.0, 21.0, 12.0]
+
+
+def test_its_options_are_read_from_words_and_checked(custom):
+    assert make_options(custom, {"most": "2"}).most == 2
+    with pytest.raises(ShoalError, match="did you mean 'most'"):
+        make_options(custom, {"mots": "2"})
+    with pytest.raises(ShoalError, match="not a valid int"):
+        make_options(custom, {"most": "two"})
+
+
+def test_an_entry_point_makes_it_known_by_name(custom, monkeypatch):
+    class Entry:
+        name = "youngest-first"
+
+        def load(self):
+            return custom
+
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()] if group == "shoal.policies" else [])
+    assert "youngest-first" in registry.policy_names()
+    assert registry.policy_class("youngest-first") is custom
+    assert importlib.metadata.entry_points is not registry.entry_points
+
+
+def test_the_docs_show_the_file_as_it_is(custom):
+    shown = re.search(r"```python\n(class YoungestFirst.*?)```", (DOCS / "policies.md").read_text(), re.S)[1]
+    source = (DOCS / "examples" / "youngest_first.py").read_text()
+    for line in shown.strip().splitlines():
+        assert line in source
+
+
+def test_the_docs_list_every_policy():
+    text = (DOCS / "policies.md").read_text()
+    for name in registry.BUILT_IN:
+        assert f"| `{name}` |" in text
+
+
+def test_an_unknown_policy_is_refused_with_a_suggestion():
+    with pytest.raises(ShoalError, match="did you mean 'afs-l'"):
+        registry.policy_class("afsl")
