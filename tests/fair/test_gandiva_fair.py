@@ -1,0 +1,275 @@
+"""gandiva-fair as a whole: users get their parts, whoever comes, goes, or has more tickets from now on."""
+
+import json
+
+import numpy as np
+import pytest
+
+from drive import LINEAR, Drive
+from shoal.core.cluster import Cluster, Node, User
+from shoal.core.errors import ShoalError
+from shoal.core.events import NodeBack, NodeLost
+from shoal.core.profile import Profile
+from shoal.core.reason import Code
+from shoal.policies.gandiva_fair import GandivaFair, GandivaFairOptions
+from shoal.policies.registry import make_policy
+
+QUANTUM_S = 60.0
+
+
+def pool(gpus, **tickets):
+    return Cluster.pool(gpus, users=[User(n, t) for n, t in tickets.items()])
+
+
+def nodes(count, gpus=4, **tickets):
+    return Cluster.of(count, gpus).with_users([User(n, t) for n, t in tickets.items()])
+
+
+def drive(cluster, **options):
+    return Drive(cluster, GandivaFair(GandivaFairOptions(**options)))
+
+
+def mean_gpus(d, seconds, jobs_of):
+    before = dict(d.had)
+    d.run(seconds)
+    return {u: sum(d.had[j] - before.get(j, 0) for j in jobs) / seconds for u, jobs in jobs_of.items()}
+
+
+def test_the_worked_example_gives_three_three_and_two():
+    d = drive(pool(8, a=1.0, b=1.0, c=1.0))
+    jobs = {"a": [d.submit("a", 2) for _ in range(2)], "b": [d.submit("b", 2) for _ in range(2)]}
+    jobs["c"] = [d.submit("c", 2)]
+    assert mean_gpus(d, 7200, jobs) == pytest.approx({"a": 3, "b": 3, "c": 2}, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("a", "expected"), [(1.0, {"a": 4.0, "b": 4.0}), (3.0, {"a": 6.0, "b": 2.0})], ids=["equal", "3 to 1"]
+)
+def test_a_gang_across_nodes_shares_with_small_jobs_by_tickets(a, expected):
+    d = drive(nodes(2, a=a, b=1.0))
+    jobs = {"a": [d.submit("a", 8)], "b": [d.submit("b", 2) for _ in range(4)]}
+    assert mean_gpus(d, 4 * 3600, jobs) == pytest.approx(expected, abs=0.1)
+
+
+def test_time_slicing_is_asked_for_only_when_somebody_waits():
+    d = drive(pool(8, a=1.0))
+    d.submit("a", 4)
+    assert d.wake_s == np.inf
+    d.submit("a", 4)
+    assert d.wake_s == np.inf
+    last = d.submit("a", 1)
+    assert d.wake_s == QUANTUM_S
+    d.finish(last)
+    assert d.wake_s == np.inf
+
+
+def random_claims(rng, users, largest):
+    """Users with jobs of 1, 2, 4, ... GPUs that are more than fit."""
+    sizes = [s for s in (1, 2, 4, 8) if s <= largest]
+    return [(f"u{rng.integers(users)}", int(rng.choice(sizes))) for _ in range(int(rng.integers(18, 40)))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_on_one_node_users_are_within_a_quantums_work_of_their_parts(seed):
+    rng = np.random.default_rng(seed)
+    users = int(rng.integers(2, 6))
+    d = drive(pool(8, **{f"u{k}": float(rng.integers(1, 5)) for k in range(users)}))
+    for user, gpus in random_claims(rng, users, 4):
+        d.submit(user, gpus)
+    for _ in range(2):
+        d.run(2 * 3600)
+        assert np.abs(d.off_by()).max() <= 8 * QUANTUM_S
+    assert all(d.had[j] > 0 for j in d.view.job_ids.tolist())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_over_many_nodes_what_users_are_off_stays_small_and_does_not_grow(seed):
+    rng = np.random.default_rng(100 + seed)
+    users = int(rng.integers(2, 5))
+    d = drive(nodes(4, **{f"u{k}": float(rng.integers(1, 4)) for k in range(users)}))
+    for user, gpus in random_claims(rng, users, 4):
+        d.submit(user, gpus)
+    for _ in range(2):
+        d.run(6 * 3600)
+        assert np.abs(d.off_by()).max() <= 4 * 16 * QUANTUM_S  # of 360 quanta, and of 720
+    assert all(d.had[j] > 0 for j in d.view.job_ids.tolist())
+
+
+def test_a_stream_of_short_jobs_gains_nothing():
+    """Each new job is owed its turn at once, but what the one before it had too much is handed on to it."""
+    d = drive(pool(4, quick=1.0, slow=1.0))
+    slow = [d.submit("slow", 1) for _ in range(8)]
+    quick = d.submit("quick", 4)
+    for _ in range(240):
+        d.run(QUANTUM_S / 2)
+        if d.had[quick] >= 4 * QUANTUM_S:
+            d.finish(quick)
+            quick = d.submit("quick", 4)
+    assert d.made > 60
+    assert sum(d.had[j] for j in slow) == pytest.approx(2 * d.now_s, rel=0.05)
+
+
+def test_a_user_who_comes_back_finds_what_it_owed_and_no_more():
+    d = drive(pool(4, a=1.0, b=1.0))
+    for _ in range(4):
+        d.submit("b", 1)
+    first = d.submit("a", 4)
+    d.run(QUANTUM_S / 2)
+    d.finish(first)
+    d.run(3600)
+    again = d.submit("a", 4)
+    assert mean_gpus(d, 2 * 3600, {"a": [again]})["a"] == pytest.approx(2.0, abs=0.1)
+
+
+def test_new_tickets_count_from_now_on():
+    d = drive(pool(8, a=1.0, b=1.0))
+    jobs = {"a": [d.submit("a", 2) for _ in range(4)], "b": [d.submit("b", 2) for _ in range(4)]}
+    assert mean_gpus(d, 3600, jobs) == pytest.approx({"a": 4, "b": 4}, abs=0.2)
+    d.tickets("a", 3.0)
+    assert mean_gpus(d, 3600, jobs) == pytest.approx({"a": 6, "b": 2}, abs=0.2)
+    d.tickets("c", 4.0)  # a user nobody knew
+    jobs["c"] = [d.submit("c", 4) for _ in range(2)]
+    assert mean_gpus(d, 7200, jobs) == pytest.approx({"a": 3, "b": 1, "c": 4}, abs=0.2)
+
+
+def test_no_gpu_idles_while_a_waiting_gang_fits_and_moves_stay_few():
+    rng = np.random.default_rng(5)
+    d = drive(nodes(4, a=1.0, b=2.0))
+    jobs = [d.submit("ab"[int(rng.integers(2))], int(rng.choice([1, 2, 4]))) for _ in range(20)]
+    for _ in range(60):
+        d.run(QUANTUM_S)
+        if rng.random() < 0.2 and jobs:
+            d.finish(jobs.pop(int(rng.integers(len(jobs)))))
+        waiting = d.view.requested_gpus[d.view.gpus == 0]
+        used = np.zeros(4, int)
+        for where in d.scheduler.placements.values():
+            for node, gpus in where:
+                used[node] += gpus
+        assert not len(waiting) or waiting.min() > (4 - used).max()
+    assert d.policy.binding.migrations <= 60
+
+
+def test_jobs_of_a_lost_node_go_elsewhere_and_may_come_back():
+    d = drive(nodes(2, a=1.0))
+    jobs = [d.submit("a", 4), d.submit("a", 4)]
+    assert (d.view.gpus == 4).all()
+    d.step(NodeLost(0))
+    assert d.view.gpus.sum() == 4
+    before = dict(d.had)
+    d.run(1200)
+    assert all(d.had[j] - before.get(j, 0) == pytest.approx(2400, abs=240) for j in jobs)
+    d.step(NodeBack(0))
+    d.run(600)
+    assert d.view.gpus.sum() == 8
+
+
+def mixed(**tickets):
+    machines = [Node(f"k{i}", 4, "k80") for i in range(6)] + [Node("v0", 4, "v100")]
+    return Cluster(tuple(machines), tuple(User(n, t) for n, t in tickets.items()))
+
+
+def speed_up(factor):
+    return Profile.from_rows(
+        f"x{factor}", [(t, g, 0, 1 / g / up) for t, up in (("k80", 1), ("v100", factor)) for g in (1, 2, 4)]
+    )
+
+
+def test_users_trade_and_get_what_they_traded_for():
+    d = drive(mixed(slow=1.0, fast=1.0, third=1.0))
+    for user, factor in (("slow", 1.2), ("fast", 6.0), ("third", 2.0)):
+        for gpus in (1, 1, 1, 1, 1, 1, 2, 2, 2, 4):
+            d.submit(user, gpus, speed_up(factor))
+    d.run(12 * 3600)
+    trades = d.policy.market.trades
+    assert [(t.seller, t.buyer, round(t.price, 6)) for t in trades] == [(0, 1, 2.0), (2, 1, 2.0)]
+    had = d.ledger.account[:, :, 1] / d.now_s
+    np.testing.assert_allclose(had, d.policy.market.weights, atol=0.35)
+    assert had[1, 1] == pytest.approx(4.0, abs=0.3)
+    named = d.policy.report()["trades"][-1]["trades"]
+    assert {(t["buyer"], t["fast"], t["slow"]) for t in named} == {("fast", "v100", "k80")}
+
+
+def test_measured_profiles_lead_to_the_same_trades_as_given_ones():
+    d = drive(mixed(slow=1.0, fast=1.0, third=1.0), profiling="user")
+    for user, factor in (("slow", 1.2), ("fast", 6.0), ("third", 2.0)):
+        for gpus in (1, 1, 1, 1, 1, 1, 2, 2, 2, 4):
+            d.submit(user, gpus, speed_up(factor))
+    assert not d.policy.market.trades
+    d.run(3600)
+    assert [(t.seller, t.buyer, round(t.price, 6)) for t in d.policy.market.trades] == [(0, 1, 2.0), (2, 1, 2.0)]
+    measured = d.policy.report()["profiles"]["fast"]
+    assert measured["v100"]["speed"] / measured["k80"]["speed"] == pytest.approx(6.0)
+    assert measured["v100"]["samples"] >= 2
+
+
+def test_a_job_goes_to_the_type_that_is_fastest_for_it_while_that_is_free():
+    old_is_faster = Profile.from_rows("gru", [("k80", 1, 0, 1.0), ("v100", 1, 0, 2.0)])
+    d = drive(mixed(a=1.0))
+    d.submit("a", 1, old_is_faster)
+    d.submit("a", 1, speed_up(3.0))
+    assert [d.view.gpu_types[t] for t in d.view.gpu_type] == ["k80", "v100"]
+
+
+def test_a_gang_that_fits_no_group_of_nodes_waits_and_is_told_why():
+    d = drive(mixed(a=1.0))
+    job = d.submit("a", 8, LINEAR, gpu_types=("v100",))
+    outcome = d.scheduler.outcome(job, 0.0)
+    assert outcome.share.gpus == 0
+    assert outcome.reason.code is Code.INFEASIBLE
+    assert "8" in outcome.reason.sentence
+    other = d.submit("a", 4)
+    assert d.view.gpus[d.view.row(other)] == 4
+
+
+def test_it_goes_on_from_a_saved_state_exactly_as_before():
+    def scene(restart):
+        d = drive(mixed(a=1.0, b=2.0))
+        for k in range(14):
+            d.submit("ab"[k % 2], (1, 2, 4, 8)[k % 4], speed_up(2.0 + k % 2) if k % 4 < 3 else LINEAR)
+        d.run(1830)
+        if restart:
+            saved = json.loads(json.dumps(d.policy.state()))
+            d.policy = d.scheduler.policy = GandivaFair()
+            d.policy.restore(saved)
+        d.run(1830)
+        return d.had, d.scheduler.placements
+
+    assert scene(False) == scene(True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"quantum_s": "0"}, "quantum_s"),
+        ({"profiling": "maybe"}, "given, user, job"),
+        ({"tie_order": "x"}, "oldest"),
+        ({"quantum": "60"}, "did you mean 'quantum_s'"),
+        ({"min_gain": "-1"}, "min_gain"),
+    ],
+)
+def test_bad_options_are_refused_with_what_to_change(options, message):
+    with pytest.raises(ShoalError, match=message):
+        make_policy("gandiva-fair", options)
+
+
+@pytest.mark.parametrize("tickets", [0.0, -1.0, float("inf")])
+def test_bad_tickets_are_refused(tickets):
+    d = drive(pool(8, a=1.0))
+    with pytest.raises(ShoalError, match="give a positive number"):
+        d.tickets("a", tickets)
+
+
+def test_a_gpu_type_no_node_has_is_refused():
+    with pytest.raises(ShoalError, match="no node has GPUs of type 'a100'"):
+        mixed(a=1.0).type_index("a100")
+
+
+def test_equal_seeds_give_equal_runs():
+    def run():
+        d = drive(nodes(3, a=1.0, b=1.0))
+        for k in range(12):
+            d.submit("ab"[k % 2], (1, 2, 4)[k % 3])
+        d.run(3600)
+        return d.had
+
+    assert run() == run()
