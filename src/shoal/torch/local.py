@@ -148,6 +148,7 @@ class LocalJob:
             "SHOAL_JOB": "local",
             "SHOAL_SECRET_FILE": str(secret_file),
             "SHOAL_CHECKPOINT": str(self.directory / "checkpoint.pt"),
+            "SHOAL_PATIENCE_S": "20",  # this launcher does not come back
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
             **(env or {}),
         }
@@ -387,6 +388,12 @@ class LocalJob:
 
     def wait_end(self, timeout_s: float = 120.0) -> ev.JobEvent:
         return self.wait(lambda e: isinstance(e, (ev.JobFinished, ev.JobFailed)), timeout_s)
+
+    def wait_gone(self, timeout_s: float = 600.0) -> None:
+        """Until all processes have ended by themselves: a script may still evaluate and save."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.processes.pids and time.monotonic() < deadline_s:
+            time.sleep(0.05)
 
     def logs(self) -> str:
         texts = []

@@ -1,0 +1,29 @@
+"""The training script of bench/elastic.py with shoal.torch."""
+
+from __future__ import annotations
+
+import os
+
+import shoal.torch as shoal
+from elastic_model import BATCH, Rows, StepLog, build, loss_of, optimizer_for
+
+
+def main() -> None:
+    size = os.environ["MODEL"]
+    job = shoal.init()
+    model = build(size)
+    model, optimizer = job.wrap(model, optimizer_for(model))
+    loader = job.loader(Rows(size), batch_size=BATCH[size])
+    log = StepLog(os.environ.get("SHOAL_WORKER", "alone"))
+    for _ in job.epochs(10**6):
+        for x in loader:
+            optimizer.zero_grad()
+            loss = loss_of(model, x)
+            loss.backward()
+            optimizer.step()
+            job.log(loss=loss)
+            if not job.rehearsing:
+                log.step(job.position.step, job.world_size)
+
+
+main()

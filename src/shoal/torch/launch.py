@@ -1,0 +1,142 @@
+"""Run a script elastically on this machine, without a server.
+
+    python -m shoal.torch.launch --workers 2 --dir run train.py --epochs 3
+    python -m shoal.torch.launch --dir run --resize 3
+    python -m shoal.torch.launch --dir run --status
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from shoal.torch.local import LocalJob
+from shoal.wire import events as ev
+from shoal.wire.auth import read_secret
+from shoal.wire.channel import Channel
+from shoal.wire.messages import Answer, Ask, Resize, WireError
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m shoal.torch.launch", description="Run a training script elastically on this machine."
+    )
+    parser.add_argument("--dir", default="shoal-run", help="for logs, checkpoints, and to reach a running job")
+    parser.add_argument("--workers", type=int, default=1, help="workers to start with")
+    parser.add_argument("--cold", action="store_true", help="start each worker from nothing, not from a warm process")
+    parser.add_argument("--fixed", action="store_true", help="do not replace workers that die")
+    parser.add_argument("--replace-stragglers", action="store_true")
+    change = parser.add_argument_group("change a job that runs (in another terminal, with the same --dir)")
+    change.add_argument("--resize", type=int, metavar="N", help="have N workers; also resumes a paused job")
+    change.add_argument("--migrate", action="store_true", help="move to all new workers")
+    change.add_argument("--replace", nargs="+", metavar="WORKER", help="put new workers in the place of these")
+    for what in ("pause", "checkpoint", "stop", "status"):
+        change.add_argument(f"--{what}", action="store_true")
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
+    return parser.parse_args(argv)
+
+
+def request_of(args: argparse.Namespace) -> Resize | Ask | None:
+    if args.resize is not None:
+        return Resize(args.resize)
+    if args.migrate:
+        return Resize(0, fresh=True)
+    if args.replace:
+        return Resize(0, replace=tuple(args.replace))
+    asked = [w for w in ("pause", "checkpoint", "stop", "status") if getattr(args, w)]
+    return Ask(asked[0]) if asked else None
+
+
+def ask(directory: Path, request: Resize | Ask) -> int:
+    try:
+        address = (directory / "address").read_text().strip()
+        channel = Channel.open(address, read_secret(directory / "secret"), "local", "client")
+        channel.send(request)
+        answer = channel.receive()
+        channel.close()
+    except (OSError, WireError) as error:
+        print(f"no job answers in {directory}: {error}", file=sys.stderr)
+        return 1
+    if not isinstance(answer, Answer) or not answer.ok:
+        print(getattr(answer, "text", "no answer"), file=sys.stderr)
+        return 1
+    print(json.dumps(answer.data) if answer.data else answer.text)
+    return 0
+
+
+def tell(event: ev.JobEvent) -> None:
+    match event:
+        case ev.GenerationCommitted(number, members, step, kind):
+            print(f"generation {number} ({kind}): {len(members)} workers after step {step}")
+        case ev.WorkerLost(worker, why, _):
+            print(f"lost {worker}: {why}")
+        case ev.WorkerRefused(worker, why):
+            print(f"{worker} cannot join, the job goes on without it: {why.strip().splitlines()[-1]}")
+        case ev.JobPaused(path, step):
+            print(f"paused after step {step}; resume with --resize N")
+        case ev.Checkpointed(path, step):
+            print(f"checkpoint of step {step}: {path}")
+        case ev.StragglerFound(worker, speed):
+            print(f"{worker} is slow: {speed:.2f} of the others' speed")
+        case ev.Measured(worker, report):
+            for note in report.notes:
+                print(f"{worker}: {note}")
+
+
+def run(args: argparse.Namespace) -> int:
+    signal.signal(signal.SIGTERM, _interrupt)
+    job = LocalJob(
+        args.script,
+        args.workers,
+        directory=args.dir,
+        warm=not args.cold,
+        keep_size=not args.fixed,
+        replace_stragglers=args.replace_stragglers,
+        quiet=False,
+    )
+    told = 0
+    with job:
+        while True:
+            with job.changed:
+                job.changed.wait_for(lambda: len(job.events) > told)  # noqa: B023
+                news = [event for _, event in job.events[told:]]
+            told += len(news)
+            for event in news:
+                tell(event)
+                if isinstance(event, ev.JobFinished):
+                    print(f"finished after {event.step} steps")
+                    job.wait_gone()
+                    return 0
+                if isinstance(event, ev.JobFailed):
+                    # The script's own traceback is on its stderr already.
+                    print(f"failed: {event.why.strip().splitlines()[-1]}", file=sys.stderr)
+                    return 1
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse(sys.argv[1:] if argv is None else argv)
+    request = request_of(args)
+    try:
+        if request is not None:
+            return ask(Path(args.dir), request)
+        if not args.script:
+            print("give a script: python -m shoal.torch.launch --workers 2 train.py", file=sys.stderr)
+            return 2
+        return run(args)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
