@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-
 from drive import LINEAR, Drive
+
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import ShoalError
 from shoal.core.profile import Profile

@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-
 from drive import LINEAR, Drive
+
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import ShoalError
 from shoal.core.events import NodeBack, NodeLost
@@ -196,7 +196,10 @@ def test_measured_profiles_lead_to_the_same_trades_as_given_ones():
             d.submit(user, gpus, speed_up(factor))
     assert not d.policy.market.trades
     d.run(3600)
-    assert [(t.seller, t.buyer, round(t.price, 6)) for t in d.policy.market.trades] == [(0, 1, 2.0), (2, 1, 2.0)]
+    assert [(t.seller, t.buyer, round(t.price, 6)) for t in d.policy.market.trades] == [
+        (0, 1, 2.0),
+        (2, 1, 2.0),
+    ]
     measured = d.policy.report()["profiles"]["fast"]
     assert measured["v100"]["speed"] / measured["k80"]["speed"] == pytest.approx(6.0)
     assert measured["v100"]["samples"] >= 2

@@ -98,6 +98,10 @@ class GandivaFair(Policy):
         )
         self.quantum_end_s = -np.inf
         self._gpu_types: tuple[str, ...] = ()
+        # Kept to save time only: what the last decision was made for, and what followed from it.
+        self._supply: Supply | None = None
+        self._jobs: tuple[NDArray[Any], ...] = ()
+        self._demands: tuple[FloatArray, ...] = ()
 
     # -- the decision ------------------------------------------------------------------------------
 
@@ -124,14 +128,16 @@ class GandivaFair(Policy):
 
     def _round(self, view: View, supply: Supply, now_s: float) -> Round:
         nodes = Nodes.of(supply)
-        size, users = view.requested_gpus, supply.cluster.users
-        can_run = homes.speeds_by_type(view.speeds, view.speed_at, view.type_max, size, supply.gpus_of_type)
-        demand, may_use, own = homes.demand_by_user(can_run, view.user, size, len(users))
+        users = supply.cluster.users
+        changed = self._note_changes(view, supply)
+        can_run, demand, may_use, own = self._demands
         speed = self.measuring.speeds(view, can_run, now_s)
         if speed is not can_run:
             own = self.measuring.of_users(view, can_run, len(users))
-        tickets = np.array([u.tickets for u in users])
-        self.market.update(tickets, demand, may_use, own, supply.gpus_of_type, now_s)
+            changed = True
+        if changed:
+            tickets = np.array([u.tickets for u in users])
+            self.market.update(tickets, demand, may_use, own, supply.gpus_of_type, now_s)
         new_quantum = bool(now_s >= self.quantum_end_s - 1e-9)
         if new_quantum:
             quantum_s = self.options.quantum_s
@@ -150,6 +156,18 @@ class GandivaFair(Policy):
             types,
             spans,
         )
+
+    def _note_changes(self, view: View, supply: Supply) -> bool:
+        """Bring `_demands` up to date if jobs or GPUs have changed; quanta mostly end with the same ones."""
+        now = (view.job_ids, view.requested_gpus, view.user, view.speed_at, view.type_max)
+        if supply is self._supply and all(np.array_equal(a, b) for a, b in zip(now, self._jobs)):
+            return False
+        self._supply, self._jobs = supply, tuple(a.copy() for a in now)
+        size = view.requested_gpus
+        can_run = homes.speeds_by_type(view.speeds, view.speed_at, view.type_max, size, supply.gpus_of_type)
+        users = len(supply.cluster.users)
+        self._demands = (can_run, *homes.demand_by_user(can_run, view.user, size, users))
+        return True
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
         part = self.market.weights if len(view) else np.zeros_like(self.accounts.part)
