@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -194,6 +195,15 @@ class View:
             setattr(self.cells, name, self._floats[i])
         for i, name in enumerate(_INTS):
             setattr(self.cells, name, self._ints[i])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Columns and cells are windows on the storage: a copy gets its own, see `__setstate__`."""
+        return {k: v for k, v in self.__dict__.items() if k not in self._cut and k not in ("_cut", "cells")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._cut, self.cells = [], SimpleNamespace()
+        self._lay_cells()
 
     def row(self, job_id: int) -> int:
         """The row of an active job; KeyError if there is none."""
