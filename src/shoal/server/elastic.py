@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("shoal.server")
 
 MAX_REFUSED = 3
+LOST_RESTARTS = 3
+"""How often a job that lost all its workers goes on from its last checkpoint, unless its owner says."""
 DONE = "done"
 NO_RUNTIME = (
     "its command ended without ever joining the job: a job with a range of GPUs must use shoal.torch; "
@@ -228,6 +230,8 @@ class Elastic(CrewBase):
             self.over(job, Verb.SUCCEED)
         elif job.life.state is JobState.STOPPING:
             self.over(job, Verb.VANISH)
+        elif job.ending == NO_RUNTIME:
+            self.over(job, Verb.FAIL, NO_RUNTIME)
         elif job.ending is not None:
             self._forget_coordinator(job)
             self.conclude(job)
@@ -349,7 +353,8 @@ class Elastic(CrewBase):
     def _on_JobStranded(self, job: LiveJob, event: ev.JobStranded) -> None:
         if job.ending is not None or job.life.state in (JobState.STOPPING, JobState.PAUSED):
             return
-        if job.life.restarts < job.spec["max_restarts"] and may(job.life, Verb.RESTART):
+        limit = job.spec["max_restarts"] if "max_restarts" in job.given else LOST_RESTARTS
+        if job.life.restarts < limit and may(job.life, Verb.RESTART):
             begin = "its last checkpoint" if event.checkpoint else "the beginning"
             self.advance(job, Verb.RESTART, f"all its workers were lost; it goes on from {begin}")
         else:

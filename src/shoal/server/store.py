@@ -11,6 +11,7 @@ a reader sees is what the last transaction left. SQLite runs in WAL mode; Postgr
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -161,6 +162,7 @@ class Store:
             raise ShoalError(f"{where} needs {error.name!r}: pip install 'shoal[postgres]'") from None
         except sa.exc.DBAPIError as error:
             raise _translate(error, where) from None
+        self._thread = threading.get_ident()
         self.on_events: Callable[[list[Row]], None] = lambda rows: None
 
     def close(self) -> None:
@@ -182,10 +184,13 @@ class Store:
             self.on_events(change.events)
 
     def _end_read(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError("the store is used by one thread only, that of the server's loop")
         if self._connection.in_transaction():
             self._connection.rollback()
 
     def _rows(self, statement: sa.Select[Any]) -> list[Row]:
+        self._end_read()
         try:
             return [dict(row) for row in self._connection.execute(statement).mappings()]
         except sa.exc.DBAPIError as error:

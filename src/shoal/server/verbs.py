@@ -25,8 +25,6 @@ from shoal.server.models import JobSpec, JobState, Resize, Role, Scale
 from shoal.server.store import Store
 
 MAX_ACTIVE_JOBS_OF_USER = 10_000
-LIVE_RESTARTS = 3
-"""How often a live job that lost all its workers goes on from its last checkpoint, unless its owner says."""
 
 
 class Infeasible(ShoalError):
@@ -71,8 +69,6 @@ class Verbs:
         now_s = self.c.now_s()
         kept = spec.model_dump(mode="json", exclude={"secrets"}) | {"secrets": sorted(spec.secrets)}
         resize = spec.effective_resize
-        if resize is Resize.LIVE and "max_restarts" not in spec.model_fields_set:
-            kept["max_restarts"] = LIVE_RESTARTS
         largest = max(self._largest_by_type(spec).values())
         row = {
             "name": spec.name or "",

@@ -196,8 +196,8 @@ async def health() -> dict[str, str]:
 async def metrics(request: Request) -> Response:
     """For Prometheus; from another machine with a token."""
     if not _is_local(request):
-        get_who(request)
-    s = get_server(request)
+        await get_who(request)
+    s = await get_server(request)
     return Response(
         s.conductor.metrics.text(gauges(s)), media_type="text/plain; version=0.0.4; charset=utf-8"
     )

@@ -54,13 +54,14 @@ class Server:
     shut_down: Any = None
 
 
-def get_server(request: Request) -> Server:
+# Asynchronous, though they wait for nothing: FastAPI would call plain functions in other threads.
+async def get_server(request: Request) -> Server:
     server: Server = request.app.state.server
     return server
 
 
-def get_who(request: Request) -> Who:
-    return get_server(request).gate.who(request)
+async def get_who(request: Request) -> Who:
+    return (await get_server(request)).gate.who(request)
 
 
 S = Annotated[Server, Depends(get_server)]

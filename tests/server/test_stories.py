@@ -1,0 +1,284 @@
+"""What the server does with jobs, told as stories; workers are fakes that speak the real protocol."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shoal.executors.base import NodeInfo
+
+from .fakes import Fleet, run, server
+
+
+def test_a_gang_starts_together_with_the_usual_variables_and_ends_as_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("3", name="gang", env={"LR": "1"}))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            specs = [here.fleet.running[f"{job}.{i}"] for i in range(3)]
+            assert [s.env["RANK"] for s in specs] == ["0", "1", "2"]
+            assert {s.env["WORLD_SIZE"] for s in specs} == {"3"}
+            assert {s.env["MASTER_ADDR"] for s in specs} == {"127.0.0.1"}
+            assert len({s.env["MASTER_PORT"] for s in specs}) == 1
+            assert {s.gpu for s in specs} == {0, 1, 2}
+            assert {s.env["LR"] for s in specs} == {"1"}
+            here.fleet.end(f"{job}.0")
+            here.fleet.end(f"{job}.1")
+            await here.until(lambda: len(here.fleet.running) == 1)
+            assert here.state(job) == "running"
+            here.fleet.end(f"{job}.2")
+            await here.until(lambda: here.state(job) == "succeeded")
+            assert here.conductor.devices.used == 0
+
+    run(story())
+
+
+def test_one_failing_rank_takes_the_gang_down_and_the_job_says_why(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.end(f"{job}.1", 3)
+            await here.until(lambda: here.state(job) == "failed")
+            shown = await here.get(f"/jobs/{job}")
+            assert shown["message"] == f"worker {job}.1 ended with exit code 3"
+            assert here.fleet.running == {}
+
+    run(story())
+
+
+def test_a_job_that_may_restart_is_started_again_and_no_more_often_than_it_may(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("1", max_restarts=1))["id"]
+            await here.until(lambda: f"{job}.0" in here.fleet.running)
+            here.fleet.end(f"{job}.0", 1)
+            await here.until(lambda: f"{job}.1" in here.fleet.running)
+            assert here.fleet.running[f"{job}.1"].env["SHOAL_ATTEMPT"] == "1"
+            here.fleet.end(f"{job}.1", None, "SIGSEGV")
+            await here.until(lambda: here.state(job) == "failed")
+            assert "SIGSEGV" in (await here.get(f"/jobs/{job}"))["message"]
+
+    run(story())
+
+
+def test_a_gpu_is_given_to_the_next_owner_only_when_the_last_has_let_it_go(tmp_path: Path) -> None:
+    async def story() -> None:
+        fleet = Fleet(2)
+        fleet.stubborn = True
+        async with server(tmp_path, policy="srtf", fleet=fleet) as here:
+            long = (await here.submit("2", resize="restart", expected_s=1000, name="long"))["id"]
+            await here.until(lambda: here.state(long) == "running")
+            short = (await here.submit("2", expected_s=1, name="short"))["id"]
+            await here.until(lambda: len(fleet.told) == 2)
+            why = await here.get(f"/jobs/{short}/why")
+            assert why["reason"]["code"] == "WaitingForRelease"
+            assert here.gpus(short) == 0
+            fleet.end(f"{long}.0", None, "SIGTERM")
+            await here.until(lambda: len(fleet.running) == 1)
+            assert here.gpus(short) == 0, "a gang is never started in part"
+            fleet._ended(f"{long}.1", None, "SIGTERM", True)
+            await here.until(lambda: here.state(short) == "running")
+            assert here.state(long) == "pending"
+
+    run(story())
+
+
+def test_a_fixed_job_that_is_preempted_stands_still_and_goes_on_later(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2, policy="srtf") as here:
+            long = (await here.submit("2", expected_s=1000))["id"]
+            await here.until(lambda: here.state(long) == "running")
+            short = (await here.submit("2", expected_s=1))["id"]
+            await here.until(lambda: here.state(short) == "running")
+            assert here.fleet.suspended == {f"{long}.0", f"{long}.1"}
+            assert here.state(long) == "pending"
+            for rank in range(2):
+                here.fleet.end(f"{short}.{rank}")
+            await here.until(lambda: here.state(long) == "running")
+            assert here.fleet.suspended == set()
+            assert here.fleet.started.count(f"{long}.0") == 1
+
+    run(story())
+
+
+def test_pause_gives_the_gpus_to_others_and_resume_waits_its_turn(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1) as here:
+            first = (await here.submit("1"))["id"]
+            second = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            assert (await here.post(f"/jobs/{first}/pause"))["state"] == "paused"
+            await here.until(lambda: here.state(second) == "running")
+            assert (await here.get(f"/jobs/{first}"))["reason"]["code"] == "Held"
+            await here.post(f"/jobs/{first}/resume")
+            await here.until(lambda: here.state(first) == "pending")
+            here.fleet.end(f"{second}.0")
+            await here.until(lambda: here.state(first) == "running")
+
+    run(story())
+
+
+@pytest.mark.parametrize("when", ["pending", "running", "paused"])
+def test_cancel_works_in_every_state_and_leaves_nothing(tmp_path: Path, when: str) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1) as here:
+            if when == "pending":
+                await here.submit("1")
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.conductor.decided_s is not None)
+            if when == "running":
+                await here.until(lambda: here.state(job) == "running")
+            if when == "paused":
+                await here.post(f"/jobs/{job}/pause")
+            await here.post(f"/jobs/{job}/cancel")
+            await here.until(lambda: here.state(job) == "cancelled")
+            assert not any(w.startswith(f"{job}.") for w in here.fleet.running)
+            assert (await here.post(f"/jobs/{job}/cancel", status=409))["error"]["code"] == "conflict"
+
+    run(story())
+
+
+def test_a_live_job_grows_when_another_ends_and_shrinks_when_another_arrives(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, policy="max-min") as here:
+            first = (await here.submit("1..4"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            assert here.gpus(first) == 4
+            second = (await here.submit("1..4"))["id"]
+            await here.until(lambda: here.state(second) == "running", train=(first, second))
+            assert (here.gpus(first), here.gpus(second)) == (2, 2)
+            here.fleet.step(second, total=1)
+            await here.until(lambda: here.state(second) == "succeeded", train=(first,))
+            await here.until(lambda: here.conductor.jobs[first].size == 4, train=(first,))
+            shown = await here.get(f"/jobs/{first}")
+            assert shown["resizes"] == 2
+            assert shown["step"] > 0
+            assert [w["rank"] for w in shown["workers"] if w["state"] == "active"] == [0, 1, 2, 3]
+
+    run(story())
+
+
+def test_a_killed_worker_is_replaced_while_the_others_train_on(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2, policy="max-min") as here:
+            job = (await here.submit("1..2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.end(f"{job}.1", None, "SIGKILL")
+            await here.until(lambda: f"{job}.2" in here.fleet.running, train=(job,))
+            await here.until(lambda: here.conductor.jobs[job].size == 2, train=(job,))
+            types = [e["type"] for e in (await here.get("/events", params={"limit": 1000}))["items"]]
+            assert "worker.lost" in types
+            assert here.state(job) == "running"
+
+    run(story())
+
+
+def test_a_paused_live_job_saves_its_state_and_resumes_on_new_workers(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2, policy="max-min") as here:
+            job = (await here.submit("1..2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            await here.post(f"/jobs/{job}/pause")
+            await here.until(lambda: not here.fleet.running, train=(job,))
+            assert here.conductor.devices.used == 0
+            assert here.conductor.jobs[job].coordinator["paused"].endswith("paused.pt")
+            await here.post(f"/jobs/{job}/resume")
+            await here.until(lambda: here.state(job) == "running", train=(job,))
+
+    run(story())
+
+
+def test_a_command_that_never_joins_its_live_job_fails_with_advice(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1, policy="max-min") as here:
+            job = (await here.submit("1..2"))["id"]
+            await here.until(lambda: f"{job}.0" in here.fleet.running)
+            here.fleet.live[f"{job}.0"].end()
+            here.fleet.end(f"{job}.0", 0)
+            await here.until(lambda: here.state(job) in ("failed", "succeeded"))
+            assert "shoal.torch" in (await here.get(f"/jobs/{job}"))["message"]
+
+    run(story())
+
+
+def test_the_policy_is_changed_while_jobs_run_and_their_shares_stay_until_it_decides(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, policy="fifo") as here:
+            first = (await here.submit("1..4", requested_gpus=4))["id"]
+            second = (await here.submit("1..4", requested_gpus=4))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            assert here.gpus(second) == 0
+            await here.call("PUT", "/policy", json={"name": "max-min"})
+            await here.until(lambda: here.state(second) == "running", train=(first, second))
+            assert (here.gpus(first), here.gpus(second)) == (2, 2)
+            error = await here.call("PUT", "/policy", json={"name": "max-mim"}, status=422)
+            assert "max-min" in error["error"]["message"]
+
+    run(story())
+
+
+def test_a_policy_that_raises_is_replaced_and_no_job_is_lost(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, policy="max-min") as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+
+            def broken(*_: object) -> None:
+                raise ZeroDivisionError
+
+            here.conductor.scheduler.policy.decide = broken
+            other = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(other) == "running")
+            assert here.conductor.policy_name == "fifo"
+            assert any("max-min" in w for w in (await here.get("/status"))["warnings"])
+
+    run(story())
+
+
+def test_why_names_who_is_ahead_when_it_may_start_and_the_smallest_change(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            first = (await here.submit("3", expected_s=100, name="first"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            second = (await here.submit("2", name="second"))["id"]
+            await here.until(lambda: here.conductor.scheduler.events_seen >= 2)
+            why = await here.get(f"/jobs/{second}/why")
+            assert why["reason"]["code"] == "WaitingForCapacity"
+            assert [j["name"] for j in why["ahead"]] == ["first"]
+            assert 0 < why["starts_in"]["low_s"] <= why["starts_in"]["high_s"] <= 200
+            assert [(c["change"], c["value"]) for c in why["could"]] == [("min_gpus", 1)]
+            plan = await here.post("/plan", json={"spec": {"command": ["x"], "gpus": "1"}})
+            assert plan["verdict"] == "starts"
+            assert here.conductor.scheduler.jobs.keys() == {first, second}, "asking changes nothing"
+
+    run(story())
+
+
+def test_bursts_are_decided_on_together(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 50) as here:
+            before = here.conductor.scheduler.plans
+            await asyncio.gather(*(here.submit("1") for _ in range(40)))
+            await here.until(lambda: len(here.fleet.running) == 40)
+            assert here.conductor.scheduler.plans - before < 30
+
+    run(story())
+
+
+def test_shares_are_kept_by_user_and_type(tmp_path: Path) -> None:
+    async def story() -> None:
+        nodes = (NodeInfo("a", 2, "v100", False, ("x", "y")), NodeInfo("b", 2, "k80", False, ("z", "w")))
+        async with server(tmp_path, nodes, policy="max-min") as here:
+            await here.add_user("ada", tickets=3)
+            job = (await here.submit("2", user="ada", gpu_types=["k80"]))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            assert {s.node for s in here.fleet.running.values()} == {"b"}
+            lines = {s["user"]: s for s in (await here.get("/shares"))["items"]}
+            assert lines["ada"]["gpus"] == 2
+            assert lines["ada"]["tickets"] == 3
+            assert lines["ada"]["entitled_gpus"] == 2
+
+    run(story())
