@@ -81,7 +81,7 @@ def test_every_other_form_can_be_read_too(live, done, waiting, args, output):
 
 
 CHANGE = {
-    "run": (["run", "-d", "--name", "c1", "--gpus", "1", "--", "sleep", "600"], m.Job),
+    "run": (["run", "-d", "--name", "c1", "--gpus", "1..2", "--resize", "restart", "--", "sleep", "600"], m.Job),
     "scale": (["scale", "c1", "--pin", "1"], m.Job),
     "pause": (["pause", "c1"], m.JobList),
     "resume": (["resume", "c1"], m.JobList),

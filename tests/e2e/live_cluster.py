@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import psutil
+from forked import run_forked
 
 from shoal.client import Client
 
@@ -26,16 +27,8 @@ class Cluster:
         self.env = {**outside, "SHOAL_HOME": str(home), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 
     def shoal(self, *args, code=None, timeout=60, env=None, stdin="", cwd=None):
-        done = subprocess.run(
-            [*SHOAL, *map(str, args)],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=self.env | (env or {}),
-            cwd=cwd,
-            check=False,
-        )
+        given = self.env | (env or {})
+        done = run_forked(list(map(str, args)), env=given, stdin=stdin, cwd=cwd, timeout=timeout)
         assert "Traceback" not in done.stderr, done.stderr
         if code is not None:
             assert done.returncode == code, f"{args}: {done.returncode}\n{done.stdout}\n{done.stderr}"

@@ -47,15 +47,15 @@ def events(
                 print_document(output, EventList(items=found, next=last), [str(e.id) for e in found])
             return
         try:
-            for event in client.watch_events(job=number, type=type_, since=begin, tail=kept):
-                if event is None:
+            for seen in client.watch_events(job=number, type=type_, since=begin, tail=kept):
+                if seen is None:
                     continue
                 if output.for_people:
-                    print(_line(event), flush=True)
+                    print(_line(seen), flush=True)
                 elif output is Output.NAME:
-                    print(event.id, flush=True)
+                    print(seen.id, flush=True)
                 else:
-                    print_lines([plain(event)])
+                    print_lines([plain(seen)])
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 

@@ -32,8 +32,8 @@ def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Out
             say(f"{job.name}: {done} ({job.state.value})")
     elif found or not errors:
         print_document(output, JobList(items=found, next=None), [job.name for job in found])
-    for error in errors[:-1]:
-        say(f"shoal: {error}")
+    for earlier in errors[:-1]:
+        say(f"shoal: {earlier}")
     if errors:
         raise errors[-1]
 

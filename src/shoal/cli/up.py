@@ -109,9 +109,9 @@ def _start(command: list[str], home: Path, limit_s: float) -> None:
             if code is not None:
                 said.seek(0)
                 words = [line.strip() for line in said if line.strip()]
-                error = ClientError(words[-1].removeprefix("shoal: ") if words else f"it ended with {code}")
-                error.exit_code = EXIT_CODES.get(code, 1)
-                raise error
+                failed = ClientError(words[-1].removeprefix("shoal: ") if words else f"it ended with {code}")
+                failed.exit_code = EXIT_CODES.get(code, 1)
+                raise failed
             if time.monotonic() > deadline:
                 process.terminate()
                 raise TimedOut(f"the server does not answer after {limit_s:g} s; see {home / 'server.log'}")
