@@ -76,7 +76,7 @@ def trained_shares(times: list[float], gpus: list[int], costs: Costs, model: str
         goes_on = [out.pop() for _ in range(sum(at > now for at, _ in out))]  # overtaken by this change
         if k == 0 or costs.kind == "none" or share in (0, had):
             out.append((now, share))
-        elif costs.kind == "restart":
+        elif costs.kind in ("restart", "suspend"):  # a suspended job loses as much on average, see `costs_of`
             out += [(now, 0), (now + costs.restart_of(model), share)]
         elif share < had or had == 0:
             standstill_s = costs.pause_s + (costs.prepare_s if had == 0 else 0.0)

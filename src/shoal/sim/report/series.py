@@ -151,7 +151,7 @@ def watched(result: Result, work: FloatArray, gpu_type: str, kind: str) -> dict[
 
 
 def costs_of(record: Record, j: int, kind: Any) -> Costs:
-    """The cost model of a run: its kind, with the standstill that each of the job's restarts has cost."""
+    """The cost model of a run: its kind, and what each time the job went on has cost it on average."""
     gpus = np.asarray(record.change_gpus)[np.asarray(record.change_job, np.int64) == j]
     paid = int((gpus[1:] > 0).sum())
     return Costs(kind, restart_s=float(record.paused_s[j]) / paid if paid else 0.0)

@@ -66,7 +66,7 @@ function ticksUpTo(end, most) {
 
 const count = (n) => (n === null || n === undefined ? "–" : Number(n).toLocaleString("en", { maximumFractionDigits: 0 }));
 const percent = (part, digits = 0) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(digits)} %`);
-const fixed = (v, digits = 1) => (v === null || v === undefined ? "–" : Number(v).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+const fixed = (v, digits = 1) => (v === null || v === undefined ? "–" : Number(v).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−"));
 const short = (v) => (v === null || v === undefined ? "–" : v >= 100 ? count(v) : `${+Number(v).toFixed(v >= 10 ? 1 : 2)}`);
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const COSTS = { none: "no cost", restart: "stop and restart", concurrent: "concurrent" };

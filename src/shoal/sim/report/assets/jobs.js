@@ -65,7 +65,7 @@ function drawJob(row) {
   const end = Math.max(...ends, 1e-3), top = Math.max(1, ...steps.flat().map(([, v]) => v));
   const rows = RUNS.map((run, i) => ({
     run, points: [...steps[i], ...(run.jobs.jct_s[k] === null && steps[i].length ? [[ends[i], steps[i][steps[i].length - 1][1]]] : [])],
-    note: run.jobs.jct_s[k] === null ? "did not finish" : `${duration(run.jobs.jct_s[k])}, ${plural(run.jobs.changes[k], "change")}${run.jobs.wait_s[k] >= 1 ? `\nwaited ${duration(run.jobs.wait_s[k])}` : ""}`,
+    note: run.jobs.jct_s[k] === null ? "did not finish" : `${duration(run.jobs.jct_s[k])}, ${plural(run.jobs.changes[k], "change")}${run.jobs.wait_s[k] >= 1 ? `,\nwaited ${duration(run.jobs.wait_s[k])}` : ""}`,
   }));
   lanes($("job-lanes"), {
     rows, end, top, label: "GPUs of the job over time",

@@ -4,6 +4,8 @@ function times() {
   const width = DATA.width_s, n = Math.max(...RUNS.map((r) => r.over_time.used.mean.length));
   return Array.from({ length: n }, (_, i) => (i + 0.5) * width);
 }
+// 2048 s is 34 minutes to a reader.
+const coarse = (s) => (s < 600 ? s : s < 36000 ? Math.round(s / 60) * 60 : Math.round(s / 3600) * 3600);
 // The middle of the first bucket is not the beginning: the line begins there all the same.
 const fromZero = (values) => [values[0], ...values];
 const padded = (values, n) => [...values, ...Array(n - values.length).fill(null)];
@@ -58,7 +60,7 @@ function overTime() {
     note: (row, t) => (t > row.run.over_time.end_s ? "ended" : `${duration(t)}: ${plural(Math.round(valueAt(row.points, t)), "GPU")}`),
   });
   $("used-top").textContent = `all ${plural(DATA.meta.gpus, "GPU")}`;
-  for (const span of document.querySelectorAll(".bucket")) span.textContent = duration(DATA.width_s);
+  for (const span of document.querySelectorAll(".bucket")) span.textContent = duration(coarse(DATA.width_s));
 }
 
 function thrashing() {

@@ -14,8 +14,31 @@ function users() {
   const types = Object.keys(DATA.meta.types);
   fill($("users-type"), ["all", ...types], () => drawLedger());
   $("users-type-label").hidden = types.length < 2;
+  drawFairness(runs);
   drawUsers();
 }
+
+// Users against runs: how far each is from its due.
+function drawFairness(runs) {
+  if (runs.length < 2) return;
+  $("fairness").hidden = false;
+  const of = runs.map((run) => new Map(run.users.totals.map((row) => [row.user, row.deviation])));
+  const columns = [
+    { head: "User", word: true, get: (name) => name, show: (name) => el("span", { class: "clip", title: name }, name) },
+    ...runs.map((run, i) => ({ head: run.label, get: (name) => of[i].get(name), show: (name) => heat(of[i].get(name)), downFirst: true })),
+  ];
+  const rank = new Map(runs[0].users.totals.map((row, i) => [row.user, i]));
+  columns[0].get = (name) => rank.get(name); // the busiest first
+  sortable($("fairness-table"), columns, [...rank.keys()], { by: 0 });
+}
+
+function heat(deviation) {
+  const strength = Math.min(Math.abs(deviation || 0) / 0.5, 1) * 60;
+  const colour = `color-mix(in srgb, var(${deviation >= 0 ? "--c0" : "--c1"}) ${strength.toFixed(0)}%, transparent)`;
+  return el("span", { class: "cell", style: { background: colour } }, signed(deviation));
+}
+
+const signed = (part) => (part === null || part === undefined ? "–" : `${part >= 0 ? "+" : "−"}${percent(Math.abs(part), 1)}`);
 
 function fill(select, names, onpick) {
   select.replaceChildren(...names.map((name, i) => el("option", { value: i }, name)));
@@ -89,6 +112,7 @@ function drawDetail() {
 
 function drawLedger() {
   const { totals, names } = USERS.run.users;
+  $("ledger-run").textContent = RUNS.length > 1 ? ` of ${USERS.run.label}` : "";
   const types = Object.keys(DATA.meta.types), pick = $("users-type").selectedIndex;
   const of = pick > 0 ? [types[pick - 1]] : types;
   const sum = (row, column) => of.reduce((s, t) => s + ((row[t] || {})[column] || 0), 0) / 3600;
@@ -96,7 +120,7 @@ function drawLedger() {
   const columns = [
     { head: "User", word: true, get: (r) => r.user, show: (r) => (names.includes(r.user) ? el("button", { class: "rowpick", type: "button", title: r.user }, r.user) : el("span", { class: "clip" }, r.user)) },
     ...LEDGER.filter((c) => c !== "traded" || traded).map((c) => ({ head: c[0].toUpperCase() + c.slice(1), get: (r) => sum(r, c), show: (r) => fixed(sum(r, c), 1), downFirst: true })),
-    { head: "Deviation", get: (r) => r.deviation, show: (r) => (r.deviation === null ? "–" : `${r.deviation >= 0 ? "+" : "−"}${percent(Math.abs(r.deviation), 1)}`), downFirst: true },
+    { head: "Deviation", get: (r) => r.deviation, show: (r) => signed(r.deviation), downFirst: true },
   ];
   sortable($("ledger"), columns, totals, {
     by: 1, down: true,
