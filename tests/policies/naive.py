@@ -37,7 +37,9 @@ def afs_l(remaining, curves, least, most, gpus):
         else:
             short, long = holder, challenger
         s, t = share[short], share[long]
-        p_long, p_long_more = (curves[long][t], curves[long][t + 1]) if t else (0.0, curves[long][least[long]])
+        p_long, p_long_more = (
+            (curves[long][t], curves[long][t + 1]) if t else (0.0, curves[long][least[long]])
+        )
         gain_long = (p_long_more - p_long) / p_long_more
         gain_short = (curves[short][s + 1] - curves[short][s]) / curves[short][s] if s else math.inf
         return (long if gain_long > gain_short else short) == challenger
@@ -67,9 +69,6 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce):
         now, then = curves[j][share[j]], curves[j][share[j] + 1]
         return (then - now) / now, (then - now) / then
 
-    size = 1
-    while size < len(candidates):
-        size *= 2
     while gpus > 0:
         open_ = [j for j in candidates if share[j] < most[j]]
         if not open_:
@@ -82,7 +81,7 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce):
             elif c2 >= m1:
                 pass
             elif rule == "last" or (
-                rule == "random" and coin(nonce, size + place[c], size + place[m], share[c], share[m])
+                rule == "random" and coin(nonce, place[c], place[m], share[c], share[m])
             ):
                 c = m
         share[c] += 1

@@ -45,7 +45,9 @@ def test_afs_p_equals_a_left_fold_of_compare(rule, code):
 def test_optimus_equals_the_largest_gain_for_every_gpu():
     for seed in VIEWS:
         view, gpus = naive.random_view(seed)
-        got = optimus_shares(view.remaining, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus)
+        got = optimus_shares(
+            view.remaining, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus
+        )
         want = naive.optimus(view.remaining, naive.curves_of(view), view.min_gpus, view.max_gpus, gpus)
         assert got.tolist() == want, f"seed {seed}"
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
-from shoal.policies.tournament import BY_LENGTH, beats, hand_out, set_gains
+from shoal.policies.tournament import BY_LENGTH, hand_out
 from shoal.policies.types import reference_curves
 
 
@@ -65,8 +65,11 @@ def _takes_it(
         if share[j] == 0:  # no speed yet: infinitely long, and the first GPUs bring all there is
             length[k], gain_short[k], gain_long[k] = np.inf, np.inf, 1.0
         else:
-            set_gains(k, share[j], share[j] + 1, remaining[j], speeds, at[j], length, gain_short, gain_long)
-    return beats(BY_LENGTH, 0, length, gain_short, gain_long, share, 0, 1)
+            now, then = speeds[at[j] + share[j]], speeds[at[j] + share[j] + 1]
+            length[k], gain_short[k], gain_long[k] = remaining[j] / now, (then - now) / now, (then - now) / then
+    if length[1] >= length[0]:
+        return not gain_long[1] > gain_short[0]
+    return gain_long[0] > gain_short[1]
 
 
 @njit(cache=True)

@@ -34,56 +34,8 @@ def coin(nonce: int, holder: int, challenger: int, holder_gpus: int, challenger_
     return ((x ^ (x >> np.uint64(31))) & np.uint64(1)) == np.uint64(1)
 
 
-@njit(cache=True, inline="always")
-def beats(
-    rule: int,
-    nonce: int,
-    length: FloatArray,
-    gain_short: FloatArray,
-    gain_long: FloatArray,
-    gpus: IntArray,
-    challenger: int,
-    holder: int,
-) -> bool:
-    """Whether the next GPU goes to the challenger rather than to the holder.
-
-    gain_short is (p' - p)/p, what a job's next GPU brings if it is the shorter of the two; gain_long is
-    (p' - p)/p', what it brings if it is the longer. Mind the denominators: they differ on purpose.
-    """
-    if rule == BY_LENGTH:
-        if length[holder] >= length[challenger]:
-            return not gain_long[holder] > gain_short[challenger]
-        return gain_long[challenger] > gain_short[holder]
-    if gain_long[challenger] >= gain_short[holder]:
-        return True
-    if gain_long[holder] >= gain_short[challenger]:
-        return False
-    if rule == BY_COIN:
-        return coin(nonce, holder, challenger, gpus[holder], gpus[challenger])
-    return rule == LAST
-
-
-@njit(cache=True, inline="always")
-def set_gains(
-    i: int,
-    share: int,
-    cap: int,
-    left: float,
-    speeds: FloatArray,
-    at: int,
-    length: FloatArray,
-    gain_short: FloatArray,
-    gain_long: FloatArray,
-) -> None:
-    """A candidate's length and gains at this share; at its cap it takes no further part."""
-    if share >= cap:
-        length[i] = np.inf
-        gain_short[i] = gain_long[i] = -np.inf
-        return
-    now, then = speeds[at + share], speeds[at + share + 1]
-    length[i] = left / now
-    gain_short[i] = (then - now) / now
-    gain_long[i] = (then - now) / then
+# Columns of a node of the tree: the shortest length and the largest gains of all below it.
+_LENGTH, _SHORT, _LONG = 0, 1, 2
 
 
 @njit(cache=True)
@@ -103,102 +55,119 @@ def hand_out(
     size = 1
     while size < m:
         size *= 2
-    # Trees in arrays: leaf i is at size + i, the parent of k at k // 2.
-    length, gain_short, gain_long = _tree(size, np.inf), _tree(size, -np.inf), _tree(size, -np.inf)
-    held = np.zeros(2 * size, np.int32)
+    # The tree in an array: leaf i is node size + i, the parent of node k is k // 2.
+    tree = np.empty((2 * size, 4))
+    tree[:, _LENGTH], tree[:, _SHORT], tree[:, _LONG] = np.inf, -np.inf, -np.inf
+    held, limit = np.zeros(m, np.int32), np.empty(m, np.int32)
+    begin, left = np.empty(m, np.int32), np.empty(m)
     alive = 0
     for i in range(m):
-        r, k = rows[i], size + i
-        held[k] = share[r]
-        set_gains(k, held[k], cap[r], remaining[r], speeds, at[r], length, gain_short, gain_long)
-        alive += held[k] < cap[r]
+        r = rows[i]
+        held[i], limit[i], begin[i], left[i] = share[r], cap[r], at[r], remaining[r]
+        alive += held[i] < limit[i]
+        _set_leaf(tree, size + i, held[i], limit[i], left[i], speeds, begin[i])
     for k in range(size - 1, 0, -1):
-        _pull(k, length, gain_short, gain_long)
+        _pull(tree, k)
     chain = np.empty(m + 1, np.int32)  # leaves
     top = -1  # index of the chain's end
     first = size  # all candidates before this leaf are at their cap
     start = size  # where to look for the next one to beat the chain's end
     while gpus > 0 and alive > 0:
         if top < 0:
-            while gain_short[first] == -np.inf:
+            while tree[first, _SHORT] == -np.inf:
                 first += 1
             chain[0], top, start = first, 0, first + 1
         while start < size + m:  # extend the chain until nobody beats its end
-            found = _next_to_beat(rule, nonce, length, gain_short, gain_long, held, size, start, chain[top])
+            found = _next_to_beat(tree, held, size, start, chain[top], rule, nonce)
             if found == 0:
                 break
             top += 1
             chain[top], start = found, found + 1
         w = chain[top]
-        r = rows[w - size]
+        i = w - size
         # The largest gain that any other could set against the winner's: its predecessor's, or that
-        # of one after it.
-        trouble = gain_short[chain[top - 1]] if top > 0 else -np.inf
+        # of one after it. As long as the winner's is larger it wins again.
+        trouble = tree[chain[top - 1], _SHORT] if top > 0 else -np.inf
         k = w
         while k > 1:
-            if k % 2 == 0 and gain_short[k + 1] > trouble:
-                trouble = gain_short[k + 1]
-            k //= 2
+            if k & 1 == 0 and tree[k + 1, _SHORT] > trouble:
+                trouble = tree[k + 1, _SHORT]
+            k >>= 1
         while True:
-            held[w] += 1
+            held[i] += 1
             gpus -= 1
-            set_gains(w, held[w], cap[r], remaining[r], speeds, at[r], length, gain_short, gain_long)
-            if gpus == 0 or not gain_long[w] > trouble:
+            if gpus == 0 or held[i] >= limit[i]:
                 break
-        alive -= held[w] >= cap[r]
-        k = w // 2
+            now, then = speeds[begin[i] + held[i]], speeds[begin[i] + held[i] + 1]
+            if not (then - now) / then > trouble:
+                break
+        alive -= held[i] >= limit[i]
+        _set_leaf(tree, w, held[i], limit[i], left[i], speeds, begin[i])
+        k = w >> 1
         while k > 0:
-            _pull(k, length, gain_short, gain_long)
-            k //= 2
+            _pull(tree, k)
+            k >>= 1
         # All before the winner lost to its predecessor, and still do: go on from the winner itself.
         top -= 1
         start = w
     for i in range(m):
-        share[rows[i]] = held[size + i]
+        share[rows[i]] = held[i]
 
 
 @njit(cache=True, inline="always")
-def _tree(size: int, empty: float) -> FloatArray:
-    return np.full(2 * size, empty)
+def _set_leaf(
+    tree: FloatArray, k: int, gpus: int, limit: int, left: float, speeds: FloatArray, at: int
+) -> None:
+    """A candidate's length and gains at its share; at its cap it takes no further part."""
+    if gpus >= limit:
+        tree[k, _LENGTH], tree[k, _SHORT], tree[k, _LONG] = np.inf, -np.inf, -np.inf
+        return
+    now, then = speeds[at + gpus], speeds[at + gpus + 1]
+    tree[k, _LENGTH], tree[k, _SHORT], tree[k, _LONG] = left / now, (then - now) / now, (then - now) / then
 
 
 @njit(cache=True, inline="always")
-def _pull(k: int, length: FloatArray, gain_short: FloatArray, gain_long: FloatArray) -> None:
-    """A node carries the shortest length and the largest gains of its two children."""
+def _pull(tree: FloatArray, k: int) -> None:
     a, b = 2 * k, 2 * k + 1
-    length[k] = length[a] if length[a] < length[b] else length[b]
-    gain_short[k] = gain_short[a] if gain_short[a] > gain_short[b] else gain_short[b]
-    gain_long[k] = gain_long[a] if gain_long[a] > gain_long[b] else gain_long[b]
+    tree[k, _LENGTH] = min(tree[a, _LENGTH], tree[b, _LENGTH])
+    tree[k, _SHORT] = max(tree[a, _SHORT], tree[b, _SHORT])
+    tree[k, _LONG] = max(tree[a, _LONG], tree[b, _LONG])
 
 
 @njit(cache=True, inline="always")
 def _next_to_beat(
-    rule: int,
-    nonce: int,
-    length: FloatArray,
-    gain_short: FloatArray,
-    gain_long: FloatArray,
-    held: IntArray,
-    size: int,
-    start: int,
-    holder: int,
+    tree: FloatArray, held: IntArray, size: int, start: int, holder: int, rule: int, nonce: int
 ) -> int:
-    """The first leaf from `start` on that beats the holder; 0 if there is none."""
-    span, short, long_ = length[holder], gain_short[holder], gain_long[holder]
+    """The first leaf from `start` on that beats the holder; 0 if there is none.
+
+    At a leaf the test is the rule itself; at an inner node it fails only if it fails for all below.
+    """
+    length, short, long_ = tree[holder, _LENGTH], tree[holder, _SHORT], tree[holder, _LONG]
     k = start
     while True:
-        if rule == BY_LENGTH:
-            may = gain_long[k] > short or (gain_short[k] >= long_ and length[k] <= span)
-        else:
-            may = gain_short[k] >= long_
-        if may:
+        if tree[k, _SHORT] >= long_ and (
+            rule != BY_LENGTH or tree[k, _LENGTH] <= length or tree[k, _LONG] > short
+        ):
             if k < size:
                 k *= 2
                 continue
-            if beats(rule, nonce, length, gain_short, gain_long, held, k, holder):
+            if rule == BY_LENGTH or _wins_without_lengths(tree, held, size, k, holder, rule, nonce):
                 return k
-        while k % 2 == 1:  # done with this subtree: on to the next one to the right
-            k //= 2
+        while k & 1:  # done with this subtree: on to the next one to the right
+            k >>= 1
         if k == 0:
             return 0
         k += 1
+
+
+@njit(cache=True, inline="always")
+def _wins_without_lengths(
+    tree: FloatArray, held: IntArray, size: int, challenger: int, holder: int, rule: int, nonce: int
+) -> bool:
+    if tree[challenger, _LONG] >= tree[holder, _SHORT]:
+        return True
+    if tree[holder, _LONG] >= tree[challenger, _SHORT]:
+        return False
+    if rule == BY_COIN:
+        return coin(nonce, holder - size, challenger - size, held[holder - size], held[challenger - size])
+    return rule == LAST
