@@ -73,7 +73,9 @@ def trained_shares(times: list[float], gpus: list[int], costs: Costs, model: str
     for k, (now, share) in enumerate(zip(times, gpus)):
         had = growing_to if ready <= now else had
         ready = np.inf
-        goes_on = [out.pop() for _ in range(sum(at > now for at, _ in out))]  # overtaken by this change
+        overtaken = []
+        while out and out[-1][0] > now:
+            overtaken.append(out.pop())
         if k == 0 or costs.kind == "none" or share in (0, had):
             out.append((now, share))
         elif costs.kind in ("restart", "suspend"):  # a suspended job loses as much on average, see `costs_of`
@@ -84,7 +86,7 @@ def trained_shares(times: list[float], gpus: list[int], costs: Costs, model: str
         else:
             ready, growing_to = now + costs.prepare_s, share
             # A pause that has not ended yet ends all the same, while the newcomers prepare.
-            out += [(at, s) for at, s in goes_on if s == had and at < ready]
+            out += [(at, s) for at, s in overtaken if s == had and at < ready]
             out += [(ready, 0), (ready + costs.pause_s, share)]
             continue
         had = share
