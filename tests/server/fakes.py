@@ -316,7 +316,7 @@ async def server(
     control.gate.first_start(control.home)
     await control.conductor.start()
     control.server.address = "http://test"
-    transport = httpx.ASGITransport(control.app, raise_app_exceptions=False)
+    transport = httpx.ASGITransport(control.app, raise_app_exceptions=False, client=("203.0.113.9", 1))
     tokens = {"admin": control.home.admin_token.read_text().strip()}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
         here = Here(control, fleet, http, tokens)

@@ -244,7 +244,7 @@ def test_why_names_who_is_ahead_when_it_may_start_and_the_smallest_change(tmp_pa
             first = (await here.submit("3", expected_s=100, name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("2", name="second"))["id"]
-            await here.until(lambda: here.conductor.scheduler.events_seen >= 2)
+            await here.until(lambda: second in here.conductor.scheduler.jobs)
             why = await here.get(f"/jobs/{second}/why")
             assert why["reason"]["code"] == "WaitingForCapacity"
             assert [j["name"] for j in why["ahead"]] == ["first"]

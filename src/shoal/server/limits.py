@@ -7,11 +7,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+from fastapi import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.server.errors import answer
 
 MAX_BODY_BYTES = 1024 * 1024
+TOO_LARGE = f"the request is larger than {MAX_BODY_BYTES} bytes"
 RATE_PER_S, BURST = 500.0, 2000.0
 MOST_CLIENTS = 10_000
 
@@ -32,10 +34,6 @@ class Buckets:
         if len(self._level) > MOST_CLIENTS:
             self._level.popitem(last=False)
         return allowed
-
-
-class TooLarge(Exception):
-    pass
 
 
 class Limits:
@@ -64,32 +62,25 @@ class Limits:
         await self._pass_on(scope, receive, send)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen, begun = 0, False
+        seen = 0
 
         async def counting() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > MAX_BODY_BYTES:
-                raise TooLarge
+                raise HTTPException(413, TOO_LARGE)  # the one exception that FastAPI lets through here
             return message
 
         async def noting(message: Message) -> None:
-            nonlocal begun
             if message["type"] == "http.response.start":
-                begun = True
                 self._count(status=str(message["status"]))
             await send(message)
 
-        try:
-            await self.app(scope, counting, noting)
-        except TooLarge:
-            if not begun:
-                await self._too_large(scope, receive, send)
+        await self.app(scope, counting, noting)
 
     async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        text = f"the request is larger than {MAX_BODY_BYTES} bytes"
-        await self._refuse(413, "too_large", text, "put large things into files", scope, receive, send)
+        await self._refuse(413, "too_large", TOO_LARGE, "put large things into files", scope, receive, send)
 
     async def _refuse(
         self, status: int, code: str, text: str, hint: str, scope: Scope, receive: Receive, send: Any

@@ -1,0 +1,297 @@
+"""The API: who may do what, errors with one form, pages, keys; and the committed description of it all."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from shoal.server.app import make_app
+from shoal.server.limits import Buckets
+
+from .fakes import run, server
+
+OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
+
+
+def test_the_committed_description_is_that_of_the_code() -> None:
+    assert json.loads(OPENAPI.read_text()) == json.loads(json.dumps(make_app().openapi())), (
+        "run: python -m shoal.server.describe > docs/openapi.json"
+    )
+
+
+def test_the_admin_token_is_made_once_for_its_owners_eyes_only_and_kept_hashed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            path = here.control.home.admin_token
+            token = path.read_text().strip()
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+            for file in tmp_path.glob("shoal.db*"):
+                assert token.encode() not in file.read_bytes()
+        async with server(tmp_path) as here:
+            assert here.control.home.admin_token.read_text().strip() == token
+            await here.get("/status", status=200)
+
+    run(story())
+
+
+def test_without_a_valid_token_every_answer_is_the_same(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            await here.add_user("ada")
+            answers = [
+                await here.get(path, user=user, status=401)
+                for path in ("/jobs", "/jobs/1", "/users/ada", "/nosuch" if False else "/policy")
+                for user in (None, "wrong", "shoal_" + "x" * 43)
+            ]
+            assert all(a == answers[0] for a in answers)
+            assert answers[0]["error"]["code"] == "unauthorized"
+            await here.get("/healthz", user=None, status=200)
+
+    run(story())
+
+
+def test_users_see_and_touch_their_own_jobs_viewers_look_admins_do_all(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            for name, role in (("ada", "user"), ("ben", "user"), ("vic", "viewer")):
+                await here.add_user(name, role)
+            job = (await here.submit("1", user="ada", name="secret-plan"))["id"]
+            missing = await here.get("/jobs/999", user="ben", status=404)
+            hidden = await here.get(f"/jobs/{job}", user="ben", status=404)
+            assert {**missing["error"], "message": ""} == {**hidden["error"], "message": ""}
+            assert (await here.get("/jobs", user="ben"))["items"] == []
+            assert (await here.get("/jobs", user="ben", params={"user": "ada"}))["items"] == []
+            assert (await here.get("/events", user="ben", params={"type": "job."}))["items"] == []
+            for verb in ("cancel", "pause", "resume"):
+                await here.post(f"/jobs/{job}/{verb}", user="ben", status=404)
+                await here.post(f"/jobs/{job}/{verb}", user="vic", status=403)
+            assert (await here.get(f"/jobs/{job}", user="vic"))["name"] == "secret-plan"
+            await here.post("/jobs", user="vic", json={"command": ["x"]}, status=403)
+            for method, path in (("POST", "/users"), ("PUT", "/policy"), ("POST", "/shutdown")):
+                body = {"name": "fifo"} if path != "/shutdown" else {}
+                await here.call(method, path, user="ada", json=body, status=403)
+            await here.post("/tokens", user="ada", json={"user": "ben"}, status=403)
+            await here.call("DELETE", "/tokens/1", user="ada", status=404)
+            assert [u["name"] for u in (await here.get("/users", user="ada"))["items"]] == ["ada"]
+            waiting = (await here.submit("4", user="ben"))["id"]
+            await here.until(lambda: waiting in here.conductor.scheduler.jobs)
+            ahead = (await here.get(f"/jobs/{waiting}/why", user="ben"))["ahead"]
+            assert [(j["user"], j["name"]) for j in ahead] == [("ada", None)], "who, but not what"
+            assert (await here.post(f"/jobs/{job}/cancel"))["state"] == "stopping"
+
+    run(story())
+
+
+def test_a_deleted_or_expired_token_is_worth_nothing_at_once(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            await here.add_user("ada")
+            made = await here.post(
+                "/tokens", user="ada", json={"label": "laptop", "expires_in_s": 3600}, status=201
+            )
+            here.tokens["laptop"] = made["token"]
+            await here.get("/status", user="laptop", status=200)
+            here.control.clock._offset += 3601
+            await here.get("/status", user="laptop", status=401)
+            listed = (await here.get("/tokens", user="ada"))["items"]
+            assert all("token" not in t for t in listed)
+            first = min(t["id"] for t in listed)
+            await here.call("DELETE", f"/tokens/{first}", status=204)
+            await here.get("/status", user="ada", status=401)
+
+    run(story())
+
+
+def test_the_last_admin_stays_and_a_user_with_jobs_stays(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            await here.call("DELETE", "/users/admin", status=409)
+            await here.call("PATCH", "/users/admin", json={"role": "user"}, status=409)
+            await here.add_user("ada")
+            await here.submit("1", user="ada")
+            await here.call("DELETE", "/users/ada", status=409)
+            changed = await here.call("PATCH", "/users/ada", json={"tickets": 5})
+            assert changed["tickets"] == 5
+
+    run(story())
+
+
+BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
+    ({}, 422, "command"),
+    ({"command": []}, 422, "command"),
+    ({"command": ["x"], "gpu": 1}, 422, "there is no field 'gpu'"),
+    ({"command": ["x"], "gpus": "many"}, 422, "write 4, or 1..8"),
+    ({"command": ["x"], "gpus": "4..2"}, 422, "min 4 is above max 2"),
+    ({"command": ["x"], "gpus": "5"}, 422, "this cluster has 4"),
+    ({"command": ["x"], "gpu_types": ["h100"]}, 422, "no node has GPUs of type 'h100'"),
+    ({"command": ["x"], "name": "../../etc"}, 422, "name"),
+    ({"command": ["x"], "name": "a\nb"}, 422, "name"),
+    ({"command": ["x"], "name": "n" * 10_000}, 422, "name"),
+    ({"command": ["x"], "name": "17"}, 422, "number"),
+    ({"command": ["x"], "workdir": "relative"}, 422, "absolute"),
+    ({"command": ["x"], "workdir": "/a/../b"}, 422, "absolute"),
+    ({"command": ["x\0"]}, 422, "command"),
+    ({"command": ["x" * 70_000]}, 422, "script"),
+    ({"command": ["x"], "env": {"A=B": "1"}}, 422, "env"),
+    ({"command": ["x"], "env": {"A": "1"}, "secrets": {"A": "2"}}, 422, "both"),
+    ({"command": ["x"], "gpus": "1..2", "resize": "never"}, 422, "range"),
+    ({"command": ["x"], "requested_gpus": 3, "gpus": "1..2"}, 422, "not within"),
+]
+
+
+def test_a_bad_job_is_refused_with_one_line_that_says_what_to_do(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            for spec, status, words in BAD_JOBS:
+                error = (await here.post("/jobs", json=spec, status=status))["error"]
+                assert words in error["message"], spec
+                assert "\n" not in error["message"]
+                assert len(error["message"]) < 600
+            assert here.control.store.jobs() == []
+            assert list((tmp_path / "jobs").iterdir()) == []
+
+    run(story())
+
+
+def test_large_and_malformed_bodies_are_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            big = b'{"command": ["' + b"x" * (100 * 1024 * 1024) + b'"]}'
+            assert (await here.post("/jobs", content=big, status=413))["error"]["code"] == "too_large"
+
+            async def chunks() -> Any:
+                for _ in range(20):
+                    yield b"x" * 100_000
+
+            assert (await here.post("/jobs", content=chunks(), status=413))["error"]["code"] == "too_large"
+            assert (await here.post("/jobs", content=b"{", status=422))["error"]["code"] == "invalid"
+            await here.post("/jobs", content=b"\xff\xfe", status=422)
+            deep = b"[" * 100_000 + b"]" * 100_000
+            await here.post("/jobs", content=deep, status=400)
+
+    run(story())
+
+
+def test_the_same_key_and_body_give_the_same_job_and_another_body_is_a_conflict(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            await here.add_user("ada")
+            key = {"Idempotency-Key": "k-1"}
+            body = {"command": ["x"]}
+            first = await here.post("/jobs", json=body, headers=key, status=201)
+            again = await here.post("/jobs", json=body, headers=key, status=200)
+            assert first["id"] == again["id"]
+            await here.post("/jobs", json={"command": ["y"]}, headers=key, status=409)
+            other = await here.post("/jobs", json=body, headers=key, user="ada", status=201)
+            assert other["id"] != first["id"], "keys are each user's own"
+        async with server(tmp_path) as here:
+            again = await here.post("/jobs", json=body, headers=key, status=200)
+            assert first["id"] == again["id"], "also after a restart"
+
+    run(story())
+
+
+def test_lists_come_in_pages_that_miss_and_repeat_nothing(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            ids = [(await here.submit("1"))["id"] for _ in range(7)]
+            seen, cursor = [], ""
+            while cursor is not None:
+                page = await here.get("/jobs", params={"limit": 3, "cursor": cursor})
+                seen += [j["id"] for j in page["items"]]
+                cursor = page["next"]
+            assert seen == ids[::-1]
+            events, cursor = [], "0"
+            while True:
+                page = await here.get("/events", params={"limit": 4, "cursor": cursor})
+                cursor = page["next"]
+                events += [e["id"] for e in page["items"]]
+                if not page["items"]:
+                    break
+            assert events == list(range(1, len(events) + 1))
+            await here.get("/jobs", params={"cursor": "x"}, status=422)
+            await here.get("/jobs", params={"state": "flying"}, status=422)
+
+    run(story())
+
+
+def test_secrets_are_given_to_the_process_and_to_no_one_else(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = await here.submit("1", secrets={"KEY": "hunter2hunter2"}, env={"LR": "1"})
+            await here.until(lambda: here.state(job["id"]) == "running")
+            spec = here.fleet.running[f"{job['id']}.0"]
+            assert spec.env["KEY"] == "hunter2hunter2"
+            assert "hunter2" not in repr(spec)
+            shown = await here.get(f"/jobs/{job['id']}")
+            assert shown["secrets"] == ["KEY"]
+            everything = json.dumps([shown, await here.get("/events")])
+            assert "hunter2" not in everything
+            for file in tmp_path.rglob("shoal.db*"):
+                assert b"hunter2" not in file.read_bytes()
+            kept = tmp_path / "jobs" / str(job["id"]) / "secrets.json"
+            assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+    run(story())
+
+
+def test_a_job_is_called_by_number_or_name_and_a_near_miss_is_suggested(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = await here.submit("1", name="resnet-a")
+            assert (await here.get("/jobs/resnet-a"))["id"] == job["id"]
+            assert "resnet-a" in (await here.get("/jobs/resnet-b", status=404))["error"]["hint"]
+            await here.post("/jobs", json={"command": ["x"], "name": "resnet-a"}, status=409)
+            for odd in ("..%2F..%2Fetc", "%00", "%ED%A0%80", "%0A", "9" * 30, "x" * 99):
+                await here.get(f"/jobs/{odd}", status=404)
+            await here.get(f"/jobs/{'x' * 200}", status=422)
+
+    run(story())
+
+
+def test_scale_changes_the_range_and_the_share_follows(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, policy="max-min") as here:
+            job = (await here.submit("1..4"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            assert (await here.post(f"/jobs/{job}/scale", json={"pin": 2}))["max_gpus"] == 2
+            await here.until(lambda: here.gpus(job) == 2, train=(job,))
+            await here.post(f"/jobs/{job}/scale", json={"min": 9}, status=422)
+            await here.post(f"/jobs/{job}/scale", json={}, status=422)
+            fixed = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(fixed) == "running")
+            await here.post(f"/jobs/{fixed}/scale", json={"pin": 2}, status=409)
+
+    run(story())
+
+
+def test_metrics_are_in_the_format_prometheus_reads(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1) as here:
+            job = (await here.submit("1", name="a"))["id"]
+            await here.submit("1")
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.end(f"{job}.0")
+            await here.until(lambda: here.state(job) == "succeeded")
+            text = await here.get("/metrics")
+            names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
+            families = {"shoal_jobs", "shoal_gpus", "shoal_fair_share_ratio", "shoal_resizes_total"}
+            families |= {"shoal_decision_seconds_bucket", "shoal_queue_wait_seconds_count"}
+            assert families <= names
+            for line in text.splitlines():
+                assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0
+            await here.get("/metrics", user=None, status=401)  # this client is not on loopback
+
+    run(story())
+
+
+def test_a_client_that_asks_too_often_is_told_to_wait_and_others_are_not() -> None:
+    now = [0.0]
+    buckets = Buckets(10.0, 5.0, clock=lambda: now[0])
+    assert [buckets.take("a") for _ in range(6)] == [True] * 5 + [False]
+    assert buckets.take("b")
+    now[0] = 0.1
+    assert buckets.take("a")
+    assert not buckets.take("a")
