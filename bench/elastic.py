@@ -304,14 +304,20 @@ class TorchrunRun:
         return {**found, "again_s": end_s - began_s} if found else None
 
     def worker_of(self, agent: int) -> int:
-        pid = self.agents[agent].pid
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return int(children[-1])
+        return children(self.agents[agent].pid)[-1]
 
     def close(self) -> None:
         for agent in self.agents:
             if agent.poll() is None:
-                os.killpg(agent.pid, signal.SIGKILL)
+                # Its workers lead sessions of their own and would live on.
+                for pid in (*children(agent.pid), agent.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                agent.wait()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def bench_torchrun(size: str, trials: int) -> dict[str, Any]:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -60,8 +57,13 @@ class Lab:
         where = self.directory / "alone"
         where.mkdir()
         (where / "hurry").write_text("yes")
-        env = {**os.environ, "PROBE": json.dumps(options), "PROBE_DIR": str(where), "OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, str(PROBE)], env=env, check=True, timeout=120)
+        env = {"PROBE": json.dumps(options), "PROBE_DIR": str(where), "OMP_NUM_THREADS": "1"}
+        codes: dict[int, int] = {}
+        self._zygote.listeners.append(codes.__setitem__)
+        pid = self._zygote.start([str(PROBE)], env, str(where), str(where / "log"))
+        until(lambda: pid in codes, 90)
+        self._zygote.listeners.remove(codes.__setitem__)
+        assert codes[pid] == 0, (where / "log").read_text()
         return self.rows(where)
 
     def rows(self, where: Path | None = None) -> list[dict[str, Any]]:

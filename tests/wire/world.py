@@ -330,7 +330,9 @@ class World:
     def _can_complete(self, generation: int) -> bool:
         members = next(w.member.members for w in self.workers.values() if w.member.generation == generation)
         alive = [self.workers[m] for m in members]
-        return all(w.alive and w.member.generation == generation and w.at in ("gradients", "vote") for w in alive)
+        return all(
+            w.alive and w.member.generation == generation and w.at in ("gradients", "vote") for w in alive
+        )
 
     def training(self) -> list[str]:
         return [n for n, w in self.workers.items() if w.alive and w.member.phase is Phase.ACTIVE]

@@ -260,7 +260,7 @@ class Job:
         lines += parameter_lines(list(state.model.named_buffers()), "buffer")
         sizes = [len(g["params"]) for g in optimizer.param_groups]
         lines.append(f"optimizer {type(optimizer).__name__} with groups of {sizes} parameters")
-        return (*lines, *(self._loader.lines() if self._loader else []))
+        return (*lines, *(self._loader.lines() if self._loader is not None else []))
 
     def _join(self) -> None:
         """Wait to be taken into a generation, and take the state over."""
@@ -427,7 +427,7 @@ class Job:
             self._advance(position)  # in the middle of the loop's body, after the optimizer's step
         return {
             "position": position,
-            "rule": copy.copy(self._loader.rule) if self._loader else None,
+            "rule": copy.copy(self._loader.rule) if self._loader is not None else None,
             "seed": self.seed,
             "random": random_state(self._worker is not None and self._worker.cuda) if random else None,
         }

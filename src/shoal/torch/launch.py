@@ -1,8 +1,8 @@
 """Run a script elastically on this machine, without a server.
 
-    python -m shoal.torch.launch --workers 2 --dir run train.py --epochs 3
-    python -m shoal.torch.launch --dir run --resize 3
-    python -m shoal.torch.launch --dir run --status
+python -m shoal.torch.launch --workers 2 --dir run train.py --epochs 3
+python -m shoal.torch.launch --dir run --resize 3
+python -m shoal.torch.launch --dir run --status
 """
 
 from __future__ import annotations
@@ -25,15 +25,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m shoal.torch.launch", description="Run a training script elastically on this machine."
     )
-    parser.add_argument("--dir", default="shoal-run", help="for logs, checkpoints, and to reach a running job")
+    parser.add_argument(
+        "--dir", default="shoal-run", help="for logs, checkpoints, and to reach a running job"
+    )
     parser.add_argument("--workers", type=int, default=1, help="workers to start with")
-    parser.add_argument("--cold", action="store_true", help="start each worker from nothing, not from a warm process")
+    parser.add_argument(
+        "--cold", action="store_true", help="start each worker from nothing, not from a warm process"
+    )
     parser.add_argument("--fixed", action="store_true", help="do not replace workers that die")
     parser.add_argument("--replace-stragglers", action="store_true")
     change = parser.add_argument_group("change a job that runs (in another terminal, with the same --dir)")
     change.add_argument("--resize", type=int, metavar="N", help="have N workers; also resumes a paused job")
     change.add_argument("--migrate", action="store_true", help="move to all new workers")
-    change.add_argument("--replace", nargs="+", metavar="WORKER", help="put new workers in the place of these")
+    change.add_argument(
+        "--replace", nargs="+", metavar="WORKER", help="put new workers in the place of these"
+    )
     for what in ("pause", "checkpoint", "stop", "status"):
         change.add_argument(f"--{what}", action="store_true")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")

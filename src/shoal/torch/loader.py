@@ -83,10 +83,18 @@ class Loader:
     def parts(self, cursor: int, contributors: tuple[int, ...], rank: int) -> list[Part]:
         batch = self.rule.batch(len(contributors))
         mine = contributors.index(rank) if rank in contributors else None
-        return step_parts(cursor, self.length, batch, self.accumulate, len(contributors), mine)
+        end = self._end(cursor, batch)
+        return step_parts(cursor, end, batch, self.accumulate, len(contributors), mine)
 
     def step_samples(self, cursor: int, contributors: tuple[int, ...]) -> int:
-        return step_size(cursor, self.length, self.rule.batch(len(contributors)), self.accumulate)
+        batch = self.rule.batch(len(contributors))
+        return step_size(cursor, self._end(cursor, batch), batch, self.accumulate)
+
+    def _end(self, cursor: int, batch: int) -> int:
+        """Where the epoch's data end, as far as the step at `cursor` needs to know."""
+        if self.length is not None:
+            return self.length
+        return cursor + self._source.look(self.job.position.epoch, cursor, batch * self.accumulate)
 
     def changed(self) -> None:
         """The members are others: what was loaded ahead is of the wrong size. Loader processes stay."""
@@ -116,9 +124,8 @@ class Loader:
 
     def _exhausted(self) -> bool:
         position = self.job.position
-        if self.length is not None:
-            return position.cursor >= self.length
-        return self._source.ended(position.epoch, position.cursor)
+        batch = self.rule.batch(len(self.job._contributors))
+        return position.cursor >= self._end(position.cursor, batch)
 
     def _rehearse(self) -> Iterator[Any]:
         """One step on some data, before joining: warms up everything and shows errors while no one waits."""
@@ -185,6 +192,9 @@ class _Mapped:
             )
         )
 
+    def look(self, epoch: int, cursor: int, count: int) -> int:
+        return min(count, len(self._loader.dataset) - cursor)
+
     def next_indices(self) -> list[int]:
         return next(self._feed)
 
@@ -227,41 +237,35 @@ class _Stream:
     def __init__(self, dataset: Any, collate: Callable[..., Any]) -> None:
         self._dataset, self._collate = dataset, collate
         self._epoch = -1
-        self._at = 0
         self._items: Iterator[Any] = iter(())
+        self._begin = 0  # where `_held` begins in the stream
+        self._held: list[Any] = []  # the samples of the present step, of all workers
         self._first: list[Any] = []
-        self._peeked: list[Any] = []
 
-    def _seek(self, epoch: int, index: int) -> None:
-        if epoch != self._epoch or index < self._at:
-            if hasattr(self._dataset, "set_epoch"):
-                self._dataset.set_epoch(epoch)
-            if index and hasattr(self._dataset, "skip"):
-                self._items, self._at = iter(self._dataset.skip(index)), index
-            else:
-                self._items, self._at = iter(self._dataset), 0
-            self._epoch, self._peeked = epoch, []
-        while self._at < index:
-            self._take(1)
+    def look(self, epoch: int, cursor: int, count: int) -> int:
+        """Have the samples [cursor, cursor + count) at hand; how many there are before the stream ends."""
+        if epoch != self._epoch or cursor < self._begin:
+            self._open(epoch, cursor)
+        while self._begin < cursor:
+            known = self._held[: cursor - self._begin] or list(
+                itertools.islice(self._items, cursor - self._begin)
+            )
+            if not known:
+                return 0
+            self._begin, self._held = self._begin + len(known), self._held[len(known) :]
+        self._held += itertools.islice(self._items, max(0, count - len(self._held)))
+        return min(count, len(self._held))
 
-    def _take(self, count: int) -> list[Any]:
-        taken, self._peeked = self._peeked[:count], self._peeked[count:]
-        taken += itertools.islice(self._items, count - len(taken))
-        self._at += count
-        return taken
-
-    def ended(self, epoch: int, cursor: int) -> bool:
-        self._seek(epoch, cursor)
-        if not self._peeked:
-            self._peeked = list(itertools.islice(self._items, 1))
-        return not self._peeked
+    def _open(self, epoch: int, cursor: int) -> None:
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+        skips = cursor and hasattr(self._dataset, "skip")
+        self._items = iter(self._dataset.skip(cursor) if skips else self._dataset)
+        self._epoch, self._begin, self._held = epoch, cursor if skips else 0, []
 
     def fetch(self, epoch: int, part: Part) -> Any:
-        self._seek(epoch, part.begin)
-        items = self._take(part.end - part.begin)
-        if not items:
-            return self.sample(SHADOW_SAMPLES)
-        return self._collate(items)
+        items = self._held[part.begin - self._begin : part.end - self._begin]
+        return self._collate(items) if items else self.sample(SHADOW_SAMPLES)
 
     def sample(self, size: int) -> Any:
         if not self._first:

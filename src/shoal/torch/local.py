@@ -355,6 +355,8 @@ class LocalJob:
                 self.handle.stop("workers die again and again: more than 10 in a minute")
             elif len(self._present()) < self.size and not self.handle.coordinator.pausing:
                 self._resize(self.size)
+        elif isinstance(event, ev.JobStranded):
+            self.handle.stop(event.why)
         if (
             isinstance(event, ev.StragglerFound)
             and self._replace_stragglers

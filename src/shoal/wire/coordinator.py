@@ -85,6 +85,7 @@ class JobCoordinator:
         self.checkpoints_asked = 0
         self.paused: str | None = None
         self.outcome: str | None = None
+        self.stranded = False
         self.workers: dict[str, WorkerView] = {}
         self.stragglers = StragglerRule()
         self._effects: list[Effect] = []
@@ -142,8 +143,12 @@ class JobCoordinator:
         """The executor saw the worker's process end."""
         self._now_s = now_s
         view = self.workers.get(worker)
-        if view is not None and view.alive:
-            self._gone(view, why)
+        if view is None or not view.alive:
+            return []
+        self._gone(view, why)
+        if not view.met and self.issued == 0 and not view.stopping:
+            # The script itself does not start: trying again would fail again.
+            self._end("failed", ev.JobFailed(worker, f"{worker} {why} before it reached shoal.torch.init()"))
         return self._advance()
 
     def received(self, worker: str, message: Status | Report, now_s: float) -> list[Effect]:
@@ -294,6 +299,7 @@ class JobCoordinator:
             if not self.recovering:
                 self._settle_pending()
                 self._plan_next()
+                self._tell_if_stranded()
             self._stop_unwanted()
         self._dispatch()
         effects, self._effects = self._effects, []
@@ -352,9 +358,15 @@ class JobCoordinator:
         self._issue(Kind.RECOVER, members, holders=members, resume=resume)
 
     def _strand(self) -> None:
+        """No one holds the state any more. Those who are ready, or a new target, start from the checkpoint."""
         self.active, self.crew = None, ()
-        if not self._alive(self.target):
-            self._emit(ev.JobStranded(self.checkpoint, "no worker that holds the state is left"))
+
+    def _tell_if_stranded(self) -> None:
+        alone = self.active is None and not self.crew and self.paused is None and bool(self.workers)
+        stranded = alone and not self._alive(self.target) and not self.pausing
+        if stranded and not self.stranded:
+            self._emit(ev.JobStranded(self.checkpoint, "no worker is left"))
+        self.stranded = stranded
 
     def _discard(self, view: WorkerView, why: str) -> None:
         """During a recovery: a worker that cannot be a member of what comes next."""

@@ -99,9 +99,9 @@ def digest(model: nn.Module, optimizer) -> str:
 
 def main() -> None:
     torch.manual_seed(int(word("seed") or 0))
+    job = shoal.init(checked=True)
     if word("fail_at_start"):
         raise MemoryError("cannot allocate a terabyte")
-    job = shoal.init(checked=True)
     o = OPTIONS
     model = build(o["model"], int(word("hidden") or o["hidden"]))
     if o["optimizer"] == "sgd":

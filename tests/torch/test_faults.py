@@ -1,0 +1,157 @@
+"""What goes wrong, and that it goes wrong gently."""
+
+from __future__ import annotations
+
+import errno
+import json
+
+import pytest
+import torch
+from conftest import Lab, seen
+from torch import nn
+
+import shoal.torch as shoal
+from shoal.torch.checkpoint import write_atomically
+from shoal.wire import events as ev
+
+
+def refused(job, lab: Lab, since: int = 0) -> str:
+    """A newcomer is refused, and the two others train on to the end."""
+    event = job.wait(lambda e: isinstance(e, ev.WorkerRefused), since=since)
+    lab.say("hurry")
+    assert isinstance(job.wait_end(), ev.JobFinished)
+    assert {r["size"] for r in lab.rows()} == {2}
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(20)}
+    return event.why
+
+
+@pytest.mark.parametrize(
+    ("word", "text", "why"),
+    [
+        ("hidden.w2", "33", "'parameter 0.weight float32 [32, 16]', this worker has 'parameter 0.weight float32 [33, 16]'"),
+        ("samples.w2", "239", "'data set length 240', this worker has 'data set length 239'"),
+        ("fail_at_start.w2", "yes", "MemoryError: cannot allocate a terabyte"),
+    ],
+    ids=["another model", "another data set", "out of memory"],
+)  # fmt: skip
+def test_a_newcomer_that_does_not_fit_is_refused_and_the_job_goes_on(
+    lab: Lab, word: str, text: str, why: str
+):
+    lab.say(word, text)
+    with lab.job(2, epochs=20) as job:
+        job.wait_size(2)
+        job.resize(3)
+        assert why in refused(job, lab)
+
+
+def test_an_exception_in_one_workers_step_ends_the_job_with_that_traceback_once(lab: Lab):
+    with lab.job(3, epochs=50, keep_size=True) as job:
+        job.wait_size(3)
+        lab.say("fail_in_step.w1")
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFailed)
+        assert end.worker == "w1"
+        assert "ZeroDivisionError: the script divides by zero" in end.why
+        assert 'raise ZeroDivisionError("the script divides by zero")' in end.why
+        job.wait_gone()
+        assert sum(isinstance(e, ev.JobFailed) for _, e in job.events) == 1
+        assert job.logs().count("Traceback") == 1
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_old_one_valid(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "state.pt"
+    monkeypatch.delenv("SHOAL_CONTROL", raising=False)
+    job = shoal.init(checkpoint=path)
+    model = nn.Linear(2, 1)
+    model, optimizer = job.wrap(model, torch.optim.Adam(model.parameters()))
+    assert job.checkpoint()
+    before = path.read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    assert not job.checkpoint()
+    assert "No space left" in job.meter.notes[-1]
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path):
+    def half(file) -> None:
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "a", half)
+    assert list(tmp_path.iterdir()) == []
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int):
+        return torch.tensor([float(i)])
+
+
+def alone() -> tuple[shoal.Job, nn.Module, torch.optim.Optimizer]:
+    job = shoal.init()
+    model = nn.Linear(1, 1)
+    return job, *job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 4, "max_batch_size": 2}, "max_batch_size 2 is below batch_size 4"),
+        ({"batch_size": 4, "lr_rule": "cubic"}, "lr_rule must be"),
+        ({"batch_size": 4, "accumulate": 0}, "accumulate must be at least 1"),
+        ({"batch_size": 4, "sampler": [1, 2]}, "the order of the data belongs to the job"),
+    ],
+)
+def test_a_loader_used_wrongly_says_so(options: dict, message: str):
+    job, *_ = alone()
+    with pytest.raises(ValueError, match=message):
+        job.loader(Numbers(), **options)
+
+
+def test_an_empty_data_set_and_a_second_loader_say_so():
+    job, *_ = alone()
+    with pytest.raises(ValueError, match="the data set is empty"):
+        job.loader(Numbers(0), batch_size=4)
+    job.loader(Numbers(), batch_size=4)
+    with pytest.raises(RuntimeError, match="one training loader"):
+        job.loader(Numbers(), batch_size=4)
+
+
+def test_outside_shoal_a_script_is_a_plain_process_and_goes_on_from_its_checkpoint(tmp_path):
+    ids: list[float] = []
+
+    def train(epochs: int, steps: int) -> dict:
+        torch.manual_seed(0)
+        job = shoal.init(checkpoint=tmp_path / "c.pt")
+        model = nn.Linear(1, 1)
+        model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+        loader = job.loader(Numbers(), batch_size=4)
+        for _ in job.epochs(epochs):
+            for x in loader:
+                ids.extend(x.flatten().tolist())
+                optimizer.zero_grad()
+                model(x).pow(2).mean().backward()
+                optimizer.step()
+                job.checkpoint()
+                steps -= 1
+                if not steps:
+                    return {}
+        return {k: v.tolist() for k, v in model.state_dict().items()}
+
+    train(2, 4)
+    interrupted = train(2, 99)
+    assert sorted(ids[:10]) == sorted(ids[10:]) == [float(i) for i in range(10)]
+    (tmp_path / "c.pt").unlink()
+    assert json.dumps(train(2, 99)) == json.dumps(interrupted)
