@@ -50,18 +50,22 @@ def decision_ms(policy_name: str, jobs: int, gpus: int, repeat: int = 15) -> flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="only the decision for 1,000 jobs on 10,000 GPUs")
+    parser.add_argument(
+        "--quick", action="store_true", help="only the decision for 1,000 jobs on 10,000 GPUs"
+    )
     quick = parser.parse_args().quick
     names = [n for n in policy_names() if n not in FAIR]
     at_scale = {
-        name: {"ms": decision_ms(name, 1_000, 10_000), "target_ms": TARGET_MS.get(name, 5.0)} for name in names
+        name: {"ms": decision_ms(name, 1_000, 10_000), "target_ms": TARGET_MS.get(name, 5.0)}
+        for name in names
     }
     for row in at_scale.values():
         row["reached"] = row["ms"] <= row["target_ms"]
     figures = {"jobs": 1_000, "gpus": 10_000, "form": "exact", "decision": at_scale}
     if not quick:
         jobs_curve = {
-            name: {n: decision_ms(name, n, 10_000, 5) for n in (100, 300, 1_000, 3_000, 10_000)} for name in names
+            name: {n: decision_ms(name, n, 10_000, 5) for n in (100, 300, 1_000, 3_000, 10_000)}
+            for name in names
         }
         gpus_curve = {
             name: {g: decision_ms(name, 1_000, g, 5) for g in (100, 1_000, 10_000, 100_000)} for name in names

@@ -42,7 +42,12 @@ def generated(count: int, gpus: int, load: float, seed: int = 0) -> tuple[list[J
     jobs = [
         Job(f"j{i}", at, GpuRange(1, most), want, model=model, iterations=work)
         for i, (at, model, work, want, most) in enumerate(
-            zip(*(frame[c].to_list() for c in ("submit_s", "model", "iterations", "requested_gpus", "max_gpus")))
+            zip(
+                *(
+                    frame[c].to_list()
+                    for c in ("submit_s", "model", "iterations", "requested_gpus", "max_gpus")
+                )
+            )
         )
     ]
     return jobs, profiles
@@ -55,7 +60,11 @@ def philly(count: int) -> tuple[list[Job], dict[str, Profile], str]:
         return jobs, profiles, "generated"
     with PHILLY.open() as file:
         rows = sorted(
-            (int(np.datetime64(r["timestamp"]).astype("datetime64[s]").astype(int)), float(r["duration"]), int(r["num_gpus"]))
+            (
+                int(np.datetime64(r["timestamp"]).astype("datetime64[s]").astype(int)),
+                float(r["duration"]),
+                int(r["num_gpus"]),
+            )
             for r in csv.DictReader(file)
         )
     rows = [r for r in rows if r[1] >= 60 and 1 <= r[2] <= 64][20_000 : 20_000 + count]
@@ -98,7 +107,12 @@ def bench_philly() -> dict[str, Any]:
     rows = {p: run(p, jobs, profiles, 640) for p in ("fifo", "srtf", "srsf", "tiresias-l", "themis")}
     for row in rows.values():
         row["times_the_bare_loop"] = row["cpu_s"] / floor
-    return {"source": source, "target_s": 2.0, "bare_heap_loop": {"cpu_s": floor, "avg_jct_s": floor_jct}, **rows}
+    return {
+        "source": source,
+        "target_s": 2.0,
+        "bare_heap_loop": {"cpu_s": floor, "avg_jct_s": floor_jct},
+        **rows,
+    }
 
 
 def bench_afs() -> dict[str, Any]:

@@ -80,9 +80,7 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce):
                 c = m
             elif c2 >= m1:
                 pass
-            elif rule == "last" or (
-                rule == "random" and coin(nonce, place[c], place[m], share[c], share[m])
-            ):
+            elif rule == "last" or (rule == "random" and coin(nonce, place[c], place[m], share[c], share[m])):
                 c = m
         share[c] += 1
         gpus -= 1

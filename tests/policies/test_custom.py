@@ -52,7 +52,9 @@ def test_an_entry_point_makes_it_known_by_name(custom, monkeypatch):
         def load(self):
             return custom
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()] if group == "shoal.policies" else [])
+    monkeypatch.setattr(
+        registry, "entry_points", lambda group: [Entry()] if group == "shoal.policies" else []
+    )
     assert "youngest-first" in registry.policy_names()
     assert registry.policy_class("youngest-first") is custom
     assert importlib.metadata.entry_points is not registry.entry_points

@@ -66,6 +66,9 @@ class Profile:
     model: str
     #: {gpu_type or ANY_TYPE: {nodes or 0: curve}}
     curves: Mapping[str, Mapping[int, SpeedCurve]]
+    #: Of parameter-server jobs: iterations per second by [servers - 1, workers - 1]. The curves then are those
+    #: of as many servers as workers, which is what policies that only count GPUs give them.
+    by_servers: FloatArray | None = None
 
     @classmethod
     def of(cls, model: str, points: Mapping[int, float], interpolation: Interpolation = "time") -> Profile:
@@ -94,6 +97,13 @@ class Profile:
                 if nodes > 0:
                     curves[gpu_type][nodes] = SpeedCurve.from_points(points, interpolation)
         return cls(model, curves)
+
+    @classmethod
+    def of_servers(cls, model: str, by_servers: FloatArray) -> Profile:
+        """A profile of a parameter-server job from its speed by [servers - 1, workers - 1]."""
+        even = min(by_servers.shape)
+        curve = SpeedCurve(np.concatenate([[0.0], np.diagonal(by_servers)[:even]]))
+        return cls(model, {ANY_TYPE: {0: curve}}, np.ascontiguousarray(by_servers, np.float64))
 
     @property
     def gpu_types(self) -> tuple[str, ...]:

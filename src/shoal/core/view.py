@@ -139,6 +139,8 @@ class View:
         self._ints: IntArray = np.zeros((len(_INTS) + 2 * types, 64), np.int32)
         self._cut: list[str] = []
         self._order: list[int] = []
+        #: By job id, of parameter-server jobs where it is known: speed by [servers - 1, workers - 1].
+        self.by_servers: dict[int, FloatArray] = {}
         self.cells = SimpleNamespace()
         self._lay_cells()
         self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, IntArray, int]] = {}
@@ -245,6 +247,8 @@ class View:
         if limits is None:
             limits = self._limits[key] = self._limits_of(job, profile)
         self.speed_at[:, row], self.type_max[:, row], self.max_gpus[row] = limits
+        if profile.by_servers is not None and job.kind is Kind.PARAMETER_SERVER:
+            self.by_servers[int(self._ids[row])] = profile.by_servers
         if limits[2] < job.gpus.min:
             raise ShoalError(
                 f"job {job.name!r} needs {job.gpus.min} GPUs at least, but by its profile and its GPU types "
@@ -269,6 +273,7 @@ class View:
         """Close up over the row of a job that has left."""
         row, n = self.row(job_id), self.n
         del self._order[row]
+        self.by_servers.pop(job_id, None)
         self._ids[row : n - 1] = self._ids[row + 1 : n]
         self._floats[:, row : n - 1] = self._floats[:, row + 1 : n]
         self._ints[:, row : n - 1] = self._ints[:, row + 1 : n]

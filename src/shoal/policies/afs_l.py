@@ -66,7 +66,11 @@ def _takes_it(
             length[k], gain_short[k], gain_long[k] = np.inf, np.inf, 1.0
         else:
             now, then = speeds[at[j] + share[j]], speeds[at[j] + share[j] + 1]
-            length[k], gain_short[k], gain_long[k] = remaining[j] / now, (then - now) / now, (then - now) / then
+            length[k], gain_short[k], gain_long[k] = (
+                remaining[j] / now,
+                (then - now) / now,
+                (then - now) / then,
+            )
     if length[1] >= length[0]:
         return not gain_long[1] > gain_short[0]
     return gain_long[0] > gain_short[1]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import heapq
+from dataclasses import dataclass
 
 import numpy as np
 from numba import njit
 
+from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.afs_l import marginal_evidence
-from shoal.policies.base import CountPolicy, FloatArray, IntArray
-from shoal.policies.types import reference_curves
+from shoal.policies.base import CountPolicy, Decision, FloatArray, IntArray, Supply
+from shoal.policies.optimus_ps import Tasks, allocate
+from shoal.policies.types import give_types, reference_curves
 
 
 @njit(cache=True)
@@ -52,16 +55,41 @@ def optimus_shares(
     return share
 
 
+@dataclass(frozen=True)
+class OptimusOptions:
+    #: Parameter servers that the cluster has room for, per GPU: they live on CPUs.
+    servers_per_gpu: float = 1.0
+    #: Until this part of a job's work is done its predictions are young, and its gains count less ...
+    young_progress: float = 0.05
+    #: ... by this factor. Only for parameter-server jobs, as in the paper.
+    young_factor: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not self.servers_per_gpu > 0:
+            raise ShoalError(
+                f"option servers_per_gpu={self.servers_per_gpu} of policy 'optimus' must be above 0"
+            )
+        if not 0 < self.young_factor <= 1:
+            raise ShoalError(f"option young_factor={self.young_factor} of policy 'optimus' must be in (0, 1]")
+
+
 class Optimus(CountPolicy):
-    """Marginal gain (Peng et al., EuroSys'18), in its form for GPUs only.
+    """Marginal gain (Peng et al., EuroSys'18): each GPU where it saves most remaining time.
 
     Every job starts with its minimum, in order of arrival; then each GPU goes to the job with the largest
-    L_j(n) - L_j(n+1), the remaining time it saves, until none saves any.
+    L_j(n) - L_j(n+1), until none saves any time. Where parameter-server jobs are active whose speed f(p, w)
+    is known, servers and workers compete: the next task is the one with the largest gain per unit of its
+    dominant resource,
+
+        (Q/f(p, w) - Q/f(p, w+1)) / O_w   or   (Q/f(p, w) - Q/f(p+1, w)) / O_p,
+
+    gains of young jobs damped (see `optimus_ps`). A worker takes a GPU, a server a place on the CPUs.
     """
 
     name = "optimus"
     summary = "each GPU where it saves most remaining time; lengths known (EuroSys'18)"
     needs_lengths = True
+    Options = OptimusOptions
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         return optimus_shares(
@@ -71,6 +99,47 @@ class Optimus(CountPolicy):
             view.min_gpus,
             view.max_gpus,
             gpus,
+        )
+
+    def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
+        if not view.by_servers or supply.total_gpus == 0:
+            return super().decide(view, supply, now_s)
+        tasks = self._tasks(view, supply.total_gpus, now_s)
+        servers = np.where(view.is_ps > 0, tasks.ps, 0).astype(np.int32)
+        if len(supply.gpus_of_type) == 1:
+            return Decision(tasks.workers, servers=servers)
+        gpus, gpu_type, codes = give_types(view, tasks.workers, supply.gpus_of_type, resize=True)
+        return Decision(gpus, gpu_type, servers=np.where(gpus > 0, servers, 0).astype(np.int32), codes=codes)
+
+    def _tasks(self, view: View, gpus: int, now_s: float) -> Tasks:
+        """Servers and workers of all jobs; jobs without servers are those whose speed has one row."""
+        at = reference_curves(view)
+        tables = []
+        for row, job_id in enumerate(view.job_ids.tolist()):
+            known, most = view.by_servers.get(job_id), int(view.max_gpus[row])
+            table = (
+                view.speeds[at[row] + 1 : at[row] + 1 + most][None, :] if known is None else known[:, :most]
+            )
+            tables.append(table)
+        speed = np.zeros((len(view), max(t.shape[0] for t in tables), max(t.shape[1] for t in tables)))
+        for row, table in enumerate(tables):
+            speed[row, : table.shape[0], : table.shape[1]] = table
+        has_servers = np.array([i in view.by_servers for i in view.job_ids.tolist()])
+        # [GPUs, places for servers]; a job without servers takes one that costs next to nothing.
+        worker = np.tile([1.0, 0.0], (len(view), 1))
+        server = np.where(has_servers[:, None], [0.0, 1.0], [0.0, 1e-9])
+        left = view.remaining_now(now_s)
+        young = left > (1 - self.options.young_progress) * view.total
+        return allocate(
+            left,
+            speed,
+            server,
+            worker,
+            np.array([gpus, max(gpus * self.options.servers_per_gpu, 1.0)]),
+            least_workers=view.min_gpus,
+            young=young & has_servers,
+            young_factor=self.options.young_factor,
+            skip_misfits=True,
         )
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:

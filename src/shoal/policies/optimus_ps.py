@@ -48,6 +48,7 @@ def allocate(
     worker_needs: FloatArray,
     capacity: FloatArray,
     *,
+    least_workers: IntArray | None = None,
     young: BoolArray | None = None,
     young_factor: float = YOUNG_FACTOR,
     skip_misfits: bool = False,
@@ -56,6 +57,7 @@ def allocate(
 
     left: [job], steps left. speed: [job, p-1, w-1], steps per second, 0 beyond what the job may have; so
     the shape bounds p and w. Needs of one task: [job, resource]. capacity: [resource], of the cluster.
+    least_workers: what a job starts with at least, one each by default.
     """
     left = np.asarray(left, np.float64)
     speed = np.ascontiguousarray(speed, np.float64)
@@ -77,6 +79,7 @@ def allocate(
     ps, workers = _allocate(
         left * factor,
         speed,
+        np.ones(jobs, np.int32) if least_workers is None else least_workers,
         ps_needs,
         worker_needs,
         capacity.copy(),
@@ -132,6 +135,7 @@ def _fits(free: FloatArray, need: FloatArray) -> bool:
 def _allocate(
     left: FloatArray,
     speed: FloatArray,
+    least: IntArray,
     ps_needs: FloatArray,
     worker_needs: FloatArray,
     free: FloatArray,
@@ -143,10 +147,13 @@ def _allocate(
     ps, workers = np.zeros(jobs, np.int32), np.zeros(jobs, np.int32)
     queue = [(0.0, 0) for _ in range(0)]
     for job in range(jobs):
-        if speed[job, 0, 0] > 0 and _fits(free, ps_needs[job] + worker_needs[job]):
-            free -= ps_needs[job] + worker_needs[job]
-            ps[job] = workers[job] = 1
-            gain, _ = _best_task(left[job], speed[job], 1, 1, ps_amount[job], worker_amount[job])
+        first = ps_needs[job] + least[job] * worker_needs[job]
+        if speed[job, 0, least[job] - 1] > 0 and _fits(free, first):
+            free -= first
+            ps[job], workers[job] = 1, least[job]
+            gain, _ = _best_task(
+                left[job], speed[job], ps[job], workers[job], ps_amount[job], worker_amount[job]
+            )
             heappush(queue, (-gain, job))
     while len(queue) > 0:
         worth, job = heappop(queue)

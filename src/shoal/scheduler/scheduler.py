@@ -198,7 +198,9 @@ class Scheduler:
             self.policy.left(event.job_id, now_s)
         elif not event.held and event.job_id in self.held:
             self.view.unpark(event.job_id, self.held.pop(event.job_id))
-            self.view.changed_s[self.view.row(event.job_id)] = now_s
+            row = self.view.row(event.job_id)
+            self.view.changed_s[row] = now_s
+            self.view.set_profile(row, self.jobs[event.job_id], self.profiles[event.job_id])
             self.policy.joined(event.job_id, now_s)
 
     def _on_rescaled(self, event: Rescaled, now_s: float) -> None:

@@ -28,8 +28,8 @@ from shoal.sim.record import Record
 _FINISH, _SWITCH, _MEASURE = 0, 1, 2
 _INF = math.inf
 
-#: A share and where it is: (GPUs, type, placement).
-Spot = tuple[int, str, Placement]
+#: A share and where it is: (GPUs, type, placement, servers).
+Spot = tuple[int, str, Placement, int]
 
 #: Called now and then with (simulated time, jobs done, jobs in all); returns False to stop.
 Progress = Callable[[float, int, int], bool]
@@ -74,7 +74,7 @@ class Simulation:
         self._rate = [0.0] * n
         self._since = [0.0] * n
         self._gpus = [0] * n
-        self._spot: list[Spot] = [(0, "", ())] * n
+        self._spot: list[Spot] = [(0, "", (), 0)] * n
         self._version = [0] * n
         self._waiting_from = [job.submit_s for job in self.jobs]
         self._target: dict[int, Spot] = {}
@@ -196,7 +196,7 @@ class Simulation:
             record.first_start_s[j] = now
         if verb in ("start", "resume"):
             record.wait_s[j] += now - self._waiting_from[j]
-        spot = (share.gpus, share.gpu_type, command.placement)
+        spot = (share.gpus, share.gpu_type, command.placement, share.servers)
         self._reach(j, spot, verb, had, now)
 
     def _count(self, j: int, gpus: int) -> None:
@@ -253,7 +253,7 @@ class Simulation:
 
     def _measure(self, j: int) -> list[Event]:
         """A job has trained a while at its share: its step time is measured, and beliefs follow."""
-        gpus, gpu_type, placement = self._spot[j]
+        gpus, gpu_type, placement, _ = self._spot[j]
         if self._rate[j] <= 0:
             return []
         believed = self.beliefs.measure(j, gpus, len(placement), gpu_type, self._rate[j])
@@ -267,15 +267,18 @@ class Simulation:
             self._since[j] = now
 
     def _speed(self, j: int, spot: Spot) -> float:
-        gpus, gpu_type, placement = spot
+        gpus, gpu_type, placement, servers = spot
         profile = self.profiles[j]
+        if servers and profile.by_servers is not None:
+            table = profile.by_servers
+            return float(table[min(servers, table.shape[0]) - 1, min(gpus, table.shape[1]) - 1])
         if len(placement) > 1:
             return profile.speed(gpu_type, gpus, len(placement))
         key = (id(profile), gpu_type)
-        table = self._speed_tables.get(key)
-        if table is None:
-            table = self._speed_tables[key] = profile.curve(gpu_type).speed.tolist()
-        return table[gpus]
+        speeds = self._speed_tables.get(key)
+        if speeds is None:
+            speeds = self._speed_tables[key] = profile.curve(gpu_type).speed.tolist()
+        return speeds[gpus]
 
     def _finish(self, j: int, now: float) -> None:
         record, view = self.record, self.scheduler.view.cells

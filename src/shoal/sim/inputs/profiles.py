@@ -1,4 +1,7 @@
-"""profiles.csv: the measured speed of each model, `model,gpus,seconds_per_iteration[,gpu_type][,nodes]`."""
+"""profiles.csv: the measured speed of each model.
+
+`model,gpus,seconds_per_iteration[,gpu_type][,nodes][,servers]`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.core.profile import ANY_TYPE, Interpolation, Profile
+from shoal.knowledge.online_speed import OnlineSpeed, server_worker_table
+from shoal.knowledge.speed_models import SYNC_PS
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.inputs.values import counts, names, numbers
 
-COLUMNS = Columns(("model", "gpus", "seconds_per_iteration"), ("gpu_type", "nodes"))
+COLUMNS = Columns(("model", "gpus", "seconds_per_iteration"), ("gpu_type", "nodes", "servers"))
 
 
 def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> dict[str, Profile]:
@@ -38,8 +43,11 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
         nodes = counts(table, problems, "nodes", default=0).tolist()
         spread = np.array(nodes) > np.array(gpus)
         problems.add(spread, "nodes", lambda row: f"{gpus[row]} GPUs cannot be on {nodes[row]} nodes")
-    keys = list(zip(model, gpu_type, nodes, gpus))
-    first_row: dict[tuple[str, str, int, int], int] = {}
+    servers = (
+        counts(table, problems, "servers", default=0).tolist() if table.has("servers") else [0] * len(table)
+    )
+    keys = list(zip(model, gpu_type, nodes, gpus, servers))
+    first_row: dict[tuple[str, str, int, int, int], int] = {}
     twice = np.array([first_row.setdefault(key, row) != row for row, key in enumerate(keys)], np.bool_)
     problems.add(
         twice,
@@ -48,8 +56,36 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
             f"{model[row]!r} on {gpus[row]} GPUs is already on line {table.line[first_row[keys[row]]]}"
         ),
     )
+    with_servers = {m for m, s in zip(model, servers) if s}
+    problems.add(
+        np.array([m in with_servers and not s for m, s in zip(model, servers)]),
+        "servers",
+        lambda row: f"{model[row]!r} has servers in other rows; give their number in all of its rows",
+    )
     problems.raise_first()
-    return _profiles(zip(model, gpu_type, gpus, nodes, seconds), interpolation)
+    plain = [r for r in zip(model, gpu_type, gpus, nodes, seconds) if r[0] not in with_servers]
+    profiles = _profiles(plain, interpolation)
+    for name in dict.fromkeys(m for m in model if m in with_servers):
+        points = {(s, g): t for m, s, g, t in zip(model, servers, gpus, seconds) if m == name}
+        profiles[name] = _of_servers(name, points, str(path))
+    return {m: profiles[m] for m in dict.fromkeys(model)}
+
+
+def _of_servers(model: str, points: dict[tuple[int, int], float], file: str) -> Profile:
+    """Optimus' model of synchronous training, fitted to {(servers, workers): seconds}; measured points stand."""
+    known = OnlineSpeed(SYNC_PS, assume=False)
+    for (servers, workers), seconds in points.items():
+        known.observe((float(servers), float(workers), 1.0), seconds)
+    most = max(s for s, _ in points), max(w for _, w in points)
+    table = server_worker_table(known, *most, 1.0)[1:, 1:]
+    if not np.isfinite(table).all():
+        raise InputError(
+            f"{model!r} needs more measured pairs of servers and GPUs to tell its other speeds; "
+            f"there are {len(points)}, give 5 or more that differ",
+            file=file,
+            field="servers",
+        )
+    return Profile.of_servers(model, table)
 
 
 def profiles_of(frame: pl.DataFrame, interpolation: Interpolation = "time") -> dict[str, Profile]:
