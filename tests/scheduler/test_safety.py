@@ -43,7 +43,9 @@ FAST = {n: 1.0 / n**0.6 for n in range(1, 9)}
 PROFILES = (
     Profile.of("good", SLOW),
     Profile.of("poor", FAST),
-    Profile.from_rows("typed", [(t, n, 0, s * f) for t, f in (("v100", 1), ("k80", 3)) for n, s in SLOW.items()]),
+    Profile.from_rows(
+        "typed", [(t, n, 0, s * f) for t, f in (("v100", 1), ("k80", 3)) for n, s in SLOW.items()]
+    ),
 )
 
 
@@ -116,7 +118,14 @@ class Safety(RuleBasedStateMachine):
         if not self.cluster.pooled:
             want = min(want, 4) if types else want
         job = Job(
-            f"j{self.next_id}", self.now, GpuRange(least, top), want, user, iterations=work, kind=kind, gpu_types=types
+            f"j{self.next_id}",
+            self.now,
+            GpuRange(least, top),
+            want,
+            user,
+            iterations=work,
+            kind=kind,
+            gpu_types=types,
         )
         self.jobs[self.next_id], self.profiles[self.next_id] = job, profile
         self.next_id += 1

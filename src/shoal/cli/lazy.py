@@ -25,7 +25,12 @@ class LazyGroup(typer.core.TyperGroup):
     def __init__(self, name: str, table: Mapping[str, tuple[str, str]], help: str, **kwargs: Any) -> None:
         settings = {"help_option_names": ["-h", "--help"]}
         super().__init__(
-            name=name, help=help, no_args_is_help=True, context_settings=settings, rich_markup_mode=None, **kwargs
+            name=name,
+            help=help,
+            no_args_is_help=True,
+            context_settings=settings,
+            rich_markup_mode=None,
+            **kwargs,
         )
         self.table = table
 
@@ -45,9 +50,7 @@ class LazyGroup(typer.core.TyperGroup):
         command.name = name
         return command
 
-    def resolve_command(
-        self, ctx: Any, args: list[str]
-    ) -> tuple[Any, Any, list[str]]:
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         if args and args[0] not in self.table and not args[0].startswith("-"):
             from shoal.core.errors import did_you_mean
 

@@ -15,7 +15,10 @@ def ls(output: Annotated[str, typer.Option("-o", "--output", help="table or json
     rows = [(name, policy_class(name)) for name in policy_names()]
     if output == "json":
         print_json(
-            {"items": [{"name": n, "summary": p.summary, "elastic": p.elastic} for n, p in rows], "next": None}
+            {
+                "items": [{"name": n, "summary": p.summary, "elastic": p.elastic} for n, p in rows],
+                "next": None,
+            }
         )
         return
     table(

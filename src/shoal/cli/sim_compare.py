@@ -34,7 +34,9 @@ def compare(
     seed: so.Seed = 0,
     costs: Annotated[
         str,
-        typer.Option("--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."),
+        typer.Option(
+            "--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."
+        ),
     ] = "none",
     restart_s: so.RestartS = 30.0,
     prepare_s: so.PrepareS = 5.0,
