@@ -130,7 +130,7 @@ class FairAfs(Policy):
     def _book(self, view: View, supply: Supply, rigid: BoolArray, now_s: float) -> None:
         if self._gpu_types != view.gpu_types:
             self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
-        self.accounts.know(tuple(u.name for u in supply.cluster.users))
+        self.accounts.know(supply.cluster.users)
         span_s = max(now_s - self.accounts.since_s, 0.0)
         self.accounts.book_users(now_s)
         view.memory_a[rigid] += (view.gpus[rigid] - view.memory_c[rigid]) * span_s

@@ -100,7 +100,7 @@ class GandivaFair(Policy):
         self._gpu_types: tuple[str, ...] = ()
         # Kept to save time only: what the last decision was made for, and what followed from it.
         self._supply: Supply | None = None
-        self._jobs: tuple[NDArray[Any], ...] = ()
+        self._jobs: list[NDArray[Any]] = []
         self._demands: tuple[FloatArray, ...] = ()
 
     # -- the decision ------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class GandivaFair(Policy):
         if self._gpu_types != view.gpu_types:
             self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
         # 1. book what everybody had since the last decision
-        self.accounts.know(tuple(u.name for u in supply.cluster.users))
+        self.accounts.know(supply.cluster.users)
         self.accounts.book(view.memory_a, view.gpus, view.memory_c, view.user, now_s)
         if not len(view):
             self._go_on(view, view.gpus, view.gpu_type)
@@ -159,10 +159,12 @@ class GandivaFair(Policy):
 
     def _note_changes(self, view: View, supply: Supply) -> bool:
         """Bring `_demands` up to date if jobs or GPUs have changed; quanta mostly end with the same ones."""
-        now = (view.job_ids, view.requested_gpus, view.user, view.speed_at, view.type_max)
-        if supply is self._supply and all(np.array_equal(a, b) for a, b in zip(now, self._jobs)):
+        now: list[NDArray[Any]]
+        now = [view.job_ids, view.requested_gpus, view.user, view.speed_at, view.type_max]
+        same = [np.array_equal(now[k], before) for k, before in enumerate(self._jobs)]
+        if supply is self._supply and all(same):
             return False
-        self._supply, self._jobs = supply, tuple(a.copy() for a in now)
+        self._supply, self._jobs = supply, [a.copy() for a in now]
         size = view.requested_gpus
         can_run = homes.speeds_by_type(view.speeds, view.speed_at, view.type_max, size, supply.gpus_of_type)
         users = len(supply.cluster.users)

@@ -8,6 +8,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.cluster import User
+
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
 
@@ -80,16 +82,19 @@ class Accounts:
         self.names: tuple[str, ...] = ()
         self.types = types
         self.since_s = 0.0
+        self._users: tuple[User, ...] = ()
         self.lag: FloatArray = np.zeros(0)
         self.rate: FloatArray = np.zeros(0)
         self.gpus: FloatArray = np.zeros((0, types))
         self.part: FloatArray = np.zeros((0, types))
         self.beyond: FloatArray = np.zeros((0, types))
 
-    def know(self, names: tuple[str, ...]) -> None:
+    def know(self, users: tuple[User, ...]) -> None:
         """There are these users; who is new owes nothing and is owed nothing."""
-        if names == self.names:
+        if users is self._users:
             return
+        self._users = users
+        names = tuple(user.name for user in users)
         old = [self.names.index(n) if n in self.names else -1 for n in names]
         for column in _COLUMNS:
             before = getattr(self, column)
