@@ -10,10 +10,9 @@ import argparse
 import copy
 import random
 
+import shoal.torch as shoal
 import torch
 from torch import nn
-
-import shoal.torch as shoal
 
 CONTEXT = 24
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-import torch
 from sklearn.datasets import load_digits
-from torch import nn
 
 import shoal.torch as shoal
+import torch
+from torch import nn
 
 
 def main() -> None:

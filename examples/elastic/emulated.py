@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import time
 
+import shoal.torch as shoal
 import torch
 from torch import nn
-
-import shoal.torch as shoal
 
 
 class Line(torch.utils.data.Dataset):

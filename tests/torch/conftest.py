@@ -81,7 +81,7 @@ class Lab:
         return {p.suffix[1:]: json.loads(p.read_text()) for p in found}
 
 
-@pytest.fixture()
+@pytest.fixture
 def lab(tmp_path: Path, zygote: Zygote) -> Lab:
     return Lab(tmp_path, zygote)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,4 +78,4 @@ def test_the_pieces_of_all_sources_are_all_bytes_once(sizes: list[int], sources:
     for tensor, size in enumerate(sizes):
         spans = covered.get(tensor, [])
         assert sum(high - low for low, high in spans) == size
-        assert all(a[1] == b[0] for a, b in zip(spans, spans[1:]))
+        assert all(a[1] == b[0] for a, b in pairwise(spans))

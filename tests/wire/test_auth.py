@@ -63,7 +63,7 @@ class Server:
         self.loop.call_soon_threadsafe(self.loop.stop)
 
 
-@pytest.fixture()
+@pytest.fixture
 def server():
     server = Server()
     yield server
@@ -102,7 +102,7 @@ def test_another_protocol_version_is_refused_at_both_ends(server: Server):
 
 
 def test_a_client_is_not_lured_by_a_server_that_does_not_know_the_secret():
-    hello, nonce = auth.challenge()
+    hello, _ = auth.challenge()
     proof = ClientProof.make(hello, new_secret(), "job", "worker")
     with pytest.raises(AuthError, match="does not know the job's secret"):
         proof.check(b"x" * 32)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from world import World
 
 from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost
-from world import World
 
 SMALL = st.integers(0, 7)
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-
 from shoal.torch.checkpoint import write_atomically
 from shoal.torch.gradients import GradientBuckets, Sync, all_reduce, parameter_lines
 from shoal.torch.loader import Loader
@@ -29,6 +27,7 @@ from shoal.torch.state import ModelState, StateBox, random_state, seed_all, set_
 from shoal.torch.transfer import Incoming
 from shoal.torch.worker import Groups, Identity, Worker
 from shoal.wire.messages import Kind, Phase, Plan
+from torch import nn
 
 log = logging.getLogger("shoal.torch")
 

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+import torch
 from shoal.torch.order import BatchRule, Part, permutation, step_parts, step_size, steps_in_epoch
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
+import torch
 from shoal.torch.gradients import running_stats
+from torch import Tensor, nn
 
 SMALL_BYTES = 4096
 """Tensors up to this size travel with the description; larger ones are streamed from where they are."""

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from shoal.torch.state import Capture, as_bytes
 from shoal.wire.channel import accept, connect, receive_exactly, receive_into
 from shoal.wire.messages import Plan
+from torch import Tensor
 
 PURPOSE = "state"
 CHUNK_BYTES = 4 * 1024 * 1024

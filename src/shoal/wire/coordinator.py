@@ -15,55 +15,16 @@ generation and at most one `pending` one:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from shoal.wire import events as ev
 from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
 from shoal.wire.messages import Kind, Order, Phase, Plan, Report, Status, from_plain, to_plain
 from shoal.wire.straggler import StragglerRule
+from shoal.wire.views import Generation, Pending, Timing, WorkerView, first_difference, resume_step
 
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long to wait for what, in seconds."""
-
-    heartbeat_timeout_s: float = 6.0  # a worker whose process stands still (SIGSTOP, lost host)
-    reconnect_s: float = 3.0  # a worker whose connection closed, when nothing else says that it died
-    settle_s: float = 0.5  # a broken step, when no one is known to be lost
-    hang_s: float = 120.0  # a worker that lives but does not arrive at a step where the others wait
-    start_s: float = 600.0  # a newcomer that does not become ready
-
-
-@dataclass(slots=True)
-class WorkerView:
-    """What the coordinator knows of a worker."""
-
-    worker: str
-    since_s: float
-    connected: bool = False
-    alive: bool = True
-    stopping: bool = False
-    met: bool = False  # it has connected at least once
-    heard_s: float = 0.0
-    arrived: int = 0
-    arrived_s: float = 0.0
-    halted_s: float = 0.0
-    announced: bool = False
-    status: Status = field(default_factory=lambda: Status(seq=0, phase=Phase.STARTING))
-    sent: Order = field(default_factory=lambda: Order(seq=0))
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    number: int
-    members: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Pending:
-    plan: Plan
-    committed: bool = False
+__all__ = ["Generation", "JobCoordinator", "Timing", "WorkerView"]
 
 
 class JobCoordinator:
@@ -542,27 +503,12 @@ class JobCoordinator:
     def to_dict(self) -> dict[str, Any]:
         """All that a later coordinator needs to take this job's workers over. JSON-ready."""
         return {
-            "job": self.job,
-            "target": list(self.target),
-            "pausing": self.pausing,
+            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: _listed(getattr(self, name)) for name in _TUPLES},
             "active": to_plain(self.active) if self.active else None,
-            "pending": {"plan": to_plain(self.pending.plan), "committed": self.pending.committed}
-            if self.pending
-            else None,
-            "recovering": self.recovering,
-            "crew": list(self.crew),
-            "dead": self.dead,
-            "issued": self.issued,
-            "signature": list(self.signature) if self.signature is not None else None,
-            "checkpoint": self.checkpoint,
-            "checkpoint_step": self.checkpoint_step,
-            "checkpoints_asked": self.checkpoints_asked,
-            "paused": self.paused,
-            "pause_path": self.pause_path,
-            "outcome": self.outcome,
+            "pending": to_plain(self.pending) if self.pending else None,
             "workers": {
-                v.worker: {"alive": v.alive, "stopping": v.stopping, "announced": v.announced, "met": v.met}
-                for v in self.workers.values()
+                v.worker: {name: getattr(v, name) for name in _REMEMBERED} for v in self.workers.values()
             },
         }
 
@@ -570,40 +516,24 @@ class JobCoordinator:
     def from_dict(cls, saved: dict[str, Any], now_s: float, timing: Timing | None = None) -> JobCoordinator:
         """As it was. Its workers have `reconnect_s` from now to say that they are still there."""
         new = cls(saved["job"], timing, saved["pause_path"])
-        new.target, new.pausing = tuple(saved["target"]), saved["pausing"]
+        for name in _PLAIN:
+            setattr(new, name, saved[name])
+        for name in _TUPLES:
+            setattr(new, name, None if saved[name] is None else tuple(saved[name]))
         new.active = from_plain(Generation, saved["active"]) if saved["active"] else None
-        if saved["pending"]:
-            new.pending = Pending(from_plain(Plan, saved["pending"]["plan"]), saved["pending"]["committed"])
-        new.recovering, new.crew = saved["recovering"], tuple(saved["crew"])
-        new.dead, new.issued = saved["dead"], saved["issued"]
-        new.signature = tuple(saved["signature"]) if saved["signature"] is not None else None
-        new.checkpoint, new.checkpoint_step = saved["checkpoint"], saved["checkpoint_step"]
-        new.checkpoints_asked, new.paused = saved["checkpoints_asked"], saved["paused"]
-        new.outcome = saved["outcome"]
+        new.pending = from_plain(Pending, saved["pending"]) if saved["pending"] else None
         for worker, raw in saved["workers"].items():
             new.workers[worker] = WorkerView(worker, since_s=now_s, heard_s=now_s, **raw)
         return new
 
 
-def resume_step(holders: list[tuple[int, bool]], ends: list[int]) -> int:
-    """The step that all go on from, given (steps done, holds the gradients of the next) of each halted survivor.
-
-    The vote that ends a step completes only if every member has complete gradients. So if someone is ahead,
-    those behind hold the gradients; and if all hold them, all can use them; else no one has, and they are lost.
-    """
-    furthest = max([done for done, _ in holders] + ends)
-    if all(holds and done == furthest for done, holds in holders):
-        return furthest + 1
-    return furthest
+_PLAIN = (
+    *("job", "pause_path", "pausing", "recovering", "dead", "issued"),
+    *("checkpoint", "checkpoint_step", "checkpoints_asked", "paused", "outcome", "stranded"),
+)
+_TUPLES = ("target", "crew", "signature")
+_REMEMBERED = ("alive", "stopping", "announced", "met")
 
 
-def first_difference(expected: tuple[str, ...], found: tuple[str, ...]) -> str | None:
-    """What the first line is in which two signatures differ, in words."""
-    for want, have in zip(expected, found):
-        if want != have:
-            return f"the job has {want!r}, this worker has {have!r}"
-    if len(found) > len(expected):
-        return f"this worker has {found[len(expected)]!r}, the job has nothing there"
-    if len(found) < len(expected):
-        return f"the job has {expected[len(found)]!r}, this worker has nothing there"
-    return None
+def _listed(values: tuple[str, ...] | None) -> list[str] | None:
+    return None if values is None else list(values)

@@ -9,10 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+import shoal.torch as shoal
 import torch
 from torch import nn
-
-import shoal.torch as shoal
 
 OPTIONS = {
     "samples": 240,
