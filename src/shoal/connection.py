@@ -125,6 +125,9 @@ class Connection:
         empty_ends: bool = False,
     ) -> list[Any]:
         """All pages. With `empty_ends` the cursor goes on for ever, and a short page is the last."""
+        tail = query.get("tail")
+        if tail is not None and tail > 1000:  # more than a page holds: read all, and keep the end
+            return self.pages(path, gives, {**query, "tail": None}, empty_ends=empty_ends)[-tail:]
         found: list[Any] = []
         cursor = None
         while True:
@@ -132,8 +135,7 @@ class Connection:
             page = self.call("GET", path, gives, query={**query, "cursor": cursor, "limit": size})
             found += page.items
             cursor = page.next
-            query = {**query, "tail": None}
-            full = limit is not None and len(found) >= limit
+            full = tail is not None or (limit is not None and len(found) >= limit)
             if not cursor or full or not page.items or (empty_ends and len(page.items) < size):
                 return found
 

@@ -7,6 +7,8 @@ import signal
 import pytest
 from live_cluster import eventually
 
+pytestmark = pytest.mark.timeout(90)
+
 
 def test_the_output_of_the_job_is_the_output_of_run(live):
     done = live.shoal("run", "--name", "echo-1", "--", "sh", "-c", "echo one; echo two", code=0)
@@ -127,8 +129,9 @@ def test_a_job_file_is_submitted_and_an_idempotency_key_makes_no_second_job(live
 def test_events_can_be_watched_as_json_lines(live):
     watching = live.start("events", "-w", "-o", "json", "--type", "job.s", "-n", "1")
     live.shoal("run", "--name", "e1", "--", "true", code=0)
+    number = live.json("show", "e1")["id"]
     seen = []
-    while not any(e["type"] == "job.succeeded" and "e1" in e["message"] for e in seen):
+    while not any(e["type"] == "job.succeeded" and e["job"] == number for e in seen):
         seen.append(json.loads(watching.stdout.readline()))
     os.killpg(watching.pid, signal.SIGINT)
     watching.communicate(timeout=30)

@@ -86,9 +86,9 @@ CHANGE = {
     "pause": (["pause", "c1"], m.JobList),
     "resume": (["resume", "c1"], m.JobList),
     "cancel": (["cancel", "c1", "--grace", "0s"], m.JobList),
-    "user add": (["user", "add", "eve", "--tickets", "2"], m.User),
+    "user create": (["user", "create", "eve", "--tickets", "2"], m.User),
     "user set": (["user", "set", "eve", "--tickets", "3", "--role", "viewer"], m.User),
-    "token add": (["token", "add", "--user", "eve", "--label", "laptop", "--expires", "1h"], m.TokenCreated),
+    "token create": (["token", "create", "--user", "eve", "--label", "laptop", "--expires", "1h"], m.TokenCreated),
     "policy set": (["policy", "set", "max-min"], m.Policy),
     "up again": (["up"], m.Status),
 }

@@ -12,7 +12,7 @@ from shoal.cli.report import reported
 
 COMMANDS = {
     "ls": ("shoal.cli.token:ls", "The tokens there are, without their text."),
-    "add": ("shoal.cli.token:add", "Make a token; it is shown once."),
+    "create": ("shoal.cli.token:create", "Make a token; it is shown once."),
     "rm": ("shoal.cli.token:rm", "Make a token worthless."),
 }
 GROUP = LazyGroup("token", COMMANDS, "Tokens: what people and programs show to the server.")
@@ -49,7 +49,7 @@ def ls(
 
 
 @reported
-def add(
+def create(
     user: Annotated[str | None, typer.Option(help="Whose it is. Default: yours.")] = None,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires: Annotated[str | None, typer.Option(help="Worthless after: 12h, 30d.")] = None,
@@ -60,7 +60,7 @@ def add(
 ) -> None:
     """Make a token. It is printed this once: only its hash is kept.
 
-    Example: shoal token add --user ada > ada.token; then SHOAL_TOKEN_FILE=ada.token shoal ps
+    Example: shoal token create --user ada > ada.token; then SHOAL_TOKEN_FILE=ada.token shoal ps
     """
     from shoal.cli.options import connect
     from shoal.cli.out import say

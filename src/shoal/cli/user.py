@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "ls": ("shoal.cli.user:ls", "The users."),
     "show": ("shoal.cli.user:show", "One user."),
-    "add": ("shoal.cli.user:add", "Add a user."),
+    "create": ("shoal.cli.user:create", "Add a user."),
     "set": ("shoal.cli.user:set_", "Change a user's role or tickets."),
     "rm": ("shoal.cli.user:rm", "Remove a user."),
 }
@@ -78,7 +78,7 @@ def show(
 
 
 @reported
-def add(
+def create(
     name: UserName,
     role: RoleName = None,
     tickets: Tickets = None,
@@ -87,7 +87,7 @@ def add(
     server: Server = None,
     token_file: TokenFile = None,
 ) -> None:
-    """Add a user. Then give them a token: shoal token add --user NAME."""
+    """Add a user. Then give them a token: shoal token create --user NAME."""
     from shoal.cli.options import connect
 
     with connect(home, server, token_file) as client:
