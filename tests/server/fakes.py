@@ -114,7 +114,10 @@ class Fleet:
         self.told: list[str] = []
         #: Workers that do not end when they are told to, until `end` is called.
         self.stubborn = False
-        self.steps: dict[str, int] = {}
+        #: How workers ended, for a server that was not there to see it.
+        self.exits: dict[str, Exit] = {}
+        #: The server has just died: what it wants done is not done any more.
+        self.deaf = False
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         return self._nodes
@@ -127,6 +130,8 @@ class Fleet:
             worker.end()
 
     def start(self, worker: WorkerSpec) -> None:
+        if self.deaf:
+            return
         self._check_gpu_is_free(worker)
         self.running[worker.worker] = worker
         self.started.append(worker.worker)
@@ -140,20 +145,22 @@ class Fleet:
             assert not same or other.worker in self.suspended, f"{worker.worker} on the GPU of {other.worker}"
 
     def stop(self, worker: str, *, kill: bool = False) -> None:
-        if worker in self.running:
+        if worker in self.running and not self.deaf:
             self.told.append(worker)
             if kill or not self.stubborn:
                 asyncio.get_running_loop().call_soon(self._ended, worker, None, "SIGTERM", True)
 
     def suspend(self, worker: str) -> None:
-        self.suspended.add(worker)
+        if worker in self.running and not self.deaf:
+            self.suspended.add(worker)
 
     def wake(self, worker: str) -> None:
-        self.suspended.discard(worker)
+        if not self.deaf:
+            self.suspended.discard(worker)
 
     def adopt(self, worker: str, directory: Path) -> None:
         if worker not in self.running:
-            exit_ = Exit(worker, None, None, "gone", began=False)
+            exit_ = self.exits.get(worker) or Exit(worker, None, None, "it never began", began=False)
             asyncio.get_running_loop().call_soon(self.on_exit, exit_)
 
     def end(self, worker: str, code: int | None = 0, signal: str | None = None) -> None:
@@ -164,7 +171,8 @@ class Fleet:
             self.suspended.discard(worker)
             if worker in self.live:
                 self.live.pop(worker).end()
-            self.on_exit(Exit(worker, code, signal, "", told=told))
+            self.exits[worker] = Exit(worker, code, signal, "", told=told)
+            self.on_exit(self.exits[worker])
 
     # Training
 
