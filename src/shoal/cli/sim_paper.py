@@ -18,7 +18,7 @@ PAPERS = {
     "optimus": "shoal.sim.papers.optimus",
 }
 
-EXAMPLES = """\\b
+EXAMPLES = """\b
 Examples:
   shoal sim paper afs
   shoal sim paper afs --quick --plot afs.png

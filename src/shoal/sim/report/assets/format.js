@@ -71,16 +71,19 @@ const short = (v) => (v === null || v === undefined ? "–" : v >= 100 ? count(v
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const COSTS = { none: "no cost", restart: "stop and restart", concurrent: "concurrent" };
 
-// A colour for each policy, a dash for each cost model: runs differ by one even where the other is the same.
+// A colour for each policy, a dash for each variant of it (cost model, what it knows): runs differ by one even
+// where the other is the same. The variants of a single policy differ by both.
 const POLICIES = [...new Set(RUNS.map((r) => r.policy))];
 const KINDS = [...new Set(RUNS.map((r) => r.costs))];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
 const COLOURS = 10;
+const variant = (run) => (run.label.startsWith(run.policy) ? run.label.slice(run.policy.length) : run.label);
+const VARIANTS = [...new Set(RUNS.map(variant))];
 RUNS.forEach((run, i) => {
-  const p = POLICIES.indexOf(run.policy);
+  const p = POLICIES.indexOf(run.policy), v = VARIANTS.indexOf(variant(run));
   run.i = i;
-  run.colour = POLICIES.length === 1 ? `--c${KINDS.indexOf(run.costs) % COLOURS}` : `--c${p % COLOURS}`;
-  run.dash = DASHES[(KINDS.indexOf(run.costs) + Math.floor(p / COLOURS)) % DASHES.length];
+  run.colour = `--c${(POLICIES.length === 1 ? v : p) % COLOURS}`;
+  run.dash = DASHES[(v + Math.floor(p / COLOURS)) % DASHES.length];
 });
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -71,7 +71,8 @@ function thrashing() {
   $("thrashing-pick").hidden = groups.length < 2;
   let chart = null;
   const draw = (i) => {
-    const runs = RUNS.filter((r) => r.policy === groups[i]).map((r) => ({ ...r, label: COSTS[r.costs] || r.costs, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
+    const all = RUNS.filter((r) => r.policy === groups[i]);
+    const runs = KINDS.map((kind) => all.find((r) => r.costs === kind)).filter(Boolean).map((r) => ({ ...r, label: COSTS[r.costs] || r.costs, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
     const end = Math.max(...runs.map((r) => r.watched.time_s[r.watched.time_s.length - 1] || 0), 1e-3);
     const x = Array.from({ length: 501 }, (_, k) => (end * k) / 500);
     if (chart) { CHARTS.splice(CHARTS.findIndex((c) => c.u === chart), 1); forget(chart); }

@@ -86,7 +86,7 @@ function ranking() {
 function lead() {
   const ranked = RUNS.filter((r) => r.figures.avg_jct_s !== null).sort((a, b) => a.figures.avg_jct_s - b.figures.avg_jct_s);
   const m = DATA.meta, first = ranked[0], last = ranked[ranked.length - 1];
-  $("title").textContent = m.policies > 1 ? `${m.policies} policies compared` : m.runs > 1 ? `${RUNS[0].policy} under ${m.runs} cost models` : `One run of ${RUNS[0].policy}`;
+  $("title").textContent = m.policies > 1 ? `${m.policies} policies compared` : m.runs > 1 ? `${m.runs} runs of ${RUNS[0].policy} compared` : `One run of ${RUNS[0].policy}`;
   if (first && ranked.length > 1) {
     const ratio = last.figures.avg_jct_s / first.figures.avg_jct_s;
     $("finding").append(el("strong", {}, first.label), ` completes jobs soonest, in ${duration(first.figures.avg_jct_s)} on average; `,
