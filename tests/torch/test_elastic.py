@@ -6,8 +6,8 @@ import random
 import signal
 
 import pytest
+from elastic_lab import Lab, losses, seen, until
 
-from conftest import Lab, losses, seen, until
 from shoal.wire import events as ev
 
 

@@ -6,10 +6,10 @@ import errno
 import json
 
 import pytest
+from elastic_lab import Lab, seen
 
 import shoal.torch as shoal
 import torch
-from conftest import Lab, seen
 from shoal.torch.checkpoint import write_atomically
 from shoal.wire import events as ev
 from torch import nn
@@ -37,9 +37,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_newcomer_that_does_not_fit_is_refused_and_the_job_goes_on(
-    lab: Lab, word: str, text: str, why: str
-):
+def test_a_newcomer_that_does_not_fit_is_refused_and_the_job_goes_on(lab: Lab, wrong: str):
+    word, text, why = WRONG[wrong]
     lab.say(word, text)
     with lab.job(2, epochs=20) as job:
         job.wait_size(2)

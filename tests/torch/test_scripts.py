@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from elastic_lab import Lab, losses, seen
 
-from conftest import Lab, losses, seen
 from shoal.wire import events as ev
 
 SCRIPTS = {

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from world import World
+from protocol_world import World
 
 from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost
 
