@@ -15,6 +15,16 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
 
 
+def _alike(one: list[Trade], other: list[Trade]) -> bool:
+    """Whether two rounds of trades are the same but for rounding."""
+    return len(one) == len(other) and all(
+        (a.buyer, a.seller, a.fast, a.slow) == (b.buyer, b.seller, b.fast, b.slow)
+        and abs(a.price - b.price) < 1e-6
+        and abs(a.fast_gpus - b.fast_gpus) < 1e-6
+        for a, b in zip(one, other)
+    )
+
+
 class Market:
     """Recomputed when users, tickets, demand, speeds or GPUs change; remembers its rounds of trades."""
 
@@ -51,7 +61,7 @@ class Market:
             self.weights = self.entitled
             return
         self.weights, trades = trade(self.entitled, speed, slow_first.tolist(), demand)
-        if trades != self.trades:
+        if not _alike(trades, self.trades):
             self.trades = trades
             self.rounds.append({"time_s": now_s, "trades": trades})
             del self.rounds[: -self.keep_rounds]

@@ -169,7 +169,7 @@ def _simulation(
         cluster,
         policy,
         placer=KeepAndPack(all_or_nothing=True),
-        costs=Costs("concurrent", prepare_s=0.5, pause_s=0.1),
+        costs=Costs("suspend"),
         timeline=False,
     )
     simulation.ledger = Ledger(tuple(u.name for u in cluster.users), cluster.gpu_types, sample_s=sample_s)
