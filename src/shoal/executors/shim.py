@@ -37,7 +37,8 @@ def start_time(pid):
             stat = file.read()
     except OSError:
         return None
-    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] == b"Z" else int(fields[19])
 
 
 def write_json(path, value):
@@ -244,9 +245,10 @@ class Keeper:
                 deadline = time.monotonic() + grace_s
                 self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
                 self.told = self.told or self.status is None
-                below = descendants()
-                tell(below, signal.SIGTERM if grace_s else signal.SIGKILL)
-                tell(below, signal.SIGCONT)
+                # Only the command itself is asked: it may need its children to save what it wants to keep.
+                tell([self.child.pid] if grace_s and self.status is None else descendants(),
+                     signal.SIGTERM if grace_s else signal.SIGKILL)  # fmt: skip
+                tell(descendants(), signal.SIGCONT)
 
     def reap(self):
         while True:
@@ -260,8 +262,8 @@ class Keeper:
                 self.status = os.waitstatus_to_exitcode(status)
                 self.child.returncode = self.status
                 tell(descendants(), signal.SIGTERM)
-                deadline = time.monotonic() + AFTERMATH_S
-                self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
+                if self.kill_at is None:
+                    self.kill_at = time.monotonic() + AFTERMATH_S
 
     def drain(self, output):
         while True:

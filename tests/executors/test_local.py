@@ -1,0 +1,377 @@
+"""Workers as processes: started, stopped, suspended, taken over, their output kept, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.local import LocalExecutor, is_kept
+from shoal.executors.logs import end_position, read_lines, segments, tail_position
+from shoal.executors.shim import start_time
+from shoal.executors.warm import may_be_warm
+
+
+class Place:
+    """An executor and what it has told so far."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        self.directory = directory
+        self.executor = LocalExecutor(2, **options)
+        self.exits: asyncio.Queue[Exit] = asyncio.Queue()
+        self.executor.on_exit = self.exits.put_nowait
+        self.count = 0
+
+    def start(self, *command: str, **options: Any) -> str:
+        worker = f"1.{self.count}"
+        self.count += 1
+        spec: dict[str, Any] = {"workdir": "/tmp", "env": {}, "grace_s": 5.0, **options}
+        self.executor.start(
+            WorkerSpec(worker=worker, directory=self.at(worker), node="local", gpu=0, command=command, **spec)
+        )
+        return worker
+
+    def at(self, worker: str) -> Path:
+        return self.directory / worker
+
+    async def exit(self) -> Exit:
+        return await asyncio.wait_for(self.exits.get(), 30)
+
+    async def started(self, worker: str) -> dict[str, Any]:
+        return await self.until(lambda: json.loads((self.at(worker) / "started").read_text()))
+
+    async def until(self, what: Callable[[], Any]) -> Any:
+        for _ in range(3000):
+            try:
+                if found := what():
+                    return found
+            except (OSError, ValueError):
+                pass
+            await asyncio.sleep(0.01)
+        raise AssertionError("it did not come to pass")
+
+    def text(self, worker: str) -> list[str]:
+        return [line.text for line in read_lines(self.at(worker), 0)]
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        await asyncio.wait_for(story(), 60)
+
+    asyncio.run(limited())
+
+
+def state_of(pid: int) -> str:
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return stat[stat.rindex(")") + 2]
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "name"),
+    [
+        (("true",), 0, None),
+        (("sh", "-c", "exit 7"), 7, None),
+        (("sh", "-c", "kill -SEGV $$"), None, "SIGSEGV"),
+        (("no-such-program",), 127, None),
+        (("/tmp",), 126, None),
+    ],
+)
+def test_exit_codes_and_signals_are_recorded(
+    tmp_path: Path, command: tuple[str, ...], code: int | None, name: str | None
+) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        place.start(*command)
+        exit_ = await place.exit()
+        assert (exit_.code, exit_.signal, exit_.told) == (code, name, False)
+        if code in (126, 127):
+            assert command[0] in exit_.why
+
+    run(story)
+
+
+def test_a_working_directory_that_is_not_there_is_said(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        worker = place.start("true", workdir=str(tmp_path / "gone"))
+        exit_ = await place.exit()
+        assert exit_.code == 127
+        assert "gone" in exit_.why
+        assert "gone" in place.text(worker)[0]
+
+    run(story)
+
+
+def test_the_environment_is_what_was_given_and_is_not_seen_in_ps_or_on_disk(tmp_path: Path) -> None:
+    async def story() -> None:
+        os.environ["SHOAL_TEST_LEAK"] = "leak"
+        place = Place(tmp_path)
+        worker = place.start("sh", "-c", "env; exec sleep 100", env={"KEY": "hunter2", "RANK": "3"})
+        await place.until(lambda: any("RANK=3" in t for t in place.text(worker)))
+        env = dict(line.partition("=")[::2] for line in place.text(worker))
+        assert env["KEY"] == "hunter2"
+        assert env["CUDA_VISIBLE_DEVICES"] == ""
+        assert "SHOAL_TEST_LEAK" not in env
+        assert (
+            "hunter2" not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
+        )
+        for file in place.at(worker).iterdir():
+            if not file.name.startswith("log."):
+                assert b"hunter2" not in file.read_bytes()
+        del os.environ["SHOAL_TEST_LEAK"]
+        place.executor.stop(worker, kill=True)
+        await place.exit()
+
+    run(story)
+
+
+def test_no_part_of_a_worker_survives_a_stop_even_one_that_hides(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        # A child in a session of its own, whose parent has ended, and which ignores SIGTERM.
+        hides = "trap '' TERM; (setsid sh -c 'trap \"\" TERM; echo $$; sleep 1000' &) ; sleep 1000"
+        worker = place.start("sh", "-c", hides, grace_s=0.3)
+        hidden = int((await place.until(lambda: place.text(worker)))[0])
+        assert start_time(hidden) is not None
+        place.executor.stop(worker)
+        exit_ = await place.exit()
+        assert (exit_.signal, exit_.told) == ("SIGKILL", True)
+        assert start_time(hidden) is None
+
+    run(story)
+
+
+def test_what_a_command_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        worker = place.start("sh", "-c", "sleep 1000 & echo $!")
+        assert (await place.exit()).code == 0
+        assert start_time(int(place.text(worker)[0])) is None
+
+    run(story)
+
+
+def test_a_worker_may_use_its_grace_to_save(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        worker = place.start(
+            "sh", "-c", "trap 'echo saved; exit 0' TERM; echo up; while :; do sleep 0.02; done"
+        )
+        await place.until(lambda: place.text(worker) == ["up"])
+        place.executor.stop(worker)
+        exit_ = await place.exit()
+        assert (exit_.code, exit_.told) == (0, True)
+        assert place.text(worker) == ["up", "saved"]
+
+    run(story)
+
+
+def test_suspended_processes_stand_still_and_can_still_be_stopped(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        worker = place.start("sh", "-c", "sleep 1000 & echo $!; wait")
+        child = int((await place.until(lambda: place.text(worker)))[0])
+        parent = (await place.started(worker))["pid"]
+        place.executor.suspend(worker)
+        await place.until(lambda: state_of(child) == state_of(parent) == "T")
+        place.executor.wake(worker)
+        await place.until(lambda: state_of(child) != "T" and state_of(parent) != "T")
+        place.executor.suspend(worker)
+        await place.until(lambda: state_of(child) == "T")
+        place.executor.stop(worker)
+        assert (await place.exit()).told
+        assert start_time(child) is None
+
+    run(story)
+
+
+def test_if_the_keeper_is_killed_the_worker_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        bystander = subprocess.Popen(["sleep", "1000"])
+        worker = place.start("sh", "-c", "(setsid sleep 1000 & echo $!); sleep 1000")
+        hidden = int((await place.until(lambda: place.text(worker)))[0])
+        os.kill((await place.started(worker))["keeper_pid"], signal.SIGKILL)
+        exit_ = await place.exit()
+        assert (exit_.code, exit_.signal) == (None, None)
+        assert "keeper" in exit_.why
+        await place.until(lambda: start_time(hidden) is None)
+        assert bystander.poll() is None
+        bystander.kill()
+        bystander.wait()
+
+    run(story)
+
+
+def test_a_worker_is_taken_over_by_another_executor_with_its_exit_code(tmp_path: Path) -> None:
+    async def story() -> None:
+        go = tmp_path / "go"
+        first = Place(tmp_path)
+        worker = first.start("sh", "-c", f"while [ ! -e {go} ]; do sleep 0.02; done; exit 5")
+        pid = (await first.started(worker))["pid"]
+        second = Place(tmp_path)
+        second.executor.adopt(worker, second.at(worker))
+        await asyncio.sleep(0.05)
+        assert start_time(pid) is not None
+        go.touch()
+        assert (await second.exit()).code == 5
+        third = Place(tmp_path)
+        third.executor.adopt(worker, third.at(worker))
+        assert (await third.exit()).code == 5, "also when it ended before anyone came"
+        assert (await first.exit()).code == 5
+
+    run(story)
+
+
+def test_another_process_with_the_same_number_is_never_touched(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        bystander = subprocess.Popen(["sleep", "1000"])
+        directory = place.at("1.9")
+        directory.mkdir()
+        (directory / "mark").write_text("0" * 32)
+        started = {"pid": bystander.pid, "start_time": 1, "keeper_pid": bystander.pid, "keeper_start_time": 1}
+        (directory / "started").write_text(json.dumps(started))
+        place.executor.adopt("1.9", directory)
+        assert (await place.exit()).code is None
+        place.executor.stop("1.9", kill=True)
+        await asyncio.sleep(0.05)
+        assert bystander.poll() is None
+        bystander.kill()
+        bystander.wait()
+
+    run(story)
+
+
+def test_a_worker_that_was_never_started_is_said_to_have_never_begun(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        place.executor.adopt("1.7", place.at("1.7"))
+        exit_ = await place.exit()
+        assert not exit_.began
+        assert not is_kept(place.at("1.7"))
+
+    run(story)
+
+
+def test_output_is_capped_and_rotated_and_positions_stay_true(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path, log_file_bytes=20_000, log_files=3)
+        worker = place.start("sh", "-c", "i=0; while [ $i -lt 5000 ]; do echo line $i; i=$((i+1)); done")
+        await place.exit()
+        parts = segments(place.at(worker))
+        assert len(parts) <= 3
+        assert sum(p.stat().st_size for _, p in parts) < 150_000
+        lines = read_lines(place.at(worker), 0, 10_000_000)
+        numbers = [int(line.text.split()[1]) for line in lines]
+        assert numbers == list(range(numbers[0], 5000)), "the newest are kept, in order and whole"
+        middle = lines[len(lines) // 2]
+        assert read_lines(place.at(worker), middle.end)[0] == lines[len(lines) // 2 + 1]
+        assert read_lines(place.at(worker), end_position(place.at(worker))) == []
+        tail = read_lines(place.at(worker), tail_position(place.at(worker), 3))
+        assert [line.text for line in tail] == ["line 4997", "line 4998", "line 4999"]
+
+    run(story)
+
+
+def test_odd_output_is_kept_readable(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        code = (
+            "import os; os.write(1, b'10%\\r50%\\r100%\\n'); os.write(2, b'bad \\xff byte\\n');"
+            "os.write(1, b'x' * 40000); os.write(1, b'\\nno newline at the end')"
+        )
+        worker = place.start(sys.executable, "-c", code)
+        await place.exit()
+        texts = place.text(worker)
+        assert texts[0] == "100%"
+        assert texts[1] == "bad \ufffd byte"
+        assert "".join(texts[2:-1]) == "x" * 40000
+        assert texts[-1] == "no newline at the end"
+
+    run(story)
+
+
+def test_when_the_disk_is_full_output_is_lost_but_the_job_is_not(tmp_path: Path) -> None:
+    mount = tmp_path / "small"
+    mount.mkdir()
+    tried = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(mount)], capture_output=True, check=False
+    )
+    if tried.returncode != 0:
+        pytest.skip("a small file system cannot be mounted here (needs root)")
+
+    async def story() -> None:
+        place = Place(mount)
+        go = tmp_path / "go"
+        script = f"seq 10000; while [ ! -e {go} ]; do sleep 0.02; done; echo after; exit 3"
+        worker = place.start("sh", "-c", script)
+        await place.until(lambda: os.statvfs(mount).f_bavail == 0)
+        for part in segments(place.at(worker)):
+            os.truncate(part[1], 0)  # the operator makes room
+        go.touch()
+        assert (await place.exit()).code == 3
+        assert place.text(worker)[-1] == "after"
+        assert any("were lost" in t for t in place.text(worker))
+
+    try:
+        run(story)
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=False)
+
+
+def test_only_scripts_for_this_python_start_warm(tmp_path: Path) -> None:
+    python = sys.executable
+    other = tmp_path / "python"
+    other.symlink_to("/bin/true")
+    path = {"PATH": f"{os.path.dirname(python)}:/usr/bin"}
+    assert may_be_warm((python, "train.py", "--lr", "1"), path)
+    assert may_be_warm((os.path.basename(python), "train.py"), path)
+    assert not may_be_warm((str(other), "train.py"), path)
+    assert not may_be_warm((python, "-m", "train"), path)
+    assert not may_be_warm((python, "train"), path)
+    assert not may_be_warm(("sh", "train.py"), path)
+
+
+def test_a_warm_worker_is_as_good_as_a_cold_one(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+
+    async def story() -> None:
+        place = Place(tmp_path)
+        place.executor.warm_up()
+        script = tmp_path / "train.py"
+        script.write_text(
+            "import os, sys, torch\n"
+            "print(os.environ['KEY'], os.environ.get('SHOAL_CONTROL'), sys.argv[1:], os.getcwd(), __name__)\n"
+            "print('err', file=sys.stderr)\n"
+            "sys.exit(4) if len(sys.argv) > 1 else __import__('time').sleep(1000)\n"
+        )
+        worker = place.start(
+            sys.executable, str(script), "x", env={"KEY": "v"}, warm=True, workdir=str(tmp_path)
+        )
+        assert (await place.exit()).code == 4
+        assert place.text(worker) == [f"v None ['x'] {tmp_path} __main__", "err"]
+        assert place.executor._warmer is not None
+        assert place.executor._warmer.ready, "it was started by the warm process"
+        # The warm process and the executor go; the worker stays, and is taken over.
+        second = place.start(sys.executable, str(script), env={"KEY": "v"}, warm=True)
+        pid = (await place.started(second))["pid"]
+        place.executor.close()
+        later = Place(tmp_path)
+        later.executor.adopt(second, later.at(second))
+        await asyncio.sleep(0.1)
+        assert start_time(pid) is not None
+        later.executor.stop(second)
+        assert (await later.exit()).told
+        assert start_time(pid) is None
+
+    run(story)
