@@ -13,7 +13,7 @@ from shoal.cli import sim_options as so
 
 DEFAULT_POLICIES = "fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"
 
-EXAMPLES = """\\b
+EXAMPLES = """\b
 Examples:
   shoal sim compare --sample
   shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies fifo,afs-l,afs-p --report out.html

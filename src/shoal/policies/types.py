@@ -12,6 +12,9 @@ from shoal.policies.base import FloatArray, IntArray
 
 _FRAGMENTED = int(Code.FRAGMENTED)
 
+#: A job moves to another type only if it gains this much: moving is not free.
+_WORTH_A_MOVE = 1.25
+
 
 def reference_curves(view: View) -> IntArray:
     """Where each job's speed curve begins, for its fastest type: what counting policies reason with."""
@@ -42,8 +45,8 @@ def give_types(
 
     Running jobs choose first and stay on their type where it still has enough GPUs; then the others, in
     order of submission, take the type that is fastest for them among those with enough. A job that may be
-    resized takes what the best type has left; otherwise it waits. What is left over afterwards goes to
-    resizable jobs on their own type, in order of submission.
+    resized takes what the best type has left; otherwise it waits. Of what is left over, a resizable job moves
+    to another type where it would be a good deal faster; the rest goes to resizable jobs on their own type.
     """
     return _give_types(
         shares,
@@ -109,6 +112,20 @@ def _give_types(
             gpus[i] = 0
             codes[i] = _FRAGMENTED
     if resize:
+        for i in range(n):  # a faster type has become free: it pays to move
+            t = chosen[i]
+            if t < 0:
+                continue
+            best, take = _WORTH_A_MOVE * speeds[speed_at[t, i] + gpus[i]], 0
+            for u in range(types):
+                more = min(free[u], type_max[u, i])
+                if u != t and more >= min_gpus[i] and speeds[speed_at[u, i] + more] > best:
+                    best, take = speeds[speed_at[u, i] + more], more
+                    chosen[i] = u
+            if take > 0:
+                free[t] += gpus[i]
+                free[chosen[i]] -= take
+                gpus[i] = take
         for i in range(n):
             t = chosen[i]
             if t >= 0 and free[t] > 0:

@@ -64,7 +64,9 @@ class Simulation:
         self.timeline = timeline
         users = cluster.users
         #: Who was due what and got what; there is nothing to share out fairly with one user.
-        self.ledger = Ledger(tuple(u.name for u in users), cluster.gpu_types) if len(users) > 1 else None
+        start_s = self.jobs[0].submit_s if self.jobs else 0.0
+        names = tuple(u.name for u in users)
+        self.ledger = Ledger(names, cluster.gpu_types, start_s=start_s) if len(users) > 1 else None
         self._tickets = np.array([u.tickets for u in users])
         self.record = Record.empty(policy.name, self.jobs, cluster.total_gpus)
         n = len(self.jobs)
@@ -77,7 +79,8 @@ class Simulation:
         self._spot: list[Spot] = [(0, "", (), 0)] * n
         self._version = [0] * n
         self._waiting_from = [job.submit_s for job in self.jobs]
-        self._target: dict[int, Spot] = {}
+        #: Where a job is being led while newcomers prepare, and when they are ready.
+        self._target: dict[int, tuple[Spot, float]] = {}
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._pushed = 0
         self._used = 0  # GPUs given out
@@ -177,10 +180,9 @@ class Simulation:
         j, share = command.job, command.share
         self._count(j, share.gpus)
         record = self.record
-        had = self._gpus[j]
         self._settle(j, now)
         self._version[j] += 1
-        self._target.pop(j, None)
+        pending = self._target.pop(j, None)
         if self.timeline:
             record.change_s.append(now)
             record.change_job.append(j)
@@ -197,44 +199,49 @@ class Simulation:
         if verb in ("start", "resume"):
             record.wait_s[j] += now - self._waiting_from[j]
         spot = (share.gpus, share.gpu_type, command.placement, share.servers)
-        self._reach(j, spot, verb, had, now)
+        self._reach(j, spot, verb, pending, now)
 
     def _count(self, j: int, gpus: int) -> None:
         self._used += gpus - self._given[j]
         self._running += (gpus > 0) - (self._given[j] > 0)
         self._given[j] = gpus
 
-    def _reach(self, j: int, spot: Spot, verb: str, had: int, now: float) -> None:
-        """Lead the job to its new share as the cost model says."""
-        costs, record = self.costs, self.record
+    def _reach(
+        self, j: int, spot: Spot, verb: str, pending: tuple[Spot, float] | None, now: float
+    ) -> None:
+        """Lead the job from the share that trains to its new one, as the cost model says."""
+        costs, had = self.costs, self._gpus[j]
         if verb == "start" or costs.kind == "none" or (had and spot == self._spot[j]):
             self._train(j, spot, now)
         elif costs.kind == "restart":
-            cost_s = costs.restart_of(self.jobs[j].model)
-            record.paused_s[j] += cost_s
-            self._train(j, spot, now + cost_s)
+            self._stand_still(j, spot, costs.restart_of(self.jobs[j].model), now)
         elif costs.kind == "suspend":
-            cost_s = costs.resume_s if spot == self._spot[j] else costs.migrate_s
-            record.paused_s[j] += cost_s
-            self._train(j, spot, now + cost_s)
-        elif verb == "shrink" or had == 0:
-            cost_s = costs.pause_s + (costs.prepare_s if had == 0 else 0.0)
-            record.paused_s[j] += cost_s
-            self._train(j, spot, now + cost_s)
-        else:  # newcomers prepare while the old workers train on
-            self._target[j] = spot
-            at = now + costs.prepare_s
-            end = self._since[j] + self._left[j] / self._rate[j] if self._rate[j] > 0 else _INF
-            if end <= at:
-                self._push(end, _FINISH, j)
-            else:
-                self._push(at, _SWITCH, j)
-            self._observe(j, self._rate[j], self._since[j])
+            self._stand_still(j, spot, costs.resume_s if spot == self._spot[j] else costs.migrate_s, now)
+        elif had == 0:  # nobody trains meanwhile
+            self._stand_still(j, spot, costs.prepare_s + costs.pause_s, now)
+        elif spot[0] < had and spot[1] == self._spot[j][1]:  # a shrink needs no newcomer
+            self._stand_still(j, spot, costs.pause_s, now)
+        else:
+            self._prepare(j, spot, pending, now)
+
+    def _stand_still(self, j: int, spot: Spot, seconds: float, now: float) -> None:
+        self.record.paused_s[j] += seconds
+        self._train(j, spot, now + seconds)
+
+    def _prepare(self, j: int, spot: Spot, pending: tuple[Spot, float] | None, now: float) -> None:
+        """Newcomers prepare while the old workers train on; those still wanted go on preparing."""
+        ready = now + self.costs.prepare_s
+        if pending and pending[0][1] == spot[1] and spot[0] <= pending[0][0]:
+            ready = max(pending[1], now)
+        self._target[j] = (spot, ready)
+        end = self._since[j] + self._left[j] / self._rate[j] if self._rate[j] > 0 else _INF
+        self._push(min(end, ready), _FINISH if end <= ready else _SWITCH, j)
+        self._observe(j, self._rate[j], self._since[j])
 
     def _switch(self, j: int, now: float) -> None:
         """The newcomers of a job are ready: it goes on at its new share after a short pause."""
         self._settle(j, now)
-        spot = self._target.pop(j)
+        spot, _ = self._target.pop(j)
         self._version[j] += 1
         self.record.paused_s[j] += self.costs.pause_s
         self._train(j, spot, now + self.costs.pause_s)
