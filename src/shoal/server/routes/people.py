@@ -10,6 +10,7 @@ from shoal.server import models as m
 from shoal.server.clock import as_time
 from shoal.server.errors import Forbidden, NotFound
 from shoal.server.routes.common import ERRORS, S, Server, W
+from shoal.server.verbs import Conflict
 
 router = APIRouter(tags=["people"], responses=ERRORS)
 UserName = Annotated[str, Path(max_length=64, pattern=m.NAME)]
@@ -103,5 +104,7 @@ async def delete_token(token: Annotated[int, Path(ge=1, le=10**15)], s: S, who: 
     only = None if who.role is m.Role.ADMIN else who.user
     if not any(r["id"] == token for r in s.store.tokens(only)):
         raise NotFound(f"there is no token {token}")
+    if token == who.token:
+        raise Conflict("this is the token you are using; delete it with another one")
     s.verbs.delete_token(token, who.user)
     s.gate.forget()
