@@ -51,10 +51,7 @@ def compare(
     workers: Annotated[int | None, typer.Option(help="Processes. Default: one per core.")] = None,
     sample: so.Sample = False,
 ) -> None:
-    """Run several policies over one trace, side by side.
-
-    An --option holds for every policy that has it.
-    """
+    """Run several policies over one trace, side by side. An --option holds for every policy that has it."""
     so.check_output(output)
     from shoal.cli.out import print_json, say
 
