@@ -87,6 +87,7 @@ class FairAfs(Policy):
         rigid = view.min_gpus >= view.max_gpus
         self._book(view, supply, rigid, now_s)
         if not len(view):
+            self.market.close(len(supply.cluster.users), len(view.gpu_types))
             self._go_on(view, view.gpus, view.gpu_type)
             return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
         new_quantum = bool(now_s >= self.quantum_end_s - 1e-9)
@@ -144,7 +145,7 @@ class FairAfs(Policy):
         np.clip(self.pool_lag, -self.options.quantum_s, self.options.quantum_s, out=self.pool_lag)
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        part = self.market.weights if len(view) else np.zeros_like(self.accounts.part)
+        part = self.market.weights
         zero = np.zeros(len(view))
         self.accounts.go_on(zero, gpus, types, zero, view.user, part, self.options.credit_s)
 

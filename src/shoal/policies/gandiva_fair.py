@@ -113,6 +113,8 @@ class GandivaFair(Policy):
         self.accounts.know(supply.cluster.users)
         self.accounts.book(view.memory_a, view.gpus, view.memory_c, view.user, now_s)
         if not len(view):
+            self.market.close(len(supply.cluster.users), len(view.gpu_types))
+            self._supply = None
             self._go_on(view, view.gpus, view.gpu_type)
             return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
         # 2. the users' parts of each type, after trading
@@ -172,7 +174,7 @@ class GandivaFair(Policy):
         return True
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        part = self.market.weights if len(view) else np.zeros_like(self.accounts.part)
+        part = self.market.weights
         lag, rate = view.memory_a, view.memory_c
         self.accounts.go_on(lag, gpus, types, rate, view.user, part, self._credit_s)
 

@@ -66,6 +66,11 @@ class Market:
             self.rounds.append({"time_s": now_s, "trades": trades})
             del self.rounds[: -self.keep_rounds]
 
+    def close(self, users: int, types: int) -> None:
+        """Nobody has jobs: nobody is entitled to anything."""
+        self.entitled = self.weights = np.zeros((users, types))
+        self._seen = ()
+
     def report(self, users: tuple[str, ...], gpu_types: tuple[str, ...]) -> list[dict[str, Any]]:
         """All rounds of trades, with names."""
 
