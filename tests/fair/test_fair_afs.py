@@ -22,7 +22,7 @@ def pool(gpus, **tickets):
 
 
 def drive(cluster, **options):
-    return Drive(cluster, FairAfs(FairAfsOptions(**options)))
+    return Drive(cluster, FairAfs(FairAfsOptions(**{"quantum_s": 600.0, "correct_s": 3600.0, **options})))
 
 
 def gpus_of(d, user):
@@ -135,7 +135,7 @@ def test_it_goes_on_from_a_saved_state_exactly_as_before():
         d.run(5000)
         if restart:
             saved = json.loads(json.dumps(d.policy.state()))
-            d.policy = d.scheduler.policy = FairAfs()
+            d.policy = d.scheduler.policy = FairAfs(d.policy.options)
             d.policy.restore(saved)
         d.run(20000)
         return d.had

@@ -24,13 +24,13 @@ class FairAfsOptions:
     #: How jobs inside a user's part are sized: afs-p, which knows no lengths, or afs-l, which must.
     inside: str = "afs-p"
     #: How long a rigid gang runs before others may have its GPUs, and how often fractions are made good.
-    quantum_s: float = 600.0
+    quantum_s: float = 1800.0
     #: How long an elastic job keeps its share while the user has more jobs than GPUs (afs-p).
     turn_s: float = 7200.0
     #: Whether users trade GPUs of different types.
     trading: bool = True
     #: A user that is behind or ahead of its part gets it back over about this long.
-    correct_s: float = 3600.0
+    correct_s: float = 7200.0
     #: What a user may be owed, or owe, at most, in seconds of its part; more is forgotten.
     credit_s: float = 14400.0
     #: Moves between GPU types: how often, how many at most each time, and how long a moved job rests.
