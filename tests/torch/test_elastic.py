@@ -70,23 +70,19 @@ def test_a_killed_worker_costs_no_step_even_if_it_is_rank_0(lab: Lab, victim: in
     rows = lab.rows()
     fixed = lab.alone(**options)
     want = losses(fixed)
-    # The dead worker may have written its part of a step that was then done again by the others.
-    whole = losses(
-        [r for r in rows if r["worker"] != f"w{victim}" or r["step"] < max_common(rows, f"w{victim}")]
-    )
-    late = [s for s in want if s > max_common(rows, f"w{victim}")]
+    # The step of its death: either done again by the others, or done with its gradients, which they held; in the
+    # second case it did not live to write its part down. Whatever comes later must be as if nothing had happened.
+    last = max(r["step"] for r in rows if r["worker"] == f"w{victim}")
+    late = losses([r for r in rows if r["step"] > last + 1])
     assert late
-    assert all(abs(whole[s] - want[s]) < 1e-4 for s in late)
+    assert max(abs(late[s] - want[s]) for s in late) < 1e-4
+    assert max(late) == max(want)
     assert {f["count"] for f in lab.finals().values()} == {12 * 15}
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def max_common(rows, worker: str) -> int:
-    return max(r["step"] for r in rows if r["worker"] == worker)
-
-
 def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
-    with lab.job(2, epochs=400, keep_size=True) as job:
+    with lab.job(2, epochs=80, keep_size=True) as job:
         job.wait_size(2)
         since = len(job.events)
         job.kill("w0", signal.SIGSTOP)
@@ -98,7 +94,7 @@ def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
 
 
 def test_a_worker_that_hangs_in_the_script_is_found_by_its_missed_step(lab: Lab):
-    with lab.job(2, epochs=400) as job:
+    with lab.job(2, epochs=150) as job:
         job.wait_size(2)
         since = len(job.events)
         lab.say("hang.w1")
@@ -159,7 +155,7 @@ def test_migration_of_one_worker_carries_its_random_state(lab: Lab):
 
 
 def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(lab: Lab):
-    with lab.job(2, epochs=400) as job:
+    with lab.job(2, epochs=150) as job:
         job.wait_size(2)
         for remember in (True, False):
             state = job.stop_control()
@@ -179,7 +175,7 @@ def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
     rows = lab.rows()
-    assert seen(rows) == {e: list(range(240)) for e in range(400)}
+    assert seen(rows) == {e: list(range(240)) for e in range(150)}
 
 
 def test_loader_processes_outlive_a_resize(lab: Lab):

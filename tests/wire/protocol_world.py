@@ -253,8 +253,9 @@ class World:
         broken = self._broken(member.generation, member.members)
         if broken and (not everyone or self.random.random() < 0.5):
             return self._halt(worker, False)
-        if not everyone or member.torn:
+        if not everyone:
             return False
+        # A newcomer votes even while its state is still coming: the others need not wait for it.
         self.in_vote.setdefault((member.generation, member.done + 1), {})[name] = member.flag()
         worker.at = "vote"
         return True
@@ -268,7 +269,8 @@ class World:
         broken = self._broken(member.generation, member.members)
         if broken and (not everyone or self.random.random() < 0.5):
             return self._halt(worker, True)
-        if not everyone:
+        self._receive(name, worker)
+        if not everyone or member.torn:
             return False
         if len(set(flags.values())) == 1 and next(iter(flags.values())):
             member.agree()

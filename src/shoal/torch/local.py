@@ -175,15 +175,17 @@ class LocalJob:
         self.close()
 
     def close(self) -> None:
-        with contextlib.suppress(Exception):
-            self._call(self._end()).result(5)
         self.processes.close()
+        with contextlib.suppress(Exception):
+            self._call(self._wind_up()).result(10)
         if self._zygote is not None:
             self._zygote.listeners.remove(self.processes.ended)
         if self._own_zygote is not None:
             self._own_zygote.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
+        if not self._thread.is_alive():
+            self._loop.close()
 
     def _call(self, work: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -207,9 +209,11 @@ class LocalJob:
         self._env["SHOAL_CONTROL"] = self.service.address
         self.processes._env = self._env
         (self.directory / "address").write_text(self.service.address)
-        self.processes.on_exit = lambda worker, code: self._loop.call_soon_threadsafe(
-            self._exited, worker, code
-        )
+        self.processes.on_exit = self._on_exit
+
+    def _on_exit(self, worker: str, code: int) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has closed
+            self._loop.call_soon_threadsafe(self._exited, worker, code)
 
     def _exited(self, worker: str, code: int) -> None:
         if self.handle is not None:
@@ -220,20 +224,22 @@ class LocalJob:
         if self.service is not None:
             await self.service.close()
 
-    def crash_control(self, remember: bool = True) -> None:
-        """Drop the control service as if its process had died, and start another at the same address."""
-        assert self.handle is not None
-        state = self.handle.coordinator.to_dict() if remember else None
-        self._call(self._end()).result(10)
-        self._call(self.start_service(state)).result(10)
+    async def _wind_up(self) -> None:
+        await self._end()
+        rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in rest:
+            task.cancel()
+        await asyncio.gather(*rest, return_exceptions=True)
 
     def stop_control(self) -> dict[str, Any]:
+        """Drop the control service as if its process had died; what it would have on record."""
         assert self.handle is not None
         state = self.handle.coordinator.to_dict()
         self._call(self._end()).result(10)
         return state
 
     def start_control(self, state: dict[str, Any] | None) -> None:
+        """Another control service at the same address, with or without memory."""
         self._call(self.start_service(state)).result(10)
 
     # Changing it

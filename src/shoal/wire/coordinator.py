@@ -323,8 +323,8 @@ class JobCoordinator:
         self.active, self.crew = None, ()
 
     def _tell_if_stranded(self) -> None:
-        alone = self.active is None and not self.crew and self.paused is None and bool(self.workers)
-        stranded = alone and not self._alive(self.target) and not self.pausing
+        nothing = self.active is None and not self.crew and self.paused is None and not self.pausing
+        stranded = nothing and bool(self.workers) and not any(v.alive for v in self.workers.values())
         if stranded and not self.stranded:
             self._emit(ev.JobStranded(self.checkpoint, "no worker is left"))
         self.stranded = stranded

@@ -1,0 +1,172 @@
+"""What all parts of a job share: where it stands, what it holds, and how that is saved."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+import torch
+from shoal.torch.gradients import GradientBuckets, Sync, all_reduce
+from shoal.torch.loader import Loader
+from shoal.torch.meter import Meter
+from shoal.torch.order import Part, Position
+from shoal.torch.state import ModelState, StateBox, random_state, set_random_state
+from shoal.torch.transfer import Incoming
+from shoal.torch.worker import Groups, Identity, Worker
+from shoal.wire.messages import Plan
+
+log = logging.getLogger("shoal.torch")
+
+
+class StepKind(Enum):
+    REAL = auto()
+    REHEARSAL = auto()  # before joining: nothing of it counts
+    CATCH_UP = (
+        auto()
+    )  # a newcomer's first: it adds nothing, receives the state, and applies the others' gradients
+    VOID = auto()  # the synchronisation broke: the rest of the loop's body runs, but the step is done again
+
+
+@dataclass(slots=True)
+class Step:
+    kind: StepKind
+    part: Part
+    samples: int
+    began_s: float
+    synced: bool = False
+    stepped: bool = False
+    counted: bool = False
+    undo: bytes | None = None
+
+
+class JobCore:
+    def __init__(
+        self,
+        identity: Identity | None,
+        *,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        checkpoint_every_s: float | None = None,
+        checked: bool = False,
+        rehearse: bool = True,
+        sync: Sync = all_reduce,
+    ) -> None:
+        self.state = StateBox()
+        self.meter = Meter()
+        self.position = Position()
+        self.seed = seed
+        self.checkpoint_path = str(checkpoint) if checkpoint else (identity.checkpoint if identity else None)
+        self.sync = sync
+        self._every_s, self._saved_s = checkpoint_every_s, time.monotonic()
+        self._checked = checked or os.environ.get("SHOAL_CHECKED") == "1"
+        self._rehearse = rehearse
+        self._loader: Loader | None = None
+        self._model_state: ModelState | None = None
+        self._buckets: GradientBuckets | None = None
+        self._epochs = 0
+        self._step: Step | None = None
+        self._joined = identity is None
+        self._rehearsing = False
+        self._in_epochs = False
+        self._catching_up: tuple[Plan, Incoming] | None = None
+        self._looking_on: threading.Thread | None = None
+        self._looked_on = (False, False)
+        self._groups: Groups | None = None
+        self._contributors: tuple[int, ...] = (0,)
+        self._next_contributors: tuple[int, ...] = (0,)
+        self._check_next = False
+        self._stepped = True
+        self._pause_s = 0.0
+        self._vote = torch.zeros(2)
+        self._checkpoints = 0
+        self._worker = Worker(identity, self.meter, self._where) if identity else None
+
+    @property
+    def rank(self) -> int:
+        w = self._worker
+        return w.member.members.index(w.name) if w is not None and w.name in w.member.members else 0
+
+    @property
+    def world_size(self) -> int:
+        return max(1, len(self._worker.member.members)) if self._worker is not None else 1
+
+    @property
+    def generation(self) -> int:
+        return self._worker.member.generation if self._worker is not None else 0
+
+    @property
+    def rehearsing(self) -> bool:
+        """A newcomer runs one step of the script before it joins; nothing of it counts."""
+        return self._rehearsing
+
+    @property
+    def _aside(self) -> bool:
+        return self._rehearsing or (self._step is not None and self._step.kind is not StepKind.REAL)
+
+    def _state(self) -> ModelState:
+        if self._model_state is None:
+            raise RuntimeError("call job.wrap(model, optimizer) before training")
+        return self._model_state
+
+    def _note(self, text: str) -> None:
+        log.info(text)
+        self.meter.notes.append(text)
+
+    def _facts(self, random: bool = True) -> dict[str, Any]:
+        position = replace(self.position)
+        if self._step is not None and self._step.stepped and self._step.kind is StepKind.REAL:
+            self._advance(position)  # in the middle of the loop's body, after the optimizer's step
+        return {
+            "position": position,
+            "rule": copy.copy(self._loader.rule) if self._loader is not None else None,
+            "seed": self.seed,
+            "random": random_state(self._worker is not None and self._worker.cuda) if random else None,
+        }
+
+    def _take_rule(self, facts: dict[str, Any]) -> None:
+        if self._loader is not None and facts["rule"] is not None:
+            rule, mine = facts["rule"], self._loader.rule
+            mine.start, mine.goal, mine.changed_at = rule.start, rule.goal, rule.changed_at
+
+    def _load(self, path: str) -> None:
+        try:
+            with open(path, "rb") as file:
+                facts = self._state().load(file)
+        except OSError as error:
+            raise RuntimeError(f"cannot read the checkpoint {path}: {error}") from None
+        self.position = replace(facts["position"])
+        self._take_rule(facts)
+        if facts["random"] is not None:
+            set_random_state(facts["random"])
+        self._note(f"went on from {path} at step {self.position.step}")
+
+    def _advance(self, position: Position) -> None:
+        if self._loader is not None:
+            position.cursor += self._loader.step_samples(position.cursor, self._contributors)
+        position.step += 1
+
+    def _where(self) -> dict[str, int]:
+        position, loader = self.position, self._loader
+        per_epoch = loader.steps_per_epoch() if loader is not None else 0
+        rest = 0
+        if loader is not None and loader.length is not None and self._epochs:
+            rest = max(0, self._epochs - position.epoch - 1) * per_epoch
+            batch = loader.rule.batch(len(self._contributors)) * loader.accumulate
+            rest += (
+                -(-max(0, loader.length - position.cursor) // batch) if position.epoch < self._epochs else 0
+            )
+        return {
+            "step": position.step,
+            "total_steps": position.step + rest if per_epoch else 0,
+            "epoch": position.epoch,
+            "epochs": self._epochs,
+            "workers": self.world_size,
+            "batch_size": loader.rule.batch(len(self._contributors)) if loader is not None else 0,
+        }

@@ -1,0 +1,246 @@
+"""One step: gradients, the vote, the optimizer, and the boundary at which members change."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from shoal.torch.checkpoint import write_atomically
+from shoal.torch.core import Step, StepKind
+from shoal.torch.joining import Joining
+from shoal.torch.loader import Loader
+from shoal.torch.order import Part
+from shoal.torch.worker import Worker
+from shoal.wire.messages import Kind, Plan
+
+
+class Stepping(Joining):
+    def checkpoint(self, path: Any = None) -> bool:
+        raise NotImplementedError
+
+    def _begin_pass(self, loader: Loader) -> None:
+        if loader is not self._loader:
+            raise RuntimeError("this loader belongs to another job")
+        if not self._in_epochs:
+            self._join()
+            self._settle()
+            if loader.length is not None and self.position.cursor >= loader.length:
+                self.position.epoch, self.position.cursor = self.position.epoch + 1, 0
+
+    def _open_rehearsal(self) -> None:
+        self._step = Step(StepKind.REHEARSAL, Part(0, 0, 0.0, True), 0, time.perf_counter())
+
+    def _open(self, part: Part, first: bool, samples: int) -> None:
+        if first:
+            kind = StepKind.CATCH_UP if self._catching_up is not None else StepKind.REAL
+            self._step = Step(kind, part, samples, time.perf_counter())
+        else:
+            assert self._step is not None
+            self._step.part = part
+        if self._buckets is None or self._step is None:
+            return
+        group = self._groups.data if self._groups is not None else None
+        if group is None or (self._step.kind is StepKind.CATCH_UP and not part.last):
+            self._buckets.disarm()
+        elif self._step.kind is StepKind.CATCH_UP:
+            self._buckets.watch()
+        else:
+            self._buckets.arm(group, self.sync, part.weight, first, part.last)
+
+    def _look_on(self) -> None:
+        """In a thread, for a newcomer's first step: add nothing to the sums, and vote as soon as they are complete.
+
+        The holders then wait neither for this worker's run through the script nor for the end of the transfer.
+        """
+        worker, buckets = self._worker, self._buckets
+        assert worker is not None
+        assert buckets is not None
+        whole = True
+        for work in buckets.works:
+            whole = worker.wait(work) and whole
+        self._looked_on = (whole, whole and self._cast_vote())
+
+    def _end_of_backward(self) -> None:
+        """All buckets are on their way: wait for them, then vote."""
+        worker, step, buckets = self._worker, self._step, self._buckets
+        assert worker is not None
+        assert step is not None
+        assert buckets is not None
+        began_s = time.perf_counter()
+        buckets.disarm()
+        worker.member.arrived = self.position.step + 1
+        if step.kind is StepKind.CATCH_UP:
+            assert self._catching_up is not None
+            assert self._looking_on is not None
+            self._looking_on.join()
+            whole, voted = self._looked_on
+            whole = whole and self._receive(*self._catching_up)
+        else:
+            whole = True
+            for work in buckets.works:  # every one: what is under way would write into the buckets later
+                whole = worker.wait(work) and whole
+            voted = whole and self._cast_vote()
+        if whole and voted:
+            step.synced = True
+            buckets.install()
+        else:
+            self._halt(holds=whole)
+        self.meter.sync_s += time.perf_counter() - began_s
+
+    def _cast_vote(self) -> bool:
+        """One tiny all-reduce: all have the gradients; and do all have leave to switch after this step?"""
+        worker, groups = self._worker, self._groups
+        assert worker is not None
+        assert groups is not None
+        flag = worker.member.flag()
+        self._vote[0], self._vote[1] = float(flag > 0), float(flag)
+        if not worker.wait(groups.vote.allreduce([self._vote])):
+            self._vote = torch.zeros(2)
+            return False
+        count, total = self._vote.tolist()
+        size = len(worker.member.members)
+        if flag and count == size and total == size * flag:
+            with worker.lock:
+                worker.member.agree()
+        return True
+
+    def _optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        step = self._step
+        if step is None or step.kind is StepKind.REHEARSAL:
+            return original(*args, **kwargs)
+        if step.kind is StepKind.VOID:
+            return None
+        self._finish_sending()
+        optimizer = self._state().optimizer
+        factor = self._loader.rule.current(self.position.step) if self._loader is not None else 1.0
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if factor != 1.0:
+            for group in optimizer.param_groups:
+                group["lr"] = group["lr"] * factor
+        result = original(*args, **kwargs)
+        if factor != 1.0:
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate
+        step.stepped = True
+        return result
+
+    def _settle(self) -> None:
+        """The loop's body has run: the step is done, or is to be done again."""
+        step, self._step = self._step, None
+        if step is None:
+            return
+        if step.kind is StepKind.VOID:
+            if step.undo is not None:
+                self.state.restore(pickle.loads(step.undo))
+            return
+        if step.kind is StepKind.CATCH_UP and not step.synced:
+            raise RuntimeError("the loop's body must call backward() for every batch")
+        self._finish_sending()
+        self._advance(self.position)
+        self._catching_up = None
+        self._stepped = step.stepped
+        if self._worker is not None:
+            self._count(self._worker, step)
+        self._contributors = self._next_contributors
+        self.meter.steps += 1
+        self.meter.samples += step.samples
+        self.meter.busy_s += time.perf_counter() - step.began_s
+
+    def _count(self, worker: Worker, step: Step) -> None:
+        with worker.lock:
+            if not step.counted:
+                worker.member.applied()
+            if len(worker.member.members) == 1:
+                worker.member.arrived = worker.member.done
+                if worker.member.flag():
+                    worker.member.agree()
+        if self._contributors != self._next_contributors:
+            # The first step of a generation that newcomers joined is done: from now on they have their part.
+            self._contributors = self._next_contributors
+            self._resized()
+            self.meter.pauses.append((worker.member.generation, self._pause_s))
+            worker.link.say()
+        self._pause_s = 0.0
+
+    def _boundary(self) -> None:
+        """Between two steps, when another one is to come: the only place where members change."""
+        worker = self._worker
+        if self._every_s is not None and time.monotonic() - self._saved_s > self._every_s:
+            self._saved_s = time.monotonic()
+            self.checkpoint()
+        if worker is None:
+            return
+        if worker.member.checkpoints > self._checkpoints:
+            self._checkpoints = worker.member.checkpoints
+            if self.checkpoint_path:
+                self.checkpoint()
+        if self._check_next and self._contributors == self._next_contributors:
+            self._compare()
+        if worker.interrupted:
+            self._halt(holds=False)
+        if worker.member.agreed and self._stepped:
+            self._switch(worker)
+
+    def _switch(self, worker: Worker) -> None:
+        began_s = time.perf_counter()
+        with worker.lock:
+            plan = worker.member.boundary()
+            if plan is None:
+                return
+            stays = worker.name in plan.members
+            if stays:
+                self._use(worker.take(plan.number), plan.members, plan.holders)
+        if not stays:
+            self._leave(worker, plan)
+        if plan.newcomers:
+            self._send(plan)
+            if self._loader is not None:
+                self._loader.changed()
+        else:
+            self._resized()
+            self.meter.pauses.append((plan.number, time.perf_counter() - began_s))
+        self._pause_s = time.perf_counter() - began_s
+        worker.link.say()
+
+    def _leave(self, worker: Worker, plan: Plan) -> None:
+        if plan.kind is Kind.PAUSE and plan.holders[0] == worker.name:
+            self._save_for_pause(worker, plan.save or self.checkpoint_path or "")
+        worker.link.say_now()
+        # Stay until the others have read all that was sent to them.
+        with worker.lock:
+            worker.lock.wait_for(lambda: worker.quit is not None, timeout=10.0)
+        raise SystemExit(0)
+
+    def _save_for_pause(self, worker: Worker, path: str) -> None:
+        state, facts = self._state(), self._facts()
+        error: OSError | None = None
+        for place in (path, f"/dev/shm/{worker.identity.job}.{os.getpid()}.paused"):
+            try:
+                write_atomically(place, lambda file: state.save(facts, file))
+            except OSError as failed:
+                error = failed
+                continue
+            with worker.lock:
+                worker.member.saved = place
+            return
+        raise RuntimeError(f"the job cannot pause: its state can be written nowhere: {error}")
+
+    def _compare(self) -> None:
+        """Checked mode: after the first step of a generation all members must be equal bit for bit."""
+        self._check_next = False
+        worker, groups = self._worker, self._groups
+        assert worker is not None
+        assert groups is not None
+        mine = torch.frombuffer(bytearray(self._state().digest()), dtype=torch.uint8).to(torch.int64)
+        both = torch.cat([mine, mine * mine])
+        if not worker.wait(groups.vote.allreduce([both])):
+            return  # broken for another reason; the next step finds out
+        size = len(worker.member.members)
+        total, squares = both[: len(mine)], both[len(mine) :]
+        if not torch.equal(squares * size, total * total):
+            raise RuntimeError(f"generation {worker.member.generation}: the members' states differ")
+        self._note(f"generation {worker.member.generation}: state verified bit for bit on {size} members")
