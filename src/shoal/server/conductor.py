@@ -84,6 +84,7 @@ class Conductor:
         self._retry: asyncio.TimerHandle | None = None
         self._last_cycle_s = 0.0
         self._saver: asyncio.Task[None] | None = None
+        #: From the first of the events that led to a decision until its commands were on record and given.
         self.latencies_s: deque[float] = deque(maxlen=20000)
         self.cluster = self._make_cluster()
         self.profiles = Profiles(self)
@@ -227,7 +228,7 @@ class Conductor:
         self._cycle_at = None
         if self.stopping:
             return
-        events, self._inbox = self._inbox, []
+        events, since, self._inbox = self._inbox, self._inbox_since, []
         began, now_s = time.perf_counter(), self.now_s()
         try:
             plan = self.scheduler.step(now_s, events)
@@ -238,11 +239,11 @@ class Conductor:
         self.decided_s = now_s
         for command in plan.commands:
             self._command(command)
-        if plan.commands:
-            self.latencies_s.append(time.perf_counter() - self._inbox_since)
         self._observe_ledger(now_s)
         self._wake_at(plan.wake_s, now_s)
         self._settle()
+        if plan.commands:
+            self.latencies_s.append(time.perf_counter() - since)
         self._last_cycle_s = asyncio.get_running_loop().time()
 
     def _command(self, command: Reconfigure) -> None:
@@ -303,6 +304,9 @@ class Conductor:
     def soon(self, job: LiveJob) -> None:
         """See to this job when the present turn of the loop is over."""
         self._changed.add(job.id)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
         if self._settle_at is None:
             self._settle_at = asyncio.get_running_loop().call_soon(self._settle)
 
@@ -347,7 +351,7 @@ class Conductor:
             signal=exit_.signal,
         )
         if job is None or worker is None:
-            self._flush()
+            self._settle_soon()
             return
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
@@ -362,7 +366,7 @@ class Conductor:
         crew.exited(job, worker, exit_)
         self._then_s = None
         self.gpus_freed()
-        self._flush()
+        self._settle_soon()  # with whatever else ends in this turn
 
     def then_s(self, job: LiveJob) -> float:
         """When that happened which is being taken in: now, or while no server was there to see it."""

@@ -89,8 +89,7 @@ class Outbox:
         with self._store.change(self._now_s()) as change:
             change.update_jobs([job.row() for job in self._jobs.values()])
             change.add_workers(self._new_workers)
-            for worker_id, changes in self._worker_changes.items():
-                change.update_worker(worker_id, **changes)
+            change.update_workers(self._worker_changes)
             for row in self._events:
                 change.event(**row)
         self._jobs.clear()

@@ -29,6 +29,15 @@ SYSTEM = "system"
 ACTIVE_STATES = ("pending", "starting", "running", "paused", "stopping")
 
 
+# Made once: the values are given when they are executed, so that nothing is compiled again.
+_ADD_JOB = t.jobs.insert()
+_UPDATE_JOB = t.jobs.update().where(t.jobs.c.id == sa.bindparam("_id"))
+_ADD_WORKER = t.workers.insert()
+_UPDATE_WORKER = t.workers.update().where(t.workers.c.id == sa.bindparam("_id"))
+_ADD_EVENT = t.events.insert().returning(t.events.c.id, sort_by_parameter_order=True)
+_JOB = sa.select(t.jobs).where(t.jobs.c.id == sa.bindparam("_id"))
+
+
 class StoreFull(ShoalError):
     """There is no room for the change; nothing of it was made."""
 
@@ -46,28 +55,31 @@ class Change:
         self.events: list[Row] = []
 
     def add_job(self, **values: Any) -> int:
-        return int(self._connection.execute(t.jobs.insert().values(**values)).inserted_primary_key[0])
+        return int(self._connection.execute(_ADD_JOB, values).inserted_primary_key[0])
 
     def update_job(self, job_id: int, **values: Any) -> None:
-        self._connection.execute(t.jobs.update().where(t.jobs.c.id == job_id).values(**values))
+        self._connection.execute(_UPDATE_JOB, {"_id": job_id, **values})
 
     def update_jobs(self, rows: Sequence[Row]) -> None:
         """Many at once; each row has `id` and the same other keys."""
         if rows:
-            keys = [k for k in rows[0] if k != "id"]
-            statement = (
-                t.jobs.update()
-                .where(t.jobs.c.id == sa.bindparam("_id"))
-                .values({k: sa.bindparam(k) for k in keys})
-            )
-            self._connection.execute(statement, [{"_id": r["id"], **{k: r[k] for k in keys}} for r in rows])
+            changes = [{"_id" if k == "id" else k: v for k, v in row.items()} for row in rows]
+            self._connection.execute(_UPDATE_JOB, changes)
 
     def add_workers(self, rows: Sequence[Row]) -> None:
         if rows:
-            self._connection.execute(t.workers.insert(), list(rows))
+            self._connection.execute(_ADD_WORKER, list(rows))
 
     def update_worker(self, worker: str, **values: Any) -> None:
-        self._connection.execute(t.workers.update().where(t.workers.c.id == worker).values(**values))
+        self._connection.execute(_UPDATE_WORKER, {"_id": worker, **values})
+
+    def update_workers(self, changes: dict[str, Row]) -> None:
+        """Many at once, those with the same columns together."""
+        alike: dict[tuple[str, ...], list[Row]] = {}
+        for worker, values in changes.items():
+            alike.setdefault(tuple(values), []).append({"_id": worker, **values})
+        for rows in alike.values():
+            self._connection.execute(_UPDATE_WORKER, rows)
 
     def event(
         self,
@@ -94,9 +106,10 @@ class Change:
         )
 
     def flush_events(self) -> None:
-        for row in self.events:
-            result = self._connection.execute(t.events.insert().values(**row))
-            row["id"] = int(result.inserted_primary_key[0])
+        if self.events:
+            ids = self._connection.execute(_ADD_EVENT, self.events).scalars().all()
+            for row, event_id in zip(self.events, ids):
+                row["id"] = int(event_id)
 
     def put(self, key: str, value: Any) -> None:
         self._upsert(t.settings, ["key"], {"key": key, "value": value})
@@ -189,10 +202,10 @@ class Store:
         if self._connection.in_transaction():
             self._connection.rollback()
 
-    def _rows(self, statement: sa.Select[Any]) -> list[Row]:
+    def _rows(self, statement: sa.Select[Any], values: Row | None = None) -> list[Row]:
         self._end_read()
         try:
-            return [dict(row) for row in self._connection.execute(statement).mappings()]
+            return [dict(row) for row in self._connection.execute(statement, values).mappings()]
         except sa.exc.DBAPIError as error:
             raise _translate(error, str(self.url.database)) from error
         finally:
@@ -205,7 +218,8 @@ class Store:
     # What is asked
 
     def job(self, job_id: int) -> Row | None:
-        return self._row(sa.select(t.jobs).where(t.jobs.c.id == job_id))
+        rows = self._rows(_JOB, {"_id": job_id})
+        return rows[0] if rows else None
 
     def job_named(self, name: str, user: str | None) -> Row | None:
         """The newest of that name, an unfinished one first; of one user or of all."""
