@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -23,6 +26,8 @@ M = TypeVar("M", bound=BaseModel)
 
 #: A server that is restarted is back well within this; a stream gives up after it.
 RECONNECT_S = 30.0
+#: The server sends a comment every 15 s: silence of twice that is a dead connection.
+SILENCE_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -162,6 +167,8 @@ class Connection:
             except httpx.HTTPError as error:
                 problem = error
             now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return
             lost_s = lost_s or now
             if now - lost_s > RECONNECT_S:
                 raise self._failed(problem) from None
@@ -172,14 +179,13 @@ class Connection:
     def _connected(
         self, path: str, query: Mapping[str, Any], deadline: float | None
     ) -> Iterator[Message | None]:
-        # The server sends a comment every 15 s: silence of twice that is a dead connection.
-        silence_s = 30.0 if deadline is None else max(0.05, min(30.0, deadline - time.monotonic()))
-        timeout = httpx.Timeout(self.timeout_s, read=silence_s)
+        timeout = httpx.Timeout(self.timeout_s, read=SILENCE_S)
         with self._http.stream("GET", path, params=_query(query), timeout=timeout) as answer:
             if answer.is_error:
                 answer.read()
                 _raise_for(answer)
-            yield from read_messages(answer.iter_lines())
+            with _hang_up_at(deadline, answer):
+                yield from read_messages(answer.iter_lines())
 
     def _find_again(self) -> None:
         """After a restart the server of a home may listen on another port."""
@@ -199,6 +205,26 @@ class Connection:
         return Unreachable(
             f"no server answers at {self.address}; start one with `shoal up`, or give --server"
         )
+
+
+@contextlib.contextmanager
+def _hang_up_at(deadline: float | None, answer: httpx.Response) -> Iterator[None]:
+    """End the connection at a time, though the reader sits in a read that knows nothing of it."""
+    if deadline is None:
+        yield
+        return
+
+    def hang_up() -> None:
+        with contextlib.suppress(OSError, KeyError):
+            answer.extensions["network_stream"].get_extra_info("socket").shutdown(socket.SHUT_RDWR)
+
+    timer = threading.Timer(max(deadline - time.monotonic(), 0.0), hang_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _query(query: Mapping[str, Any] | None) -> dict[str, Any]:

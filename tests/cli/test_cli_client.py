@@ -53,7 +53,10 @@ class Handler(BaseHTTPRequestHandler):
         if isinstance(content, list):
             self.send_header("Content-Type", "text/event-stream")
             self.end_headers()
-            self.wfile.write("".join(content).encode())
+            for part in content:
+                self.wfile.write(part.encode())
+                self.wfile.flush()
+                time.sleep(0.2 if part.startswith(":") else 0)
             return
         data = json.dumps(content).encode()
         self.send_header("Content-Length", str(len(data)))
@@ -141,11 +144,11 @@ def test_wait_follows_events_and_asks_for_the_job_only_when_something_happened(s
     assert [path for _, path, *_ in server.asked].count("jobs/7") == 2
 
 
-def test_wait_gives_up_in_time(scripted):
+def test_wait_gives_up_in_time_though_the_server_goes_on_talking(scripted):
     def script(method, path, query):
         if path == "status":
             return 200, STATUS
-        return (200, [": alive\n\n"]) if path == "events/stream" else (200, job())
+        return (200, [": alive\n\n"] * 1000) if path == "events/stream" else (200, job())
 
     server = scripted(script)
     with Client(server.address, "t") as client, pytest.raises(TimedOut, match="a is still running") as caught:

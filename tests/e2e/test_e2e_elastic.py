@@ -11,6 +11,7 @@ from live_cluster import eventually
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
 pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(120)
 
 
 def submit(cluster, name, *, gpus, steps=2000, step_s=0.1):
@@ -82,7 +83,8 @@ def test_the_server_is_killed_and_its_successor_takes_the_workers_over(cluster):
     cluster.up(gpus=2)
     submit(cluster, "a", gpus="1..2")
     await_size(cluster, "a", 2)
-    following = cluster.start("logs", "-f", "a", "--tail", "0")
+    following = cluster.start("logs", "-f", "a", "--tail", "1")
+    assert following.stdout.readline().startswith("[0] step")
     workers = {w["pid"] for w in cluster.json("show", "a")["workers"] if w["state"] == "active"}
     step = eventually(lambda: cluster.json("show", "a")["step"])
     cluster.kill_server()
