@@ -55,6 +55,8 @@ class CrewBase:
     def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
         """The job's next state, on record with its event."""
         job.life = apply(job.life, verb, self.c.then_s(job), message)
+        if verb is Verb.PREEMPT:
+            self.c.metrics.preemptions.add(user=job.user, kind=job.resize.value)
         self.c.outbox.job(job)
         self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
 
