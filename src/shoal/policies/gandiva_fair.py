@@ -163,7 +163,7 @@ class GandivaFair(Policy):
         """Bring `_demands` up to date if jobs or GPUs have changed; quanta mostly end with the same ones."""
         now: list[NDArray[Any]]
         now = [view.job_ids, view.requested_gpus, view.user, view.speed_at, view.type_max]
-        same = [np.array_equal(now[k], before) for k, before in enumerate(self._jobs)]
+        same = [bool(np.array_equal(now[k], before)) for k, before in enumerate(self._jobs)]
         if supply is self._supply and all(same):
             return False
         self._supply, self._jobs = supply, [a.copy() for a in now]
@@ -205,7 +205,7 @@ class GandivaFair(Policy):
         kernels.recentre(r.lag, r.rate, group, groups, bound)
         passed = self._passes(view)
         order = self._order(view, passed)
-        keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus > 0) & bound
+        keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus == r.size) & bound
         runs, free = kernels.split_stride(
             order,
             passed,

@@ -32,6 +32,10 @@ class Binding:
         home = np.where(stored > 0, stored - 1, np.where(stored < 0, SPANS, NOWHERE)).astype(np.int32)
         lost = (home >= 0) & (nodes.gpus[np.maximum(home, 0)] < view.requested_gpus)
         home[lost] = NOWHERE
+        for row in np.flatnonzero(home == SPANS).tolist():  # its owner has changed its size
+            job = int(view.job_ids[row])
+            if sum(gpus for _, gpus in self.spans.get(job, ())) != view.requested_gpus[row]:
+                self.spans.pop(job, None)
         spans = number_spans(view.job_ids, home, self.spans)
         broken = spans.gpus > nodes.gpus[spans.node]
         if broken.any():
