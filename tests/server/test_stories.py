@@ -282,3 +282,35 @@ def test_shares_are_kept_by_user_and_type(tmp_path: Path) -> None:
             assert lines["ada"]["entitled_gpus"] == 2
 
     run(story())
+
+
+def test_a_server_that_stood_still_does_not_take_its_workers_for_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        from shoal.server import elastic
+        from shoal.wire import service
+
+        offset_s = [0.0]
+        real = elastic.time.monotonic
+
+        class Shifted:
+            monotonic = staticmethod(lambda: real() + offset_s[0])
+
+        monkeypatch.setattr(elastic, "time", Shifted)
+        monkeypatch.setattr(service, "time", Shifted)
+        async with server(tmp_path, 2, policy="max-min") as here:
+            job = (await here.submit("1..2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            await here.until(lambda: here.conductor.jobs[job].progress.step, train=(job,))
+            offset_s[0] = 3600.0  # the machine slept for an hour
+            ticks = here.conductor.crews["live"].service.jobs[str(job)].tick
+            seen: list[int] = []
+            handle = here.conductor.crews["live"].service.jobs[str(job)]
+            monkeypatch.setattr(handle, "tick", lambda: (seen.append(1), ticks()))
+            await here.until(lambda: len(seen) >= 2, train=(job,))
+            events = await here.get("/events", params={"type": "worker.lost"})
+            assert events["items"] == []
+            assert here.conductor.jobs[job].size == 2
+
+    run(story())
