@@ -23,79 +23,75 @@ def await_size(cluster, name, gpus):
     cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "60s", code=0, timeout=90)
 
 
-def test_a_job_shrinks_when_another_arrives_and_grows_when_it_ends(cluster):
-    cluster.up(gpus=4)
-    submit(cluster, "a", gpus="1..4")
-    await_size(cluster, "a", 4)
-    submit(cluster, "b", gpus="1..4", steps=40)
-    await_size(cluster, "a", 2)
-    workers = {w["pid"] for w in cluster.json("show", "a")["workers"] if w["state"] == "active"}
-    cluster.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
-    await_size(cluster, "a", 4)
-    job = cluster.json("show", "a")
+def test_a_job_shrinks_when_another_arrives_and_grows_when_it_ends(shared):
+    submit(shared, "a", gpus="1..4")
+    await_size(shared, "a", 4)
+    submit(shared, "b", gpus="1..4", steps=40)
+    await_size(shared, "a", 2)
+    workers = {w["pid"] for w in shared.json("show", "a")["workers"] if w["state"] == "active"}
+    shared.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
+    await_size(shared, "a", 4)
+    job = shared.json("show", "a")
     assert workers <= {w["pid"] for w in job["workers"]}, "the survivors trained on, without a restart"
     assert job["resizes"] >= 2
     assert job["restarts"] == 0
-    sizes = [e["data"]["gpus"] for e in cluster.json("events", "a", "--type", "job.resized")["items"]]
+    sizes = [e["data"]["gpus"] for e in shared.json("events", "a", "--type", "job.resized")["items"]]
     assert sizes[-2:] == [2, 4]
     steps = [
-        int(line.split()[2]) for line in cluster.shoal("logs", "a").stdout.splitlines() if " step " in line
+        int(line.split()[2]) for line in shared.shoal("logs", "a").stdout.splitlines() if " step " in line
     ]
     assert steps == sorted(set(steps)), "every step counts once, over all sizes"
 
 
-def test_pause_keeps_the_state_and_resume_goes_on_from_it(cluster):
-    cluster.up(gpus=2)
-    submit(cluster, "a", gpus="1..2")
-    await_size(cluster, "a", 2)
-    before = eventually(lambda: cluster.json("show", "a")["step"])
-    cluster.shoal("pause", "a", code=0)
-    cluster.shoal("wait", "a", "--for", "paused", "--timeout", "30s", code=0)
-    held = eventually(lambda: (job := cluster.json("show", "a"))["gpus"] == 0 and job)
+def test_pause_keeps_the_state_and_resume_goes_on_from_it(shared):
+    submit(shared, "a", gpus="1..2")
+    await_size(shared, "a", 2)
+    before = eventually(lambda: shared.json("show", "a")["step"])
+    shared.shoal("pause", "a", code=0)
+    shared.shoal("wait", "a", "--for", "paused", "--timeout", "30s", code=0)
+    held = eventually(lambda: (job := shared.json("show", "a"))["gpus"] == 0 and job)
     assert held["state"] == "paused"
-    cluster.shoal("resume", "a", code=0)
-    cluster.shoal("wait", "a", "--for", "running", "--timeout", "60s", code=0, timeout=90)
-    after = eventually(lambda: (step := cluster.json("show", "a")["step"]) and step > before and step)
+    shared.shoal("resume", "a", code=0)
+    shared.shoal("wait", "a", "--for", "running", "--timeout", "60s", code=0, timeout=90)
+    after = eventually(lambda: (step := shared.json("show", "a")["step"]) and step > before and step)
     assert after > before
-    assert cluster.json("show", "a")["paused_s"] > 0
+    assert shared.json("show", "a")["paused_s"] > 0
 
 
-def test_a_worker_that_is_killed_is_lost_and_the_job_trains_on(cluster):
-    cluster.up(gpus=2)
-    submit(cluster, "a", gpus="1..2")
-    await_size(cluster, "a", 2)
-    before = eventually(lambda: cluster.json("show", "a")["step"])
-    victim = [w for w in cluster.json("show", "a")["workers"] if w["state"] == "active"][-1]
+def test_a_worker_that_is_killed_is_lost_and_the_job_trains_on(shared):
+    submit(shared, "a", gpus="1..2")
+    await_size(shared, "a", 2)
+    before = eventually(lambda: shared.json("show", "a")["step"])
+    victim = [w for w in shared.json("show", "a")["workers"] if w["state"] == "active"][-1]
     os.kill(victim["pid"], signal.SIGKILL)
-    lost = eventually(lambda: cluster.json("events", "a", "--type", "worker.")["items"])
+    lost = eventually(lambda: shared.json("events", "a", "--type", "worker.")["items"])
     eventually(
         lambda: any(
             e["type"] in ("worker.lost", "worker.ended") and "KILL" in str(e)
-            for e in cluster.json("events", "a", "--type", "worker.")["items"]
+            for e in shared.json("events", "a", "--type", "worker.")["items"]
         ),
         what=f"the loss among {[e['type'] for e in lost]}",
     )
-    eventually(lambda: (cluster.json("show", "a")["step"] or 0) > before + 3)
-    assert cluster.json("show", "a")["state"] == "running"
+    eventually(lambda: (shared.json("show", "a")["step"] or 0) > before + 3)
+    assert shared.json("show", "a")["state"] == "running"
 
 
-def test_the_server_is_killed_and_its_successor_takes_the_workers_over(cluster):
-    cluster.up(gpus=2)
-    submit(cluster, "a", gpus="1..2")
-    await_size(cluster, "a", 2)
-    following = cluster.start("logs", "-f", "a", "--tail", "1")
+def test_the_server_is_killed_and_its_successor_takes_the_workers_over(shared):
+    submit(shared, "a", gpus="1..2")
+    await_size(shared, "a", 2)
+    following = shared.start("logs", "-f", "a", "--tail", "1")
     assert following.stdout.readline().startswith("[0] step")
-    workers = {w["pid"] for w in cluster.json("show", "a")["workers"] if w["state"] == "active"}
-    step = eventually(lambda: cluster.json("show", "a")["step"])
-    cluster.kill_server()
+    workers = {w["pid"] for w in shared.json("show", "a")["workers"] if w["state"] == "active"}
+    step = eventually(lambda: shared.json("show", "a")["step"])
+    shared.kill_server()
     assert all(psutil.pid_exists(pid) for pid in workers), "training goes on meanwhile"
-    cluster.shoal("ps", code=6)
-    cluster.up(gpus=2)
-    eventually(lambda: (cluster.json("show", "a")["step"] or 0) > step)
-    job = cluster.json("show", "a")
+    shared.shoal("ps", code=6)
+    shared.up(gpus=4)
+    eventually(lambda: (shared.json("show", "a")["step"] or 0) > step)
+    job = shared.json("show", "a")
     assert {w["pid"] for w in job["workers"] if w["state"] == "active"} == workers
     assert (job["state"], job["restarts"]) == ("running", 0)
-    cluster.shoal("cancel", "a", "-y", "--grace", "1s", code=0)
+    shared.shoal("cancel", "a", "-y", "--grace", "1s", code=0)
     out, said = following.communicate(timeout=60)
     assert following.returncode == 103, said
     steps = [int(line.split()[2]) for line in out.splitlines() if " step " in line]
@@ -103,26 +99,25 @@ def test_the_server_is_killed_and_its_successor_takes_the_workers_over(cluster):
     assert steps[-1] > step
 
 
-def test_a_job_is_cancelled_while_it_prepares(cluster):
-    cluster.up(gpus=2)
-    submit(cluster, "a", gpus="1..2")
-    eventually(lambda: cluster.json("show", "a")["state"] in ("starting", "running"))
-    cluster.shoal("cancel", "a", "-y", "--grace", "1s", code=0)
-    cluster.shoal("wait", "a", "--timeout", "30s", code=103)
-    eventually(lambda: cluster.json("status")["used_gpus"] == 0)
+def test_a_job_is_cancelled_while_it_prepares(shared):
+    submit(shared, "a", gpus="1..2")
+    eventually(lambda: shared.json("show", "a")["state"] in ("starting", "running"))
+    shared.shoal("cancel", "a", "-y", "--grace", "1s", code=0)
+    shared.shoal("wait", "a", "--timeout", "30s", code=103)
+    eventually(lambda: shared.json("status")["used_gpus"] == 0)
     names = ("elastic.py",)
-    eventually(lambda: not [p for p in cluster.processes() if any(n in " ".join(p.cmdline()) for n in names)])
+    eventually(lambda: not [p for p in shared.processes() if any(n in " ".join(p.cmdline()) for n in names)])
 
 
-def test_a_policy_is_changed_under_running_jobs(cluster):
-    cluster.up(gpus=4, policy="fifo")
-    submit(cluster, "a", gpus="1..4")
-    await_size(cluster, "a", 4)
-    submit(cluster, "b", gpus="1..4", steps=30)
-    waiting = eventually(lambda: (w := cluster.json("why", "b"))["reason"] and w)
+def test_a_policy_is_changed_under_running_jobs(shared):
+    shared.shoal("policy", "set", "fifo", code=0)
+    submit(shared, "a", gpus="1..4")
+    await_size(shared, "a", 4)
+    submit(shared, "b", gpus="1..4", steps=30)
+    waiting = eventually(lambda: (w := shared.json("why", "b"))["reason"] and w)
     assert waiting["job"]["state"] == "pending"
     assert [ahead["name"] for ahead in waiting["ahead"]] == ["a"]
-    cluster.shoal("policy", "set", "max-min", code=0)
-    await_size(cluster, "a", 2)
-    cluster.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
-    assert cluster.json("show", "a")["restarts"] == 0
+    shared.shoal("policy", "set", "max-min", code=0)
+    await_size(shared, "a", 2)
+    shared.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
+    assert shared.json("show", "a")["restarts"] == 0

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import IO, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from shoal.cli.report import reported
 
 #: Exit codes of the server (docs/api.md) as ours: a port in use is a conflict like a home in use.
 EXIT_CODES = {2: 2, 5: 5, 9: 5}
+LOG_BYTES = 10 << 20
 
 
 @reported
@@ -90,32 +91,52 @@ def _running(home: Path) -> str | None:
 
 
 def _start(command: list[str], home: Path, limit_s: float) -> None:
-    """In a session of its own, so that it outlives this terminal; what it says goes to a file."""
+    """In a session of its own, so that it outlives this terminal; what it says goes to server.log."""
     from shoal.client_errors import ClientError, TimedOut
-    from shoal.core.errors import ShoalError
 
-    try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        said = (home / "up.err").open("w+")
-    except OSError as error:
-        raise ShoalError(f"{home}: {(error.strerror or str(error)).lower()}; choose another --home") from None
-    with said:
+    log = _open_log(home)
+    with log:
+        begin = log.tell()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True, cwd="/"
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
         )
         deadline = time.monotonic() + limit_s
         while _running(home) is None:
             code = process.poll()
             if code is not None:
-                said.seek(0)
-                words = [line.strip() for line in said if line.strip()]
-                failed = ClientError(words[-1].removeprefix("shoal: ") if words else f"it ended with {code}")
+                log.seek(begin)
+                failed = ClientError(
+                    _last_words(log.read()) or f"the server ended with {code}; see {log.name}"
+                )
                 failed.exit_code = EXIT_CODES.get(code, 1)
                 raise failed
             if time.monotonic() > deadline:
                 process.terminate()
-                raise TimedOut(f"the server does not answer after {limit_s:g} s; see {home / 'server.log'}")
+                raise TimedOut(f"the server does not answer after {limit_s:g} s; see {log.name}")
             time.sleep(0.05)
+
+
+def _open_log(home: Path) -> IO[str]:
+    """To append to; a long one is put aside first."""
+    from shoal.core.errors import ShoalError
+
+    path = home / "server.log"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if path.exists() and path.stat().st_size > LOG_BYTES:
+            path.replace(home / "server.log.1")
+        log = open(path, "a+", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        log.seek(0, os.SEEK_END)
+        return log
+    except OSError as error:
+        raise ShoalError(f"{home}: {(error.strerror or str(error)).lower()}; choose another --home") from None
+
+
+def _last_words(text: str) -> str:
+    """What it ended with: its own line about it, or else its last."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    own = [line.removeprefix("shoal: ") for line in lines if line.startswith("shoal: ")]
+    return (own or lines or [""])[-1]
 
 
 def _tell(home: Path, output: Output, *, gpus: int | None, policy: str | None, was_up: bool) -> None:

@@ -61,7 +61,8 @@ def _condition(text: str) -> Callable[[Job], bool]:
     size = re.fullmatch(r"size=(\d{1,7})", text)
     if size:
         gpus = int(size[1])
-        return lambda job: job.gpus == gpus and job.state.value == "running"
+        # The GPUs it holds are not yet a size: its workers may still prepare on some of them.
+        return lambda job: sum(worker.state == "active" for worker in job.workers) == gpus
     if text == "done":
         return lambda job: job.state.is_final
     if text in ("running", "paused", "pending", "starting"):
