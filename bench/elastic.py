@@ -242,9 +242,9 @@ def lose(run: ShoalRun) -> dict[str, float] | None:
     return {**found, "again_s": again_s} if found else None
 
 
-def bench_throughput(size: str, blocks: int, zygote: Zygote) -> dict[str, Any]:
+def bench_throughput(size: str, steps: int, zygote: Zygote) -> dict[str, Any]:
     directory = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
-    env = {"MODEL": size, "STEP_LOG": str(directory), "BLOCKS": str(blocks)}
+    env = {"MODEL": size, "STEP_LOG": str(directory), "STEPS": str(steps)}
     script = str(HERE / "elastic_throughput.py")
     with LocalJob([script], 2, directory=directory, env=env, zygote=zygote, keep_size=False) as job:
         job.wait_end(600)
@@ -367,9 +367,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=10)
     parser.add_argument("--torchrun-trials", type=int, default=3)
     parser.add_argument("--models", nargs="+", choices=["1M", "25M"], default=["1M", "25M"])
-    parser.add_argument(
-        "--blocks", type=int, default=20, help="blocks of ten steps in the comparison with DDP"
-    )
+    parser.add_argument("--steps", type=int, default=400, help="steps compared with DDP (a fifth for 25M)")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     began_s = now_s()
@@ -386,7 +384,9 @@ def main() -> None:
         "models": {},
     }
     for size in args.models:
-        entry: dict[str, Any] = {"throughput": bench_throughput(size, args.blocks, zygote)}
+        entry: dict[str, Any] = {
+            "throughput": bench_throughput(size, args.steps if size == "1M" else args.steps // 5, zygote)
+        }
         entry["shoal"] = bench_shoal(size, args.trials, zygote)
         entry["torchrun"] = bench_torchrun(size, args.torchrun_trials) if args.torchrun_trials else {}
         entry["ratios"] = compare(entry["shoal"], entry["torchrun"], entry["throughput"]["shoal_step_ms"])

@@ -195,3 +195,15 @@ def test_loader_processes_outlive_a_resize(lab: Lab):
     loaders = {p for r in rows if r["worker"] == "w0" for p in r["pids"]}
     assert len(loaders) == 1
     assert {r["size"] for r in rows if r["worker"] == "w0"} == {1, 2}
+
+
+def test_a_straggler_is_replaced_with_the_same_primitive(lab: Lab):
+    with lab.job(2, epochs=100, replace_stragglers=True) as job:
+        job.wait_size(2)
+        lab.say("slow.w1")
+        slow = job.wait(lambda e: isinstance(e, ev.StragglerFound))
+        assert slow.worker == "w1"
+        assert slow.relative_speed < 0.8
+        job.wait(committed(["w0", "w2"]))
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)

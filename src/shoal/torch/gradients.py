@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 MIB = 1024 * 1024
+SMALL_MIB = 8
 Sync = Callable[[Any, Tensor], Any]
 """(group, flat tensor) -> work with wait(): sum the tensor over the members, in place."""
 
@@ -59,7 +60,11 @@ class GradientBuckets:
         self.stats = running_stats(model)
         self._complete = complete
         self._index = {id(p): i for i, p in enumerate(self.params)}
-        self._sizes = (first_mib * MIB, bucket_mib * MIB)
+        # A small model's all-reduce costs latency, not bandwidth: one bucket (and the vote) instead of several.
+        total_mib = sum(p.numel() * p.element_size() for p in self.params) / MIB
+        self._sizes = (
+            (total_mib * MIB,) * 2 if total_mib <= SMALL_MIB else (first_mib * MIB, bucket_mib * MIB)
+        )
         self.used = torch.zeros(len(self.params))
         self._build()
         self._home = {id(p): b for b in self.buckets for p in b.params}

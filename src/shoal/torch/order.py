@@ -6,6 +6,7 @@ splits them; so each sample is seen exactly once per epoch and the sizes on the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -108,7 +109,7 @@ class BatchRule:
 
     def factor(self, workers: int) -> float:
         ratio = self.batch(workers) / self.batch_size
-        return {"linear": ratio, "sqrt": ratio**0.5, "none": 1.0}[self.lr_rule]
+        return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.lr_rule]
 
     def current(self, step: int) -> float:
         """The learning rate's factor at this step."""

@@ -124,6 +124,8 @@ def main() -> None:
         for ids, x, y, pids in loader:
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.get("amp", False)):
                 loss = nn.functional.mse_loss(model(x).float(), y) / o["accumulate"]
+            if word("slow") and not job.rehearsing:
+                time.sleep(0.04)
             scaler.scale(loss).backward()
             if not job.stepping:
                 record(out, job, epoch, loss, ids, pids, None)

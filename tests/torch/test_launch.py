@@ -1,0 +1,99 @@
+"""The standalone launcher and the examples, as a person would run them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elastic_lab import until
+
+from shoal.torch import launch
+from shoal.torch.zygote import Zygote
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "elastic"
+
+
+def test_a_job_is_launched_resized_asked_and_stopped_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    where = str(tmp_path / "run")
+    command = [sys.executable, "-m", "shoal.torch.launch", "--workers", "1", "--dir", where]
+    script = [str(EXAMPLES / "emulated.py"), "--epochs", "500"]
+    with open(tmp_path / "out", "wb") as out:
+        process = subprocess.Popen(
+            command + script, stdout=out, stderr=out, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+
+    def asked() -> dict:
+        code = launch.main(["--dir", where, "--status"])
+        text = capsys.readouterr().out
+        return json.loads(text.splitlines()[-1]) if code == 0 else {}
+
+    try:
+        until(lambda: asked().get("workers") == ["w0"], 90)
+        assert launch.main(["--dir", where, "--resize", "2"]) == 0
+        until(lambda: asked()["workers"] == ["w0", "w1"], 60)
+        assert launch.main(["--dir", where, "--replace", "w7"]) == 1
+        assert "there is no worker 'w7'; there are w0, w1" in capsys.readouterr().err
+        until(lambda: asked()["total_steps"] == 500 * 40, 30)
+        assert launch.main(["--dir", where, "--stop"]) == 0
+        assert process.wait(30) == 1
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    text = (tmp_path / "out").read_text()
+    assert "generation 1 (first): 1 workers after step 0" in text
+    assert "generation 2 (switch): 2 workers" in text
+    assert "failed: stopped by its user" in text
+    assert "Traceback" not in text
+
+
+def test_mistakes_on_the_command_line_are_answered_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    for argv, code, words in (
+        ([], 2, "give a script"),
+        (["--dir", str(tmp_path), "no.py"], 2, "there is no script no.py"),
+        (["--dir", str(tmp_path), "--workers", "0", str(EXAMPLES / "emulated.py")], 2, "at least one worker"),
+        (["--dir", str(tmp_path), "--status"], 1, "no job answers"),
+    ):
+        assert launch.main(argv) == code
+        text = capsys.readouterr().err
+        assert words in text
+        assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("digits.py", "epoch 0: 1 workers, accuracy 0."), ("characters.py", "epoch 0: 1 workers, loss"),
+     ("emulated.py", "epoch 0: 1 workers,")],
+)  # fmt: skip
+def test_each_example_also_runs_as_a_plain_script(zygote: Zygote, tmp_path: Path, script: str, words: str):
+    codes: dict[int, int] = {}
+    zygote.listeners.append(codes.__setitem__)
+    pid = zygote.start(
+        [str(EXAMPLES / script), "--epochs", "1"],
+        {"OMP_NUM_THREADS": "1"},
+        str(tmp_path),
+        str(tmp_path / "out"),
+    )
+    until(lambda: pid in codes, 60)
+    zygote.listeners.remove(codes.__setitem__)
+    assert codes[pid] == 0
+    assert words in (tmp_path / "out").read_text()
+
+
+def test_a_warm_process_is_not_forked_where_that_is_not_safe(monkeypatch: pytest.MonkeyPatch):
+    import torch
+    from shoal.torch import zygote as module
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert module.why_not_fork() == "CUDA is initialised"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert module.why_not_fork() == "torch may have started threads"
