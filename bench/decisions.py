@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 
 import numpy as np
-from _figures import median_ms, print_figures
 
+from _figures import median_ms, print_figures
 from shoal.core.cluster import Cluster
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job

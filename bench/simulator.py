@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _figures import cpu_and_wall, print_figures
 
+from _figures import cpu_and_wall, print_figures
 from shoal.core.cluster import Cluster
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile

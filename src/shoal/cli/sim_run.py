@@ -47,7 +47,8 @@ def run(
 
     setup = so.setup(
         policy, jobs, profiles, gpus, cluster, sample,
-        option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s, knowledge=knowledge,
+        option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
+        knowledge=knowledge,
         whole_seconds=whole_seconds, interpolate=interpolate,
     )  # fmt: skip
     inputs = load(setup)

@@ -206,9 +206,7 @@ class Simulation:
         self._running += (gpus > 0) - (self._given[j] > 0)
         self._given[j] = gpus
 
-    def _reach(
-        self, j: int, spot: Spot, verb: str, pending: tuple[Spot, float] | None, now: float
-    ) -> None:
+    def _reach(self, j: int, spot: Spot, verb: str, pending: tuple[Spot, float] | None, now: float) -> None:
         """Lead the job from the share that trains to its new one, as the cost model says."""
         costs, had = self.costs, self._gpus[j]
         if verb == "start" or costs.kind == "none" or (had and spot == self._spot[j]):
