@@ -82,7 +82,7 @@ def test_a_killed_worker_costs_no_step_even_if_it_is_rank_0(lab: Lab, victim: in
 
 
 def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
-    with lab.job(2, epochs=80, keep_size=True) as job:
+    with lab.job(2, epochs=40, keep_size=True) as job:
         job.wait_size(2)
         since = len(job.events)
         job.kill("w0", signal.SIGSTOP)
@@ -94,7 +94,7 @@ def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
 
 
 def test_a_worker_that_hangs_in_the_script_is_found_by_its_missed_step(lab: Lab):
-    with lab.job(2, epochs=150) as job:
+    with lab.job(2, epochs=60) as job:
         job.wait_size(2)
         since = len(job.events)
         lab.say("hang.w1")
@@ -155,7 +155,7 @@ def test_migration_of_one_worker_carries_its_random_state(lab: Lab):
 
 
 def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(lab: Lab):
-    with lab.job(2, epochs=150) as job:
+    with lab.job(2, epochs=60) as job:
         job.wait_size(2)
         for remember in (True, False):
             state = job.stop_control()
@@ -175,7 +175,7 @@ def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
     rows = lab.rows()
-    assert seen(rows) == {e: list(range(240)) for e in range(150)}
+    assert seen(rows) == {e: list(range(240)) for e in range(60)}
 
 
 def test_loader_processes_outlive_a_resize(lab: Lab):
@@ -198,7 +198,7 @@ def test_loader_processes_outlive_a_resize(lab: Lab):
 
 
 def test_a_straggler_is_replaced_with_the_same_primitive(lab: Lab):
-    with lab.job(2, epochs=100, replace_stragglers=True) as job:
+    with lab.job(2, epochs=50, replace_stragglers=True) as job:
         job.wait_size(2)
         lab.say("slow.w1")
         slow = job.wait(lambda e: isinstance(e, ev.StragglerFound))

@@ -15,7 +15,7 @@ from shoal.torch.joining import Joining
 from shoal.torch.loader import Loader
 from shoal.torch.order import Part
 from shoal.torch.worker import Worker
-from shoal.wire.messages import Kind, Plan
+from shoal.wire.messages import Kind
 
 
 class Stepping(Joining):
@@ -187,6 +187,10 @@ class Stepping(Joining):
 
     def _switch(self, worker: Worker) -> None:
         began_s = time.perf_counter()
+        coming = worker.member.plan
+        if coming is not None and coming.kind is Kind.PAUSE and coming.holders[0] == worker.name:
+            # Before anyone hears that this worker has left: its word is what the job resumes from.
+            self._save_for_pause(worker, coming.save or self.checkpoint_path or "")
         with worker.lock:
             plan = worker.member.boundary()
             if plan is None:
@@ -195,7 +199,7 @@ class Stepping(Joining):
             if stays:
                 self._use(worker.take(plan.number), plan.members, plan.holders)
         if not stays:
-            self._leave(worker, plan)
+            self._leave(worker)
         if plan.newcomers:
             self._send(plan)
             if self._loader is not None:
@@ -206,9 +210,7 @@ class Stepping(Joining):
         self._pause_s = time.perf_counter() - began_s
         worker.link.say()
 
-    def _leave(self, worker: Worker, plan: Plan) -> None:
-        if plan.kind is Kind.PAUSE and plan.holders[0] == worker.name:
-            self._save_for_pause(worker, plan.save or self.checkpoint_path or "")
+    def _leave(self, worker: Worker) -> None:
         worker.link.say_now()
         # Stay until the others have read all that was sent to them.
         with worker.lock:
