@@ -12,10 +12,12 @@ shortest last call and monitor interval; it trains with DDP and a checkpoint eve
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
 import platform
+import shutil
 import signal
 import statistics
 import subprocess
@@ -40,6 +42,13 @@ PAPER = {
     "cifar10": {"grow_s": 3.179, "shrink_s": 2.612, "checkpoint_restart_s": 72.756},
     "imagenet": {"grow_s": 6.813, "shrink_s": 4.376, "checkpoint_restart_s": 81.186},
 }
+
+
+def new_directory() -> Path:
+    """For the logs and checkpoints of one run; gone when this process ends."""
+    path = tempfile.mkdtemp(prefix="bench-elastic-")
+    atexit.register(shutil.rmtree, path, ignore_errors=True)
+    return Path(path)
 
 
 def now_s() -> float:
@@ -119,7 +128,7 @@ def summary(trials: list[dict[str, float]]) -> dict[str, Any]:
 
 class ShoalRun:
     def __init__(self, size: str, zygote: Zygote) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+        self.directory = new_directory()
         self.steps = Steps(self.directory)
         self.job = LocalJob(
             [str(HERE / "elastic_shoal.py")],
@@ -243,7 +252,7 @@ def lose(run: ShoalRun) -> dict[str, float] | None:
 
 
 def bench_throughput(size: str, steps: int, zygote: Zygote) -> dict[str, Any]:
-    directory = Path(tempfile.mkdtemp(prefix="shoal-bench-"))
+    directory = new_directory()
     env = {"MODEL": size, "STEP_LOG": str(directory), "STEPS": str(steps)}
     script = str(HERE / "elastic_throughput.py")
     with LocalJob([script], 2, directory=directory, env=env, zygote=zygote, keep_size=False) as job:
@@ -256,7 +265,7 @@ def bench_throughput(size: str, steps: int, zygote: Zygote) -> dict[str, Any]:
 
 class TorchrunRun:
     def __init__(self, size: str, port: int) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="torchrun-bench-"))
+        self.directory = new_directory()
         self.steps = Steps(self.directory)
         self.agents: list[subprocess.Popen[bytes]] = []
         self._port = port
