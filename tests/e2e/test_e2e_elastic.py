@@ -23,20 +23,26 @@ def await_size(cluster, name, gpus):
     cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "60s", code=0, timeout=90)
 
 
+def active(cluster, name):
+    return {w["pid"] for w in cluster.json("show", name)["workers"] if w["state"] == "active"}
+
+
 def test_a_job_shrinks_when_another_arrives_and_grows_when_it_ends(shared):
-    submit(shared, "a", gpus="1..4")
+    submit(shared, "a", gpus="1..4", step_s=0.4)
     await_size(shared, "a", 4)
-    submit(shared, "b", gpus="1..4", steps=40)
+    submit(shared, "b", gpus="1..4", steps=20)
     await_size(shared, "a", 2)
-    workers = {w["pid"] for w in shared.json("show", "a")["workers"] if w["state"] == "active"}
+    survivors = active(shared, "a")
     shared.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
-    await_size(shared, "a", 4)
+    # To 4, or to 3 where the machine is so busy that the fourth was measured to be worth nothing.
+    larger = eventually(lambda: len(found := active(shared, "a")) > 2 and found)
+    assert survivors <= larger, "the survivors trained on, without a restart"
     job = shared.json("show", "a")
-    assert workers <= {w["pid"] for w in job["workers"]}, "the survivors trained on, without a restart"
     assert job["resizes"] >= 2
     assert job["restarts"] == 0
     sizes = [e["data"]["gpus"] for e in shared.json("events", "a", "--type", "job.resized")["items"]]
-    assert sizes[-2:] == [2, 4]
+    assert sizes[0] == 2
+    assert sizes[-1] > 2
     steps = [
         int(line.split()[2]) for line in shared.shoal("logs", "a").stdout.splitlines() if " step " in line
     ]
@@ -81,7 +87,7 @@ def test_the_server_is_killed_and_its_successor_takes_the_workers_over(shared):
     await_size(shared, "a", 2)
     following = shared.start("logs", "-f", "a", "--tail", "1")
     assert following.stdout.readline().startswith("[0] step")
-    workers = {w["pid"] for w in shared.json("show", "a")["workers"] if w["state"] == "active"}
+    workers = active(shared, "a")
     step = eventually(lambda: shared.json("show", "a")["step"])
     shared.kill_server()
     assert all(psutil.pid_exists(pid) for pid in workers), "training goes on meanwhile"
@@ -89,7 +95,7 @@ def test_the_server_is_killed_and_its_successor_takes_the_workers_over(shared):
     shared.up(gpus=4)
     eventually(lambda: (shared.json("show", "a")["step"] or 0) > step)
     job = shared.json("show", "a")
-    assert {w["pid"] for w in job["workers"] if w["state"] == "active"} == workers
+    assert active(shared, "a") == workers
     assert (job["state"], job["restarts"]) == ("running", 0)
     shared.shoal("cancel", "a", "-y", "--grace", "1s", code=0)
     out, said = following.communicate(timeout=60)
