@@ -76,9 +76,11 @@ class Stepping(Joining):
         if step.kind is StepKind.CATCH_UP:
             assert self._catching_up is not None
             assert self._looking_on is not None
+            # First the state: the holders send it while they compute, and wait with their optimizer for its end.
+            received = self._receive(*self._catching_up)
             self._looking_on.join()
             whole, voted = self._looked_on
-            whole = whole and self._receive(*self._catching_up)
+            whole = whole and received
         else:
             whole = True
             for work in buckets.works:  # every one: what is under way would write into the buckets later
