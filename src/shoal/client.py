@@ -115,8 +115,9 @@ class Client(Connection):
         since: datetime | None = None,
         tail: int | None = None,
     ) -> list[m.LogLine]:
-        """The lines of all workers, merged by time."""
-        return self.pages(_job(job, "logs"), m.LogPage, {"rank": rank, "since": since, "tail": tail})
+        """The lines of all workers, merged by time; `tail` is the last so many of them."""
+        found = self.pages(_job(job, "logs"), m.LogPage, {"rank": rank, "since": since, "tail": tail})
+        return found if tail is None else found[len(found) - tail if tail < len(found) else 0 :]
 
     def follow_logs(
         self,
