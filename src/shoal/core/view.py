@@ -323,8 +323,11 @@ class View:
 
     def remaining_now(self, now_s: float) -> FloatArray:
         """Iterations left at `now_s`, by what was last settled and the rate since."""
-        done = self.rate * np.maximum(now_s - self.settled_s, 0.0)
-        return np.maximum(self.remaining - done, 0.0)
+        left: FloatArray = now_s - self.settled_s
+        np.maximum(left, 0.0, out=left)
+        left *= self.rate
+        np.subtract(self.remaining, left, out=left)
+        return np.maximum(left, 0.0, out=left)
 
     def attained_now(self, now_s: float) -> FloatArray:
         """GPU-seconds received up to `now_s`."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster, User
 from shoal.core.errors import ShoalError
@@ -104,9 +105,13 @@ class Scheduler:
             return now_s
         return float(self.view.changed_s[running].max()) + self.cool_down_s
 
-    def _changed_rows(self, decision: Decision, gpus: IntArray, moved: dict[int, Placement]) -> IntArray:
+    def _changed_rows(
+        self, decision: Decision, gpus: IntArray, moved: dict[int, Placement]
+    ) -> NDArray[np.intp]:
         view = self.view
         differs = gpus != view.gpus
+        if decision.gpu_type is None and decision.servers is None and not moved:
+            return differs.nonzero()[0]
         if decision.gpu_type is not None:
             differs |= (gpus > 0) & (decision.gpu_type != view.gpu_type)
         if decision.servers is not None:
@@ -114,11 +119,11 @@ class Scheduler:
         if moved:
             rows = [view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())]
             differs[rows] = True
-        return np.flatnonzero(differs).astype(np.int32)
+        return differs.nonzero()[0]
 
     def _reconfigure(
         self,
-        rows: IntArray,
+        rows: NDArray[np.intp],
         decision: Decision,
         gpus: IntArray,
         moved: dict[int, Placement],
