@@ -111,7 +111,7 @@ class Scheduler:
         view = self.view
         differs = gpus != view.gpus
         if decision.gpu_type is None and decision.servers is None and not moved:
-            return differs.nonzero()[0]
+            return np.nonzero(differs)[0]
         if decision.gpu_type is not None:
             differs |= (gpus > 0) & (decision.gpu_type != view.gpu_type)
         if decision.servers is not None:
@@ -119,7 +119,7 @@ class Scheduler:
         if moved:
             rows = [view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())]
             differs[rows] = True
-        return differs.nonzero()[0]
+        return np.nonzero(differs)[0]
 
     def _reconfigure(
         self,
