@@ -32,7 +32,7 @@ from rich.text import Text
 from shoal.cli.jobs_table import reason, want
 from shoal.cli.why import explain
 from shoal.client import Client
-from shoal.client_errors import ClientError
+from shoal.client_errors import ClientError, TimedOut
 from shoal.server.models import Job, JobSpec, Why
 
 GPUS = 4
@@ -110,7 +110,6 @@ def main() -> int:
             runs: list[Run] = []
             # The second server starts while the first run goes on; until its turn it does nothing.
             clusters = [Cluster(place / "one", options.policy), Cluster(place / "two", "fifo")]
-            warm_up()
             for cluster in clusters:
                 limit_s = (deadline_s - time.monotonic()) / (len(clusters) - len(runs))
                 title = f"{len(arrivals)} jobs of three users on {GPUS} virtual GPUs, policy {cluster.policy}"
@@ -126,10 +125,12 @@ def main() -> int:
     return 0
 
 
-def warm_up() -> None:
-    """Read torch from the disk once, so that the first run does not pay for the second."""
-    command = [sys.executable, "-c", "import shoal.torch"]
-    subprocess.run(command, stderr=subprocess.DEVNULL, check=False)
+def warm_up(client: Client) -> None:
+    """A job of no length: whoever comes first would otherwise pay for loading torch, and the second would not."""
+    command = [sys.executable, str(ELASTIC), "--epochs", "1", "--ms-per-sample", "0"]
+    spec = JobSpec(name="warm-up", command=command, workdir=str(EXAMPLES), gpus="1..2", grace_s=2)
+    with contextlib.suppress(TimedOut):
+        client.wait(client.submit(spec).id, timeout_s=30)
 
 
 @contextlib.contextmanager
@@ -209,6 +210,8 @@ def play(
     run = Run(cluster.policy)
     with contextlib.ExitStack() as stack:
         admin = stack.enter_context(cluster.client())
+        if any(arrival.elastic for arrival in arrivals):
+            warm_up(admin)
         users = {}
         for name in dict.fromkeys(a.user for a in arrivals):
             admin.create_user(name)
@@ -223,7 +226,7 @@ def play(
             while waiting and waiting[0].at_s <= now_s:
                 arrival = waiting.pop(0)
                 users[arrival.user].submit(arrival.spec())
-            run.jobs = {job.name: job for job in reversed(admin.jobs())}
+            run.jobs = {job.name: job for job in reversed(admin.jobs()) if job.user in users}
             if live is not None:
                 live.update(picture(run, now_s), refresh=True)
             else:

@@ -81,14 +81,20 @@ def test_every_other_form_can_be_read_too(live, done, waiting, args, output):
 
 
 CHANGE = {
-    "run": (["run", "-d", "--name", "c1", "--gpus", "1..2", "--resize", "restart", "--", "sleep", "600"], m.Job),
+    "run": (
+        ["run", "-d", "--name", "c1", "--gpus", "1..2", "--resize", "restart", "--", "sleep", "600"],
+        m.Job,
+    ),
     "scale": (["scale", "c1", "--pin", "1"], m.Job),
     "pause": (["pause", "c1"], m.JobList),
     "resume": (["resume", "c1"], m.JobList),
     "cancel": (["cancel", "c1", "--grace", "0s"], m.JobList),
     "user create": (["user", "create", "eve", "--tickets", "2"], m.User),
     "user set": (["user", "set", "eve", "--tickets", "3", "--role", "viewer"], m.User),
-    "token create": (["token", "create", "--user", "eve", "--label", "laptop", "--expires", "1h"], m.TokenCreated),
+    "token create": (
+        ["token", "create", "--user", "eve", "--label", "laptop", "--expires", "1h"],
+        m.TokenCreated,
+    ),
     "policy set": (["policy", "set", "max-min"], m.Policy),
     "up again": (["up"], m.Status),
 }

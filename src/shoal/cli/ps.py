@@ -59,7 +59,9 @@ def _states(text: str | None) -> list[str] | None:
     states = [part.strip() for part in text.split(",") if part.strip()] if text else None
     for state in states or []:
         if state not in set(JobState):
-            raise ShoalError(f"-s {state}: there is no such state; {did_you_mean(state, [s.value for s in JobState])}")
+            raise ShoalError(
+                f"-s {state}: there is no such state; {did_you_mean(state, [s.value for s in JobState])}"
+            )
     return states
 
 
