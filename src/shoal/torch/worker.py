@@ -18,7 +18,9 @@ from shoal.wire import auth
 from shoal.wire.member import Build, Drop, Effect, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Kind, Order, Phase, Plan, Report, Status
 
-POLL = timedelta(milliseconds=50)
+# Each time-out of a wait is an exception with a C++ backtrace (tens of ms), so they must be rare. A peer that dies
+# ends the wait at once by itself; this is only how soon the word that a generation is dead is heard.
+POLL = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
