@@ -1,6 +1,7 @@
 """The client against a scripted server: streams that break, answers that say no, nobody there."""
 
 import json
+import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,6 +29,9 @@ class Scripted(ThreadingHTTPServer):
     """Answers with what `script(method, path, query)` returns: a status and a body, or lines to stream."""
 
     daemon_threads = True
+
+    def handle_error(self, request, client_address):
+        """A client that has hung up is no error here."""
 
     def __init__(self, script):
         self.script = script
@@ -194,8 +198,11 @@ def test_nobody_there_is_exit_code_6(tmp_path):
     with pytest.raises(NotRunning, match="start one with `shoal up`") as caught:
         Client(home=tmp_path)
     assert caught.value.exit_code == 6
-    with Client("127.0.0.1:1", "t") as client, pytest.raises(Unreachable) as caught:
-        client.status()
+    with socket.socket() as taken:  # bound, so nobody else can listen there
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with Client(address, "t") as client, pytest.raises(Unreachable) as caught:
+            client.status()
     assert caught.value.exit_code == 6
 
 
