@@ -39,8 +39,9 @@ def serve(options: argparse.Namespace) -> None:
 
     from server.fakes import Fleet
     from shoal.executors.base import NodeInfo
+    from shoal.server.control import Control
     from shoal.server.limits import Buckets, Limits
-    from shoal.server.serve import Control, Options, bind
+    from shoal.server.options import Options, bind
 
     async def run() -> None:
         nodes = tuple(NodeInfo(f"n{i}", GPUS_PER_NODE, "gpu", True) for i in range(options.nodes))

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 
 from shoal.executors.base import Exit, NodeInfo, WorkerSpec
-from shoal.server.serve import Control, Options
+from shoal.server.control import Control
+from shoal.server.options import Options
 from shoal.wire import auth
 from shoal.wire.auth import ClientProof, Seal
 from shoal.wire.member import Build, Effect, Enter, Entries, Interrupt, Member, Quit

@@ -20,7 +20,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from shoal.server.app import make_app
-from shoal.server.serve import Control, Options, bind
+from shoal.server.control import Control
+from shoal.server.options import Options, bind
 
 from .fakes import Fleet
 

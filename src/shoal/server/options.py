@@ -1,0 +1,91 @@
+"""How a server is started: its options, and the address it listens at. Imports little, so that refusing is quick."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ipaddress
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from shoal.core.errors import ShoalError
+from shoal.server.home import default_home
+
+DEFAULT_POLICY = "afs-l"
+
+
+class PortInUse(ShoalError):
+    exit_code = 9
+
+
+@dataclass(slots=True)
+class Options:
+    home: Path
+    gpus: int | None = None
+    policy: str | None = None
+    policy_options: dict[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 0
+    database: str | None = None
+
+
+def parse(argv: list[str]) -> Options:
+    parser = argparse.ArgumentParser(prog="shoal.server.serve", description="Run a Shoal server.")
+    parser.add_argument("--home", type=Path, default=None, help="where all its state is kept")
+    parser.add_argument("--gpus", type=int, help="this many virtual GPUs, instead of the real ones")
+    parser.add_argument("--policy", help=f"{DEFAULT_POLICY} at the first start, then what was set last")
+    parser.add_argument("--policy-option", action="append", default=[], metavar="K=V")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
+    parser.add_argument("--port", type=int, default=0, help="0: any that is free, the same as last time")
+    parser.add_argument("--database", help="a PostgreSQL URL, instead of a file in the home")
+    given = parser.parse_args(argv)
+    if given.gpus is not None and not 1 <= given.gpus <= 100_000:
+        parser.error("--gpus must be between 1 and 100000")
+    if not 0 <= given.port <= 65535:
+        parser.error("--port must be between 0 and 65535")
+    options = {}
+    for pair in given.policy_option:
+        key, eq, value = pair.partition("=")
+        if not eq:
+            parser.error(f"--policy-option {pair!r} is not of the form KEY=VALUE")
+        options[key] = value
+    return Options(
+        (given.home or default_home()).absolute(),
+        given.gpus,
+        given.policy,
+        options,
+        given.host,
+        given.port,
+        given.database,
+    )
+
+
+def bind(host: str, port: int, preferred: int | None) -> socket.socket:
+    """A listening socket: at the given port, else at the one used last, else at any that is free."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for candidate in [port] if port else [preferred or 0, 0]:
+        sock = socket.socket(family)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host, candidate))
+        except OSError as error:
+            sock.close()
+            if candidate and not port:
+                continue
+            raise PortInUse(
+                f"cannot listen at {host} port {candidate}: {error.strerror}; choose another --port"
+            ) from None
+        sock.listen(1024)
+        sock.setblocking(False)
+        return sock
+    raise AssertionError
+
+
+def warn_of_address(host: str) -> str | None:
+    with contextlib.suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return None
+    if host == "localhost":
+        return None
+    return f"listening at {host} without TLS: tokens travel in the clear; put a TLS proxy in front"
