@@ -5,7 +5,7 @@ of commands are entries in a table. This process submits 1,000 jobs over HTTP, t
 end one after another, until 10,000 events are on record. Latency is from the first event that led to a decision
 (an exit, a submission) until the decision's commands are in the store and given to the executor.
 
-    python bench/control_plane.py [--jobs 1000] [--events 10000] [--nodes 1250] [--live 50] [--policy afs-l]
+    python bench/control_plane.py [--jobs 1000] [--events 10000] [--nodes 1250] [--live 10] [--policy afs-l]
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--events", type=int, default=10_000)
     parser.add_argument("--nodes", type=int, default=1250)
-    parser.add_argument("--live", type=int, default=50)
+    parser.add_argument("--live", type=int, default=10)
     parser.add_argument("--policy", default="afs-l")
     parser.add_argument("--home", help=argparse.SUPPRESS)
     options = parser.parse_args()
