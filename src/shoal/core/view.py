@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.errors import ShoalError
@@ -55,6 +56,18 @@ _COLUMNS = (
     | {name: ("int", i) for i, name in enumerate(_INTS)}
     | {"speed_at": ("typed", 0), "type_max": ("typed", 1)}
 )
+
+
+_REMAINING, _RATE, _SETTLED_S = (_FLOATS.index(name) for name in ("remaining", "rate", "settled_s"))
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _left(floats: FloatArray, n: int, now_s: float) -> FloatArray:
+    left = np.empty(n)
+    for i in range(n):
+        done = floats[_RATE, i] * max(now_s - floats[_SETTLED_S, i], 0.0)
+        left[i] = max(floats[_REMAINING, i] - done, 0.0)
+    return left
 
 
 class SpeedTables:
@@ -323,11 +336,8 @@ class View:
 
     def remaining_now(self, now_s: float) -> FloatArray:
         """Iterations left at `now_s`, by what was last settled and the rate since."""
-        left: FloatArray = now_s - self.settled_s
-        np.maximum(left, 0.0, out=left)
-        left *= self.rate
-        np.subtract(self.remaining, left, out=left)
-        return np.maximum(left, 0.0, out=left)
+        left: FloatArray = _left(self._floats, self.n, now_s)
+        return left
 
     def attained_now(self, now_s: float) -> FloatArray:
         """GPU-seconds received up to `now_s`."""

@@ -18,6 +18,8 @@ class _Shortest(CountPolicy):
         raise NotImplementedError
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
+        if view.requested_gpus.sum() <= gpus:
+            return view.requested_gpus.copy()  # all fit, in whatever order
         order = np.argsort(self.key(view, now_s), kind="stable").astype(np.int32)
         return fill_in_order(order, view.requested_gpus, gpus, True)
 

@@ -76,6 +76,8 @@ class Themis(CountPolicy):
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         self._active_sum += len(view)
         self._events += 1
+        if view.requested_gpus.sum() <= gpus:
+            return view.requested_gpus.copy()  # all fit, whoever is treated worst
         if now_s >= self._lease_end_s:
             self._lease_end_s = (np.floor(now_s / self.options.lease_s) + 1) * self.options.lease_s
             order = np.argsort(-self.rho(view, gpus, now_s), kind="stable").astype(np.int32)

@@ -90,6 +90,10 @@ class TiresiasL(CountPolicy):
         return np.lexsort(keys).astype(np.int32)
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
+        if self.options.service == "since-start" and view.requested_gpus.sum() <= gpus:
+            # No queue matters now: who has sunk will still have when one does, and who starts, starts anew.
+            view.memory_a[view.gpus == 0] = 0
+            return view.requested_gpus.copy()
         self.sink_and_promote(view, now_s)
         order = self.order(view, now_s)
         shares = fill_in_order(order, view.requested_gpus, gpus, True)
@@ -104,9 +108,9 @@ class TiresiasL(CountPolicy):
         return shares
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
-        waiting = shares == 0
-        if not waiting.any():
+        if shares.all():
             return np.inf
+        waiting = shares == 0
         thresholds = np.append(np.array(self.options.thresholds_gpu_s), np.inf)
         run = np.flatnonzero(shares)
         kept = view.gpus[run] > 0
