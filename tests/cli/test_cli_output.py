@@ -21,6 +21,7 @@ def done(live):
 def waiting(live):
     """A job that is held by its owner."""
     live.shoal("run", "-d", "--name", "waiting", "--gpus", "2", "--", "sleep", "600", code=0)
+    live.shoal("wait", "waiting", "--for", "running", "--timeout", "30s", code=0)
     live.shoal("pause", "waiting", code=0)
     yield "waiting"
     live.shoal("cancel", "waiting", "--grace", "0s")
