@@ -15,6 +15,7 @@ from shoal.core.events import (
     Cancelled,
     Finished,
     Held,
+    Measured,
     NodeBack,
     NodeLost,
     Rescaled,
@@ -262,3 +263,16 @@ def test_a_job_alone_in_a_large_cluster_gets_its_wish(name):
     outcome = scheduler.outcome(0, 0.0)
     assert outcome.share.gpus == outcome.wish_gpus
     assert outcome.reason is None
+
+
+def test_late_messages_about_jobs_that_have_ended_change_nothing():
+    scheduler = Scheduler(Cluster.pool(4), make_policy("max-min"))
+    scheduler.step(0.0, [Submitted(0, Job("a", 0.0, GpuRange(1, 4), 1, iterations=9.0), PROFILES[0])])
+    scheduler.step(1.0, [Finished(0)])
+    plan = scheduler.step(
+        2.0, [Finished(0), Cancelled(0), Held(0, True), Rescaled(0, 1, 2), Measured(0, PROFILES[1])]
+    )
+    assert plan.commands == ()
+    assert not list(scheduler.outcomes(2.0))
+    assert not scheduler.jobs
+    assert not scheduler.profiles

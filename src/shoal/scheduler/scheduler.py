@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster, User
-from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
     Event,
@@ -209,7 +208,9 @@ class Scheduler:
             self.policy.joined(event.job_id, now_s)
 
     def _on_rescaled(self, event: Rescaled, now_s: float) -> None:
-        job = self.jobs[event.job_id]
+        job = self.jobs.get(event.job_id)
+        if job is None:
+            return  # it has ended meanwhile
         gpus = GpuRange(event.min_gpus, event.max_gpus)
         requested = min(max(job.requested_gpus, gpus.min), gpus.max)
         job = self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
@@ -220,6 +221,8 @@ class Scheduler:
             self.view.set_profile(row, job, self.profiles[event.job_id])
 
     def _on_measured(self, event: Measured, now_s: float) -> None:
+        if event.job_id not in self.jobs:
+            return  # it has ended meanwhile
         self.profiles[event.job_id] = event.profile
         if event.job_id in self.view:
             self.view.set_profile(self.view.row(event.job_id), self.jobs[event.job_id], event.profile)
@@ -269,7 +272,7 @@ class Scheduler:
             self.view.remove(job_id)
             self.policy.left(job_id, now_s)
         else:
-            raise ShoalError(f"job {job_id} is not active")
+            return  # it ended before this scheduler knew of it: a late message, not a mistake
         self.placements.pop(job_id, None)
         del self.jobs[job_id], self.profiles[job_id]
 
