@@ -67,6 +67,7 @@ def test_a_killed_worker_costs_no_step_even_if_it_is_rank_0(lab: Lab, victim: in
         job.wait_size(2, since=since)
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     rows = lab.rows()
     fixed = lab.alone(**options)
     want = losses(fixed)
@@ -91,6 +92,7 @@ def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
         job.wait(committed(["w1", "w2"]), since=since)
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
 
 
 def test_a_worker_that_hangs_in_the_script_is_found_by_its_missed_step(lab: Lab):
@@ -116,6 +118,7 @@ def test_if_all_die_the_job_goes_on_from_its_last_checkpoint(lab: Lab):
         assert first.step >= saved.step
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     want, finals = losses(lab.alone(**options)), lab.finals()
     later = losses([r for r in lab.rows() if r["worker"] not in ("w0", "w1")])
     assert max(abs(later[s] - want[s]) for s in later if s > first.step) < 1e-4
@@ -132,6 +135,7 @@ def test_pause_frees_all_workers_and_resume_goes_on_elsewhere(lab: Lab):
         lab.say("hurry")
         job.resize(1)
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     rows = lab.rows()
     assert {r["worker"] for r in rows if r["step"] < paused.step} == {"w0"}
     assert {r["worker"] for r in rows if r["step"] >= paused.step} == {"w1"}
@@ -149,6 +153,7 @@ def test_migration_of_one_worker_carries_its_random_state(lab: Lab):
         job.wait(committed(["w1"]))
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     rows = lab.rows()
     assert seen(rows) == {e: list(range(240)) for e in range(10)}
     assert {r["worker"] for r in rows} == {"w0", "w1"}
@@ -174,6 +179,7 @@ def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(
             job.wait(committed(grown[:2]), since=since)
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     rows = lab.rows()
     assert seen(rows) == {e: list(range(240)) for e in range(60)}
 
@@ -190,6 +196,7 @@ def test_loader_processes_outlive_a_resize(lab: Lab):
         )
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     rows = lab.rows()
     assert seen(rows) == {e: list(range(240)) for e in range(30)}
     loaders = {p for r in rows if r["worker"] == "w0" for p in r["pids"]}
@@ -207,3 +214,4 @@ def test_a_straggler_is_replaced_with_the_same_primitive(lab: Lab):
         job.wait(committed(["w0", "w2"]))
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)

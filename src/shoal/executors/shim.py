@@ -77,6 +77,10 @@ def tell(pids, number):
             os.kill(pid, number)
 
 
+#: A time and a space before each line, and the end of the line.
+STAMP_BYTES = 29
+
+
 class Log:
     """Lines with their time, in files of at most `file_bytes`; the newest `files` are kept."""
 
@@ -99,8 +103,18 @@ class Log:
         self.rest = b""
 
     def write(self, lines):
-        if not lines:
-            return
+        """Write lines, beginning a new file whenever one is full: much output may come at once."""
+        part, size = [], 0
+        for line in lines:
+            part.append(line)
+            size += len(line) + STAMP_BYTES
+            if size >= self.file_bytes - (self.offset - self.begin):
+                self.append(part)
+                part, size = [], 0
+        if part:
+            self.append(part)
+
+    def append(self, lines):
         now = time.time()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z "
         out = bytearray()
