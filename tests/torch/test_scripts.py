@@ -23,6 +23,7 @@ def test_three_workers_train_as_one_process_does(lab: Lab, name: str):
     lab.say("hurry")
     with lab.job(3, **options) as job:
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     rows = lab.rows()
     assert seen(rows) == {e: list(range(options["samples"])) for e in range(3)}
     want, have = losses(lab.alone(**options)), losses(rows)
@@ -36,6 +37,7 @@ def test_batch_norm_statistics_are_the_same_on_all_workers(lab: Lab):
     lab.say("hurry")
     with lab.job(2, epochs=3, model="norm", samples=96) as job:
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
@@ -46,6 +48,7 @@ def test_the_batch_grows_with_the_workers_up_to_its_limit_and_the_learning_rate_
         job.wait(lambda e: isinstance(e, ev.Measured) and e.report.batch_size == 20)
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
         notes = [n for _, e in job.events if isinstance(e, ev.Measured) for n in e.report.notes]
     assert any("global batch 20 with 3 workers; learning rate x2.5 by the linear rule" in n for n in notes), (
         notes
