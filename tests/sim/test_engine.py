@@ -90,6 +90,12 @@ def test_restarts_stop_a_job_for_their_cost_and_concurrent_switches_do_not():
     assert concurrent.paused_s[0] == 1.0
 
 
+def test_a_restart_costs_what_the_model_is_known_to_take_or_else_the_general_figure():
+    costs = Costs("restart", restart_s=30.0)
+    assert costs.restart_of("vgg16") == pytest.approx(0.3524 + 3.5694, abs=0.01)
+    assert costs.restart_of("some-other-model") == 30.0
+
+
 def test_a_newer_target_cancels_one_that_is_still_being_prepared():
     jobs = [
         job("a", 0, 1000.0, 1, most=4),

@@ -28,7 +28,8 @@ KINDS = ("none", "restart", "concurrent", "suspend")
 class Costs:
     """How long training stands still for a new share.
 
-    none: not at all. restart: the job stops, and starts again at the new size `restart_s` later.
+    none: not at all. restart: the job stops, and starts again at the new size
+    as many seconds later as its model is known to take, or else `restart_s`.
     concurrent: newcomers prepare for `prepare_s` while the old workers train on, then all stand still for
     `pause_s`; a newer target replaces one that is still being prepared at once. suspend: Gandiva's, a job
     that goes on where it was suspended loses `resume_s`, one that goes on elsewhere or at another size
@@ -39,7 +40,7 @@ class Costs:
 
     kind: Literal["none", "restart", "concurrent", "suspend"] = "none"
     restart_s: float = 30.0
-    restart_by_model: Mapping[str, float] = field(default_factory=dict)
+    restart_by_model: Mapping[str, float] = field(default_factory=lambda: MEASURED_RESTART_S)
     prepare_s: float = 5.0
     pause_s: float = 0.1
     resume_s: float = 0.5
