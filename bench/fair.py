@@ -3,7 +3,7 @@
     python bench/fair.py [quantum] [scale] [philly] [--data DIR]
 
 quantum: one decision for 10,000 jobs of 100 users on 10,000 GPUs (the aim is 50 ms).
-scale: 100 users, 100,000 jobs, and a tenth of it on the same cluster: what does each job cost?
+scale: 100 users, 50,000 and 100,000 jobs on 1,000 GPUs that are too few by day: what do twice the jobs cost?
 philly: clusters of the Philly trace with users by virtual cluster or by seed; fairness and average JCT of
 gandiva-fair and fair-afs against afs-p.
 """
@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.job import GpuRange, Job
@@ -92,20 +96,20 @@ def _spread(times: list[float]) -> dict[str, float]:
 # -- a hundred users -------------------------------------------------------------------------------
 
 
-def scale(policy: str, jobs: int, options: dict[str, str]) -> dict[str, Any]:
-    """A cluster of 1,000 GPUs under a load of 90 %, 100 users: what a job costs should not grow with jobs."""
-    rng = np.random.default_rng(1)
+def crowd(jobs: int, elastic: bool, seed: int = 1) -> tuple[list[Job], Cluster]:
+    """100 users on 1,000 GPUs: a load of 90 % on average that rises to 135 % by day, so that many wait."""
+    rng = np.random.default_rng(seed)
     users = tuple(User(f"u{k}", float(rng.integers(1, 4))) for k in range(100))
     sizes = rng.choice([1, 2, 4, 8, 16], jobs, p=[0.6, 0.15, 0.15, 0.07, 0.03])
     work_s = np.minimum(rng.lognormal(7.5, 1.6, jobs), 3 * 86400)
     rate = 0.9 * 1000 / float((sizes * work_s).mean())
-    at_s = np.cumsum(rng.exponential(1 / rate, jobs))
+    at_s = _by_day(np.cumsum(rng.exponential(1 / rate, jobs)))
     owner = rng.zipf(1.5, jobs) % 100
     trace = [
         Job(
             f"j{i}",
             float(at_s[i]),
-            GpuRange(1, 16) if policy != "gandiva-fair" else GpuRange(int(g), int(g)),
+            GpuRange(1, 16) if elastic else GpuRange(int(g), int(g)),
             int(g),
             user=f"u{owner[i]}",
             model="linear",
@@ -113,9 +117,44 @@ def scale(policy: str, jobs: int, options: dict[str, str]) -> dict[str, Any]:
         )
         for i, g in enumerate(sizes.tolist())
     ]
-    result = simulate(trace, {"linear": LINEAR}, Cluster.pool(1000, users=users), policy, options)
-    result["us_per_decision"] = 1e6 * result["wall_s"] / result["decisions"]
-    return {"jobs": jobs, "options": options, **result}
+    return trace, Cluster.pool(1000, users=users)
+
+
+def _by_day(even_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Even arrivals moved so that their rate goes as 1 + sin(2 pi t / day) / 2."""
+    clock_s = np.arange(0.0, even_s[-1] + 2 * 86400, 60.0)
+    done = clock_s + 86400 / (4 * np.pi) * (1 - np.cos(2 * np.pi * clock_s / 86400))
+    return np.interp(even_s, done, clock_s)
+
+
+def scale(policy: str, jobs: int, options: dict[str, str]) -> dict[str, Any]:
+    """One run of the crowd, with its CPU time and the peak memory of this process."""
+    trace, cluster = crowd(jobs, elastic=policy != "gandiva-fair")
+    began_s = time.process_time()
+    result = simulate(trace, {"linear": LINEAR}, cluster, policy, options)
+    cpu_s = time.process_time() - began_s
+    return {
+        "jobs": jobs,
+        **result,
+        "cpu_s": cpu_s,
+        "cpu_us_per_decision": 1e6 * cpu_s / result["decisions"],
+        "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def scale_apart(policy: str, options: dict[str, str], sizes: Sequence[int]) -> list[dict[str, Any]]:
+    """Each size in a process of its own, for its memory; the ratio of CPU time to the size before."""
+    rows: list[dict[str, Any]] = []
+    for jobs in sizes:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+            rows.append(apart.submit(scale, policy, jobs, options).result())
+        if len(rows) > 1:
+            rows[-1]["cpu_to_size_before"] = rows[-1]["cpu_s"] / rows[-2]["cpu_s"]
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
+SCALED: tuple[tuple[str, dict[str, str]], ...] = (("afs-p", {}), ("gandiva-fair", {}), ("fair-afs", {}))
 
 
 # -- the Philly trace ------------------------------------------------------------------------------
@@ -218,8 +257,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("parts", nargs="*", default=["quantum", "scale", "philly"])
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=default, help="where the Philly trace is")
+    parser.add_argument("--jobs", type=int, default=100_000, help="of the larger run of `scale`")
     args = parser.parse_args(argv)
-    fast = {"quantum_s": "600"}
     parts: dict[str, Callable[[], Any]] = {
         "quantum": lambda: [
             quantum(policy, kind)
@@ -227,14 +266,9 @@ def main(argv: list[str]) -> None:
             for kind in ("pool", "nodes", "mixed")
         ],
         "scale": lambda: [
-            scale(policy, jobs, options)
-            for policy, options in (
-                ("afs-p", {}),
-                ("gandiva-fair", {}),
-                ("gandiva-fair", fast),
-                ("fair-afs", {}),
-            )
-            for jobs in (10_000, 100_000)
+            row
+            for policy, options in SCALED
+            for row in scale_apart(policy, options, [args.jobs // 2, args.jobs])
         ],
         "philly": lambda: philly(args.data),
     }

@@ -76,6 +76,25 @@ def demand_and_use(
     return demand, may_use, received
 
 
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def fill_rates(rate: FloatArray, entitled: FloatArray, received: FloatArray, traded: FloatArray) -> None:
+    """All columns of `rate[user, type]`. Lent is what others run on: of all that is not taken up, the part
+    that is not idle."""
+    users, types = entitled.shape
+    for t in range(types):
+        borrowed = unused = 0.0
+        for u in range(users):
+            beyond = received[u, t] - entitled[u, t] - traded[u, t]
+            rate[u, t, ENTITLED], rate[u, t, RECEIVED] = entitled[u, t], received[u, t]
+            rate[u, t, TRADED] = traded[u, t]
+            rate[u, t, BORROWED], rate[u, t, LENT] = max(beyond, 0.0), max(-beyond, 0.0)
+            borrowed += rate[u, t, BORROWED]
+            unused += rate[u, t, LENT]
+        if unused > borrowed:
+            for u in range(users):
+                rate[u, t, LENT] *= borrowed / unused
+
+
 class Ledger:
     """Accounts of all users over time. Call `observe` whenever shares, jobs, tickets or GPUs have changed."""
 
@@ -133,21 +152,8 @@ class Ledger:
 
     def set_rates(self, entitled: FloatArray, received: FloatArray, traded: FloatArray | None = None) -> None:
         """From now on users are entitled to, and receive, these GPUs of each type."""
-        n = len(entitled)
-        due = entitled if traded is None else entitled + traded
-        beyond = received - due
-        rate = self.rate[:n]
-        rate[:, :, ENTITLED] = entitled
-        rate[:, :, RECEIVED] = received
-        rate[:, :, BORROWED] = np.maximum(beyond, 0.0)
-        # Lent is what others run on: of all that is not taken up, the part that is not idle.
-        unused = np.maximum(-beyond, 0.0)
-        total_unused = unused.sum(axis=0)
-        lent = np.minimum(rate[:, :, BORROWED].sum(axis=0), total_unused)
-        rate[:, :, LENT] = unused * np.where(
-            total_unused > 0, lent / np.where(total_unused > 0, total_unused, 1), 0
-        )
-        rate[:, :, TRADED] = 0.0 if traded is None else traded
+        nothing = np.zeros_like(entitled)
+        fill_rates(self.rate, entitled, received, nothing if traded is None else traded)
 
     def order_types(self, fast_first: IntArray) -> None:
         """Which types users want first where they cannot use all they are due."""

@@ -98,10 +98,6 @@ class GandivaFair(Policy):
         )
         self.quantum_end_s = -np.inf
         self._gpu_types: tuple[str, ...] = ()
-        # Kept to save time only: what the last decision was made for, and what followed from it.
-        self._supply: Supply | None = None
-        self._jobs: list[NDArray[Any]] = []
-        self._demands: tuple[FloatArray, ...] = ()
 
     # -- the decision ------------------------------------------------------------------------------
 
@@ -114,15 +110,14 @@ class GandivaFair(Policy):
         self.accounts.book(view.memory_a, view.gpus, view.memory_c, view.user, now_s)
         if not len(view):
             self.market.close(len(supply.cluster.users), len(view.gpu_types))
-            self._supply = None
             self._go_on(view, view.gpus, view.gpu_type)
             return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
         # 2. the users' parts of each type, after trading
         r = self._round(view, supply, now_s)
         # 3. bind jobs to types and nodes, and give each its due
         visits = self.measuring.send(view, r.types, r.speed, now_s) if r.new_quantum else {}
-        order = self._order(view, self._passes(view))
-        self.binding.bind(r, self.accounts.corrections(self.options.correct_s), order, visits)
+        corrections = self.accounts.corrections(self.options.correct_s)
+        self.binding.bind(r, corrections, visits, lambda: self._order(view, self._passes(view)))
         # 4. who runs: all anew at the end of a quantum, else on what is free
         runs = self._run(r)
         self._go_on(view, np.where(runs, r.size, 0).astype(np.int32), r.types)
@@ -130,16 +125,13 @@ class GandivaFair(Policy):
 
     def _round(self, view: View, supply: Supply, now_s: float) -> Round:
         nodes = Nodes.of(supply)
-        users = supply.cluster.users
-        changed = self._note_changes(view, supply)
-        can_run, demand, may_use, own = self._demands
+        size, users = view.requested_gpus, len(supply.cluster.users)
+        can_run = homes.speeds_by_type(view.speeds, view.speed_at, view.type_max, size, supply.gpus_of_type)
+        demand, may_use, own = homes.demand_by_user(can_run, view.user, size, users)
         speed = self.measuring.speeds(view, can_run, now_s)
         if speed is not can_run:
-            own = self.measuring.of_users(view, can_run, len(users))
-            changed = True
-        if changed:
-            tickets = np.array([u.tickets for u in users])
-            self.market.update(tickets, demand, may_use, own, supply.gpus_of_type, now_s)
+            own = self.measuring.of_users(view, can_run, users)
+        self.market.update(self.accounts.tickets, demand, may_use, own, supply.gpus_of_type, now_s)
         new_quantum = bool(now_s >= self.quantum_end_s - 1e-9)
         if new_quantum:
             quantum_s = self.options.quantum_s
@@ -159,20 +151,6 @@ class GandivaFair(Policy):
             spans,
         )
 
-    def _note_changes(self, view: View, supply: Supply) -> bool:
-        """Bring `_demands` up to date if jobs or GPUs have changed; quanta mostly end with the same ones."""
-        now: list[NDArray[Any]]
-        now = [view.job_ids, view.requested_gpus, view.user, view.speed_at, view.type_max]
-        same = [bool(np.array_equal(now[k], before)) for k, before in enumerate(self._jobs)]
-        if supply is self._supply and all(same):
-            return False
-        self._supply, self._jobs = supply, [a.copy() for a in now]
-        size = view.requested_gpus
-        can_run = homes.speeds_by_type(view.speeds, view.speed_at, view.type_max, size, supply.gpus_of_type)
-        users = len(supply.cluster.users)
-        self._demands = (can_run, *homes.demand_by_user(can_run, view.user, size, users))
-        return True
-
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
         part = self.market.weights
         lag, rate = view.memory_a, view.memory_c
@@ -185,7 +163,8 @@ class GandivaFair(Policy):
     def _passes(self, view: View) -> FloatArray:
         users, pull = len(self.accounts.names), float(self.options.pull)
         passed = pass_of_jobs(view.memory_a, view.memory_c, view.user, users, NO_RATE, pull)
-        passed[self.measuring.rows_on_visit(view)] = -1e15
+        if self.measuring.under_way:
+            passed[self.measuring.rows_on_visit(view)] = -1e15
         return passed
 
     def _order(self, view: View, passed: FloatArray) -> NDArray[np.int64]:

@@ -38,7 +38,7 @@ def charge(
         booked[user[i]] += lag[i]
         jobs[user[i]] += 1.0
     for u in range(users):
-        user_lag[u] += (user_gpus[u] - user_rate[u]) * span_s
+        user_lag[u] += (user_gpus[u].sum() - user_rate[u]) * span_s
         if jobs[u] > 0.0:
             booked[u] = (user_lag[u] - booked[u]) / jobs[u]
     for i in range(n):
@@ -70,6 +70,60 @@ def pass_of_jobs(
     return out
 
 
+@njit(cache=True)
+def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray) -> None:
+    """Add what users had of each type beyond their part of what was given out, in `span_s` seconds.
+
+    Of what was given out: GPUs that fell idle, as gangs did not fit, are owed by nobody.
+    """
+    users, types = part.shape
+    for t in range(types):
+        given = gpus[:, t].sum() / max(part[:, t].sum(), 1e-12)
+        for u in range(users):
+            if part[u, t] > 0.0:
+                beyond[u, t] += (gpus[u, t] - part[u, t] * given) * span_s
+
+
+@njit(cache=True)
+def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
+    """1 - beyond / (part * over_s), within 0.1 .. 10; 1 for who has no part."""
+    out = np.ones_like(part)
+    for u in range(part.shape[0]):
+        for t in range(part.shape[1]):
+            if part[u, t] > 0.0:
+                out[u, t] = min(max(1.0 - beyond[u, t] / (part[u, t] * over_s), 0.1), 10.0)
+    return out
+
+
+@njit(cache=True)
+def bound_credit(owed: FloatArray, rate: FloatArray, credit_s: float) -> None:
+    """Nobody is owed, or owes, more than `credit_s` seconds of its rate; who has none keeps what it has."""
+    flat, rates = owed.ravel(), rate.ravel()
+    for i in range(len(flat)):
+        if rates[i] > 0.0:
+            flat[i] = min(max(flat[i], -credit_s * rates[i]), credit_s * rates[i])
+
+
+@njit(cache=True)
+def sum_up(
+    lag: FloatArray, gpus: IntArray, gpu_type: IntArray, rate: FloatArray, user: IntArray,
+    user_lag: FloatArray, user_rate: FloatArray, user_gpus: FloatArray,
+) -> None:  # fmt: skip
+    """Lags, dues and GPUs by user; who has no job keeps its lag."""
+    total, present = np.zeros_like(user_lag), np.zeros(len(user_lag), np.bool_)
+    user_rate[:] = 0.0
+    user_gpus[:] = 0.0
+    for i in range(len(user)):
+        u = user[i]
+        present[u] = True
+        total[u] += lag[i]
+        user_rate[u] += rate[i]
+        user_gpus[u, max(gpu_type[i], 0)] += gpus[i]
+    for u in range(len(user_lag)):
+        if present[u]:
+            user_lag[u] = total[u]
+
+
 class Accounts:
     """What users had and were due since the last booking, and what that came to, in GPU-seconds.
 
@@ -83,6 +137,7 @@ class Accounts:
         self.types = types
         self.since_s = 0.0
         self._users: tuple[User, ...] = ()
+        self.tickets: FloatArray = np.zeros(0)
         self.lag: FloatArray = np.zeros(0)
         self.rate: FloatArray = np.zeros(0)
         self.gpus: FloatArray = np.zeros((0, types))
@@ -94,6 +149,7 @@ class Accounts:
         if users is self._users:
             return
         self._users = users
+        self.tickets = np.array([user.tickets for user in users])
         names = tuple(user.name for user in users)
         old = [self.names.index(n) if n in self.names else -1 for n in names]
         for column in _COLUMNS:
@@ -105,15 +161,12 @@ class Accounts:
     def book(self, lag: FloatArray, gpus: IntArray, rate: FloatArray, user: IntArray, now_s: float) -> None:
         """Charge jobs and users for the time since the last booking."""
         span_s = max(now_s - self.since_s, 0.0)
-        charge(lag, gpus, rate, user, span_s, self.lag, self.gpus.sum(axis=1), self.rate)
+        charge(lag, gpus, rate, user, span_s, self.lag, self.gpus, self.rate)
         self.book_users(now_s)
 
     def book_users(self, now_s: float) -> None:
         """Charge users only, for the time since the last booking."""
-        span_s = max(now_s - self.since_s, 0.0)
-        # Parts of what was given out: GPUs that fell idle, as gangs did not fit, are owed by nobody.
-        given = self.gpus.sum(axis=0) / np.maximum(self.part.sum(axis=0), 1e-12)
-        self.beyond += np.where(self.part > 0, self.gpus - self.part * given, 0.0) * span_s
+        settle(self.gpus, self.part, max(now_s - self.since_s, 0.0), self.beyond)
         self.since_s = now_s
 
     def corrections(self, over_s: float) -> FloatArray:
@@ -122,8 +175,7 @@ class Accounts:
         1 - beyond / (part * over_s): a user a tenth of `over_s` behind is given a tenth more. A steady
         disadvantage, as of jobs on nodes that carry too much, so settles at a small debt instead of growing.
         """
-        part = np.where(self.part > 0, self.part, 1.0)
-        return np.where(self.part > 0, np.clip(1.0 - self.beyond / (part * over_s), 0.1, 10.0), 1.0)
+        return np.asarray(factors(self.beyond, self.part, over_s))
 
     def go_on(
         self,
@@ -137,18 +189,10 @@ class Accounts:
     ) -> None:
         """From now on users have these GPUs, dues and parts. Nobody is owed, or owes, more than `credit_s`
         seconds of its part; who has no job keeps what it has."""
-        users, types = len(self.names), self.types
-        present = np.bincount(user, minlength=users) > 0
-        bound = credit_s * self.rate
-        kept = np.where(self.rate > 0, np.clip(self.lag, -bound, bound), self.lag)
-        bound = credit_s * self.part
-        self.beyond = np.where(self.part > 0, np.clip(self.beyond, -bound, bound), self.beyond)
-        self.part = part.astype(np.float64)
-        self.lag = np.where(present, np.bincount(user, weights=lag, minlength=users), kept)
-        self.rate = np.bincount(user, weights=rate, minlength=users).astype(np.float64)
-        cell = user * types + np.maximum(gpu_type, 0)
-        had = np.bincount(cell, weights=gpus, minlength=users * types)
-        self.gpus = had.reshape(users, types).astype(np.float64)
+        bound_credit(self.lag, self.rate, credit_s)
+        bound_credit(self.beyond, self.part, credit_s)
+        self.part = np.array(part, np.float64)
+        sum_up(lag, gpus, gpu_type, rate, user, self.lag, self.rate, self.gpus)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from shoal.core.view import View
 from shoal.policies.fair import balancer, homes, kernels
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
 from shoal.policies.fair.round import Nodes, Round, Rows
-from shoal.policies.fair.spans import Span, SpanArrays, number_spans, span_over
+from shoal.policies.fair.spans import NO_SPANS, Span, SpanArrays, number_spans, span_over
 
 
 class Binding:
@@ -28,10 +29,9 @@ class Binding:
 
     def look_up(self, view: View, nodes: Nodes) -> tuple[IntArray, IntArray, SpanArrays]:
         """(home, type, spans) of each row. A home on a node that is lost is none."""
-        stored = view.memory_b
-        home = np.where(stored > 0, stored - 1, np.where(stored < 0, SPANS, NOWHERE)).astype(np.int32)
-        lost = (home >= 0) & (nodes.gpus[np.maximum(home, 0)] < view.requested_gpus)
-        home[lost] = NOWHERE
+        home, types, spanning = homes.look_up(view.memory_b, view.requested_gpus, nodes.gpus, nodes.type_of)
+        if not spanning:
+            return home, types, NO_SPANS
         for row in np.flatnonzero(home == SPANS).tolist():  # its owner has changed its size
             job = int(view.job_ids[row])
             if sum(gpus for _, gpus in self.spans.get(job, ())) != view.requested_gpus[row]:
@@ -42,23 +42,18 @@ class Binding:
             for row in spans.rows[np.searchsorted(spans.start, np.flatnonzero(broken), side="right") - 1]:
                 self.spans.pop(int(view.job_ids[row]), None)
             spans = number_spans(view.job_ids, home, self.spans)
-        types = np.where(home >= 0, nodes.type_of[np.maximum(home, 0)], -1).astype(np.int32)
         types[spans.rows] = nodes.type_of[spans.node[spans.start[:-1]]]
         return home, types, spans
 
-    def bind(self, r: Round, corrections: FloatArray, order: Rows, visits: dict[int, int]) -> None:
-        """Give every job that can run a home and a due, moving some to other types (`visits`: row, type)."""
-        can_run = r.can_run
-        # A type that has become unusable for a job binds it no longer.
-        adrift = r.bound & (r.speed[np.maximum(r.types, 0), np.arange(len(r.view))] <= 0)
-        r.home[adrift], r.types[adrift] = NOWHERE, -1
-        target = homes.targets(r.weights, r.demand)
-        bound = kernels.demand_of_users(r.view.user, r.types, r.size, can_run, *r.weights.shape)
-        moves = dict(self._retype(r, order, target, bound)) | visits
-        for row, t in moves.items():
-            r.home[row], r.types[row] = NOWHERE, t
-        fresh = np.flatnonzero(can_run & (r.types < 0))
-        r.types[fresh] = homes.choose_types(fresh, r.view.user, r.size, r.speed, target, bound)
+    def bind(
+        self, r: Round, corrections: FloatArray, visits: dict[int, int], order: Callable[[], Rows]
+    ) -> None:
+        """Give every job that can run a home and a due, moving some to other types (`visits`: row, type).
+
+        `order()` are the rows by pass, where they are needed.
+        """
+        can_run = homes.set_adrift(r.home, r.types, r.speed)
+        moves = self._choose_types(r, can_run, visits, order)
         r.rate[:] = kernels.due_rates(
             r.weights * corrections,
             r.gpus_of_type,
@@ -77,18 +72,32 @@ class Binding:
             self._note(r, row)
         self._store(r)
 
+    def _choose_types(
+        self, r: Round, can_run: BoolArray, visits: dict[int, int], order: Callable[[], Rows]
+    ) -> dict[int, int]:
+        """Give every job a type; the rows that leave theirs for another, with it."""
+        if len(r.speed) == 1:
+            r.types[can_run] = 0
+            return {}
+        target = homes.targets(r.weights, r.demand)
+        bound = kernels.demand_of_users(r.view.user, r.types, r.size, can_run, *r.weights.shape)
+        moves = visits
+        if self._due(r):
+            # Those furthest ahead of their due go first, and before them those that have none where they are.
+            last_first = order()[::-1]
+            moved = homes.retype(
+                last_first, r.view.user, r.size, r.types, r.speed, target, bound, self._rested(r), self.most
+            )
+            moves = dict(moved) | visits
+        for row, t in moves.items():
+            r.home[row], r.types[row] = NOWHERE, t
+        fresh = np.flatnonzero(can_run & (r.types < 0))
+        if len(fresh):
+            r.types[fresh] = homes.choose_types(fresh, r.view.user, r.size, r.speed, target, bound)
+        return moves
+
     def _due(self, r: Round) -> bool:
         return r.new_quantum and r.now_s >= self.balance_at_s
-
-    def _retype(self, r: Round, order: Rows, target: FloatArray, bound: FloatArray) -> list[tuple[int, int]]:
-        if len(r.speed) == 1 or not self._due(r):
-            return []
-        # Those furthest ahead of their due go first, and before them those that have none where they are.
-        return list(
-            homes.retype(
-                order[::-1], r.view.user, r.size, r.types, r.speed, target, bound, self._rested(r), self.most
-            )
-        )
 
     def _choose_nodes(self, r: Round, rows: Rows) -> None:
         if not len(rows):
@@ -98,6 +107,8 @@ class Binding:
         r.home[rows] = homes.choose_nodes(
             rows, r.types, r.size, r.rate, r.nodes.type_of, r.nodes.gpus, free, load
         )
+        if (r.home[rows] >= 0).all():
+            return
         for row in rows[r.home[rows] < 0].tolist():
             size = int(r.size[row])
             span = span_over(size, int(r.types[row]), r.nodes.type_of, r.nodes.gpus, free, load)

@@ -6,7 +6,40 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray
+from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
+
+
+@njit(cache=True)
+def look_up(
+    stored: FloatArray, size: IntArray, gpus_of_node: IntArray, type_of_node: IntArray
+) -> tuple[IntArray, IntArray, bool]:
+    """(home, type, does any span nodes) by what is remembered of each row; a node too small is no home.
+
+    `stored` is the node + 1, 0 for none, below 0 for a gang that spans nodes: its type is left open (-1).
+    """
+    n = len(stored)
+    home, types, spanning = np.full(n, NOWHERE, np.int32), np.full(n, -1, np.int32), False
+    for i in range(n):
+        if stored[i] < 0.0:
+            home[i], spanning = SPANS, True
+        elif stored[i] > 0.0:
+            s = int(stored[i]) - 1
+            if gpus_of_node[s] >= size[i]:
+                home[i], types[i] = s, type_of_node[s]
+    return home, types, spanning
+
+
+@njit(cache=True)
+def set_adrift(home: IntArray, gpu_type: IntArray, speed: FloatArray) -> BoolArray:
+    """Who can run at all; a type that has become unusable for a job binds it no longer."""
+    types, n = speed.shape
+    can_run = np.zeros(n, np.bool_)
+    for i in range(n):
+        for t in range(types):
+            can_run[i] |= speed[t, i] > 0.0
+        if home[i] != NOWHERE and speed[max(gpu_type[i], 0), i] <= 0.0:
+            home[i], gpu_type[i] = NOWHERE, -1
+    return can_run
 
 
 @njit(cache=True)

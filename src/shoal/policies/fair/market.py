@@ -35,7 +35,7 @@ class Market:
         self.weights: FloatArray = np.zeros((0, 0))
         self.trades: list[Trade] = []
         self.rounds: list[dict[str, Any]] = []
-        self._seen: tuple[FloatArray, ...] = ()
+        self._seen = b""
 
     def update(
         self,
@@ -48,12 +48,10 @@ class Market:
     ) -> None:
         """Parts of every type for users with `demand`; `speed[user, type]` is nan where it is unknown."""
         gpus = gpus_of_type.astype(np.float64)
-        seen = (tickets, demand, may_use, speed, gpus)
-        if len(seen) == len(self._seen) and all(
-            a.shape == b.shape and np.array_equal(a, b, equal_nan=True) for a, b in zip(seen, self._seen)
-        ):
+        seen = b"".join(a.tobytes() for a in (tickets, demand, may_use, speed, gpus))
+        if seen == self._seen:
             return
-        self._seen = tuple(a.copy() for a in seen)
+        self._seen = seen
         mixed = len(gpus) > 1
         slow_first = type_order(speed) if mixed else np.zeros(1, np.int64)
         self.entitled = entitlement(tickets, demand, may_use, gpus, slow_first[::-1].astype(np.int32))
@@ -69,7 +67,7 @@ class Market:
     def close(self, users: int, types: int) -> None:
         """Nobody has jobs: nobody is entitled to anything."""
         self.entitled = self.weights = np.zeros((users, types))
-        self._seen = ()
+        self._seen = b""
 
     def report(self, users: tuple[str, ...], gpu_types: tuple[str, ...]) -> list[dict[str, Any]]:
         """All rounds of trades, with names."""
@@ -97,4 +95,4 @@ class Market:
             {"time_s": r["time_s"], "trades": [Trade(**t) for t in r["trades"]]} for r in state["rounds"]
         ]
         self.trades = self.rounds[-1]["trades"] if self.rounds else []
-        self._seen = ()
+        self._seen = b""

@@ -30,6 +30,11 @@ class SpanArrays:
         return np.bincount(self.node, weights=self.gpus * each, minlength=nodes).astype(np.float64)
 
 
+NO_SPANS = SpanArrays(
+    np.zeros(0, np.int64), np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
+)
+
+
 def number_spans(job_ids: NDArray[np.int64], home: IntArray, spans: dict[int, Span]) -> SpanArrays:
     """Number the rows that span nodes (home SPANS - k for the k-th); who has no span is bound nowhere."""
     rows = np.flatnonzero(home <= SPANS)
