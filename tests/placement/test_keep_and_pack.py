@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 
 from shoal.core.cluster import Cluster, Node
+from shoal.placement.best_fit import BestFit
+from shoal.placement.deal import DealEqually
 from shoal.placement.fragmentation import fewest_nodes
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.liquid_placer import LiquidPlacer
 
 from .cases import Bench, size
 
@@ -279,9 +283,20 @@ def test_a_start_spans_the_fewest_nodes_that_any_choice_of_nodes_would(free, nee
     assert len(placed.placements[1]) == fewest == fewest_nodes(np.array(free), need)
 
 
-@given(seed=st.integers(0, 10**6), rule=st.booleans(), whole=st.booleans())
-@settings(max_examples=120, deadline=None)
-def test_many_changes_at_once_lost_nodes_types_and_given_places_never_overcommit(seed, rule, whole):
+PLACERS = {
+    "keep-and-pack": KeepAndPack,
+    "node-or-whole-nodes": partial(KeepAndPack, whole_nodes=True),
+    "optimus": DealEqually,
+    "liquid": LiquidPlacer,
+    "liquid, one worker per node": partial(LiquidPlacer, variant=BestFit.REMOVE_ALWAYS),
+    "liquid, authors' code": partial(LiquidPlacer, variant=BestFit.AUTHORS_CODE),
+}
+
+
+@given(seed=st.integers(0, 10**6), rule=st.booleans(), name=st.sampled_from(sorted(PLACERS)))
+@settings(max_examples=240, deadline=None)
+def test_many_changes_at_once_lost_nodes_types_and_given_places_never_overcommit(seed, rule, name):
+    make = partial(PLACERS[name], all_or_nothing=rule)
     rng = np.random.default_rng(seed)
     cluster = Cluster(
         tuple(
@@ -289,8 +304,7 @@ def test_many_changes_at_once_lost_nodes_types_and_given_places_never_overcommit
             for i in range(int(rng.integers(2, 8)))
         )
     )
-    options = {"whole_nodes": whole, "all_or_nothing": rule}
-    b = Bench(cluster, KeepAndPack(**options))
+    b = Bench(cluster, make())
     for job_id in range(12):
         b.add(job_id, min_gpus=int(rng.integers(1, min(3, cluster.total_gpus + 1))))
         if rng.random() < 0.3:
@@ -311,7 +325,7 @@ def test_many_changes_at_once_lost_nodes_types_and_given_places_never_overcommit
                     given[job] = ((node, int(rng.integers(1, up + 1))),)
                     shares[job], types[job] = given[job][0][1], int(cluster.type_of_node[node])
         decision = b.decision(shares, types, given)
-        fresh = KeepAndPack(**options).place(b.view, decision, b.supply, dict(b.current))
+        fresh = make().place(b.view, decision, b.supply, dict(b.current))
         before = dict(b.current)
         placed = b.place(shares, types=types, given=given)
 

@@ -24,9 +24,8 @@ from shoal.core.events import (
     Timer,
 )
 from shoal.core.job import GpuRange, Job, Kind
-from shoal.core.profile import Profile
-from shoal.placement.base import PoolPlacer
-from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.core.profile import Profile, SpeedCurve
+from shoal.placement.registry import Setting, make_placer, placement_names
 from shoal.policies.registry import make_policy, policy_names
 from shoal.scheduler.saved import restore, save
 from shoal.scheduler.scheduler import Scheduler
@@ -50,26 +49,45 @@ PROFILES = (
 )
 
 
-def placer(cluster, policy):
-    return PoolPlacer() if cluster.pooled else KeepAndPack(all_or_nothing=not policy.elastic)
+def spread(profile):
+    """The profile with a slower curve for two nodes and more, so that moving can pay."""
+    return Profile(
+        profile.model, {t: {**c, 2: SpeedCurve(0.7 * c[0].speed)} for t, c in profile.curves.items()}
+    )
+
+
+PROFILES = tuple(spread(p) for p in PROFILES)
+PLACEMENTS = [name for name in placement_names() if name not in ("auto", "pool")]
+
+
+def placer(cluster, policy, name, profiles):
+    word = "auto" if cluster.pooled else name
+    return make_placer(word, Setting(cluster, policy.elastic, lambda: profiles, move_s=1.0))
 
 
 class Safety(RuleBasedStateMachine):
     """Two schedulers see the same events: one goes on, the other is saved and restored now and then."""
 
-    @initialize(policy=st.sampled_from(policy_names()), cluster=st.sampled_from(sorted(CLUSTERS)))
-    def begin(self, policy, cluster):
+    @initialize(
+        policy=st.sampled_from(policy_names()),
+        cluster=st.sampled_from(sorted(CLUSTERS)),
+        placement=st.sampled_from(PLACEMENTS),
+    )
+    def begin(self, policy, cluster, placement):
         self.cluster = CLUSTERS[cluster]
-        self.name = policy
+        self.name, self.placement = policy, placement
         one = make_policy(policy, seed=7)
-        self.one = Scheduler(self.cluster, one, placer(self.cluster, one))
+        self.jobs, self.profiles = {}, {}
+        self.one = Scheduler(self.cluster, one, self.placer(one))
         two = make_policy(policy, seed=7)
-        self.two = Scheduler(self.cluster, two, placer(self.cluster, two))
+        self.two = Scheduler(self.cluster, two, self.placer(two))
         self.now = 0.0
         self.next_id = 0
-        self.jobs, self.profiles = {}, {}
         self.wake_s = np.inf
         self.lost = set()
+
+    def placer(self, policy):
+        return placer(self.cluster, policy, self.placement, self.profiles)
 
     def step(self, *events):
         plan = self.one.step(self.now, events)
@@ -185,9 +203,7 @@ class Safety(RuleBasedStateMachine):
     def save_and_restore(self):
         saved = json.loads(json.dumps(save(self.two)))
         policy = make_policy(self.name, seed=99)  # the seed comes back with the state
-        self.two = restore(
-            saved, self.two.cluster, policy, self.jobs, self.profiles, placer(self.cluster, policy)
-        )
+        self.two = restore(saved, self.two.cluster, policy, self.jobs, self.profiles, self.placer(policy))
 
     # -- what must hold after every step -----------------------------------------------------------
 

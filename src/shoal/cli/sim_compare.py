@@ -19,6 +19,7 @@ Examples:
   shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies fifo,afs-l,afs-p --report out.html
   shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies afs-p --costs none,restart,concurrent
   shoal sim compare --sample --policies afs-l,optimus --knowledge true,learned,wrong:0.2,wrong:0.5
+  shoal sim compare jobs.csv -p profiles.csv -c cluster.yaml --policies afs-p --placement auto,moving,liquid
 """
 
 
@@ -31,6 +32,14 @@ def compare(
     gpus: so.Gpus = None,
     cluster: so.ClusterFile = None,
     option: so.Option = None,
+    placement: Annotated[
+        str,
+        typer.Option(
+            "--placement",
+            "--placements",
+            help="Placements to compare, comma-separated; `shoal sim run --help` names them.",
+        ),
+    ] = "auto",
     seed: so.Seed = 0,
     costs: Annotated[
         str,
@@ -54,17 +63,20 @@ def compare(
     """Run several policies over one trace, side by side. An --option holds for every policy that has it."""
     so.check_output(output)
     from shoal.cli.out import print_json, say
+    from shoal.core.errors import ShoalError
 
     names = _words(policies)
     setups = []
-    for kind, known in itertools.product(_words(costs), _words(knowledge)):
+    for kind, known, where in itertools.product(_words(costs), _words(knowledge), _words(placement)):
         setup = so.setup(
             names[0] if names else "", jobs, profiles, gpus, cluster, sample,
             option=option, seed=seed, costs=kind, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
-            knowledge=known, whole_seconds=whole_seconds, interpolate=interpolate,
+            knowledge=known, placement=where, whole_seconds=whole_seconds, interpolate=interpolate,
         )  # fmt: skip
         setups += [replace(setup, policy=name, options=_options_of(name, setup.options)) for name in names]
     _check_options(names, so.parse_options(option or []))
+    if not setups:
+        raise ShoalError("name at least one each of --costs, --knowledge and --placement")
     results, stopped = run_all(setups, workers, with_series=report is not None)
     if report and results:
         from shoal.sim.inputs import write_aside
@@ -124,9 +136,12 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
 
     from shoal.cli.out import say
     from shoal.cli.sim_progress import Watch
-    from shoal.sim.runner import is_compiled, load
+    from shoal.sim.runner import check_placement, is_compiled, load
 
-    total = len(load(setups[0]).jobs)  # and every mistake in the files is found here, once
+    inputs = load(setups[0])  # every mistake in the files is found here, once
+    for setup in setups:
+        check_placement(setup, inputs.cluster)
+    total = len(inputs.jobs)
     labels = label_all(setups)
     if not all(is_compiled(s.policy) for s in setups):
         say("first use of some of these policies: compiling their kernels, some seconds each, once")
@@ -155,14 +170,16 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
 
 
 def label_all(setups: list[Any]) -> list[str]:
-    """The policy's name, and its costs and knowledge where they differ between runs."""
+    """The policy's name, and its costs, knowledge and placement where they differ between runs."""
     costs_differ = len({s.costs.kind for s in setups}) > 1
     knowledge_differs = len({str(s.knowledge) for s in setups}) > 1
+    placements_differ = len({s.placement for s in setups}) > 1
     labels = []
     for s in setups:
         parts = [s.policy]
         parts += [s.costs.kind] if costs_differ else []
         parts += [str(s.knowledge)] if knowledge_differs else []
+        parts += [s.placement] if placements_differ else []
         labels.append(" / ".join(parts))
     return labels
 
@@ -186,6 +203,7 @@ def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -
     queue.put((label, result.record.end_s, result.summary["finished"]))
     summary = {"label": label, **result.summary, "costs": setup.costs.kind, "seed": setup.seed}
     summary["knowledge"] = str(setup.knowledge)
+    summary["placement"] = setup.placement
     out: dict[str, Any] = {"summary": summary}
     if with_series:
         from shoal.sim.report.series import series_of

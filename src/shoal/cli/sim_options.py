@@ -17,6 +17,14 @@ Option = Annotated[
     list[str] | None,
     typer.Option("--option", help="An option of the policy, name=value; `shoal policy show` lists them."),
 ]
+PlacementWord = Annotated[
+    str,
+    typer.Option(
+        "--placement",
+        help="Where shares go: auto, pool, keep-and-pack, node-or-whole-nodes, moving, optimus, liquid, or one "
+        "of your own. Options after colons: moving:horizon_s=600.",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
 CostKind = Annotated[
     str, typer.Option("--costs", help="What a new share costs a job: none, restart, concurrent or suspend.")
@@ -55,6 +63,7 @@ def setup(
 ) -> Any:
     """A `Setup` from the words of the command line."""
     from shoal.core.errors import ShoalError
+    from shoal.placement.registry import parse_placement
     from shoal.sim.beliefs import Knowledge
     from shoal.sim.costs import Costs
     from shoal.sim.runner import Setup
@@ -80,6 +89,7 @@ def setup(
         pause_s=rest.pop("pause_s"),
     )
     options = parse_options(rest.pop("option") or [])
+    parse_placement(rest["placement"])  # a mistake in it is told before anything is read
     return Setup(
         jobs=jobs,
         profiles=profiles,

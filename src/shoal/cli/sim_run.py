@@ -14,6 +14,7 @@ Examples:
   shoal sim run --sample --policy afs-l
   shoal sim run jobs.csv -p profiles.csv --gpus 64 --policy fifo --option backfill=no
   shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --policy gandiva-fair -o json
+  shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --placement moving:horizon_s=600
 """
 
 
@@ -24,6 +25,7 @@ def run(
     gpus: so.Gpus = None,
     cluster: so.ClusterFile = None,
     option: so.Option = None,
+    placement: so.PlacementWord = "auto",
     seed: so.Seed = 0,
     costs: so.CostKind = "none",
     restart_s: so.RestartS = 30.0,
@@ -48,8 +50,7 @@ def run(
     setup = so.setup(
         policy, jobs, profiles, gpus, cluster, sample,
         option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
-        knowledge=knowledge,
-        whole_seconds=whole_seconds, interpolate=interpolate,
+        knowledge=knowledge, placement=placement, whole_seconds=whole_seconds, interpolate=interpolate,
     )  # fmt: skip
     inputs = load(setup)
     if not is_compiled(policy):

@@ -15,6 +15,7 @@ One decision is O(containers x nodes) in vector operations.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,8 +45,12 @@ def best_fit(
     variant: BestFit = BestFit.REMOVE_FULL,
     lam: float = LAMBDA,
     topology: Topology | None = None,
+    kept: Sequence[int] = (),
 ) -> Spot | Unplaced:
-    """Nodes for the containers of one job, `used` being the GPUs in use on each node."""
+    """Nodes for the containers of one job, `used` being the GPUs in use on each node.
+
+    `kept` are nodes of workers that stay where they are (not counted in `used`), for a job without servers.
+    """
     total = cluster.gpus_of_node
     if int((total - used).sum()) < job.total:
         return Unplaced(f"it needs {job.total} GPUs and {int((total - used).sum())} are free")
@@ -54,7 +59,10 @@ def best_fit(
     at = _Tentative(topology, total, used, job, lam)
     open_nodes = total > used
     running = 0.0
-    for is_ps in job.roles():
+    for node in kept:
+        at.put(node, is_ps=False)
+        open_nodes[node] = at.mine[node] + used[node] < total[node] and variant is not BestFit.REMOVE_ALWAYS
+    for is_ps in job.roles()[len(kept) :]:
         if not open_nodes.any():
             return Unplaced(
                 f"one container per node needs {job.total} nodes with a free GPU, "

@@ -31,7 +31,7 @@ Held = dict[int, int]
 
 
 @dataclass(slots=True)
-class _Request:
+class Request:
     """A job that is to have `want` GPUs of a type and has `held` so far."""
 
     row: int
@@ -60,6 +60,7 @@ class KeepAndPack:
 
     def __init__(self, *, whole_nodes: bool = False, all_or_nothing: bool = False) -> None:
         self.whole_nodes = whole_nodes
+        self.grows_in_place = not whole_nodes
         self.all_or_nothing = all_or_nothing
         self._cluster: Cluster | None = None
         self._known: dict[int, Placement] = {}
@@ -81,9 +82,9 @@ class KeepAndPack:
             self._evict(requests, view, decision, current)
         growing = [r for r in requests.values() if r.missing > 0 and r.given is None]
         for request in growing:
-            if request.held and not self.whole_nodes:
+            if request.held and self.grows_in_place:
                 self._grow_in_place(request)
-        growing.sort(key=lambda r: (-r.missing, r.row))
+        growing.sort(key=self._turn)
         for request in growing:
             if request.missing > 0:
                 self._place_rest(request)
@@ -116,7 +117,7 @@ class KeepAndPack:
                 self._free[node] -= gpus
         self._known = dict(current)
 
-    def _changed(self, view: View, decision: Decision, current: dict[int, Placement]) -> dict[int, _Request]:
+    def _changed(self, view: View, decision: Decision, current: dict[int, Placement]) -> dict[int, Request]:
         """Requests of the rows whose share, type or given place differs from what they have, by job."""
         have = view.gpus
         if int(have.sum()) != int(self._up.sum() - self._free.sum()):
@@ -134,7 +135,7 @@ class KeepAndPack:
             requests[request.job_id] = request
         return requests
 
-    def _request(self, row: int, view: View, decision: Decision, current: dict[int, Placement]) -> _Request:
+    def _request(self, row: int, view: View, decision: Decision, current: dict[int, Placement]) -> Request:
         job_id = int(view.job_ids[row])
         held = dict(current.get(job_id, ()))
         given = (decision.placements or {}).get(row)
@@ -143,9 +144,9 @@ class KeepAndPack:
             gpu_type = int(decision.gpu_type[row])
         else:
             gpu_type = -1 if len(view.gpu_types) == 1 else self._any_type(view, row, held)
-        return _Request(row, job_id, want, int(view.min_gpus[row]), gpu_type, held, given)
+        return Request(row, job_id, want, int(view.min_gpus[row]), gpu_type, held, given)
 
-    def _is_of_other_type(self, request: _Request) -> bool:
+    def _is_of_other_type(self, request: Request) -> bool:
         return request.gpu_type >= 0 and any(self._types[n] != request.gpu_type for n in request.held)
 
     def _any_type(self, view: View, row: int, held: Held) -> int:
@@ -162,7 +163,7 @@ class KeepAndPack:
             self._free[node] += gpus
         held.clear()
 
-    def _shrink(self, request: _Request) -> None:
+    def _shrink(self, request: Request) -> None:
         """Leave the node with least of the job first, so that it ends on fewer nodes."""
         held, surplus = request.held, -request.missing
         if self.whole_nodes and len(held) > 1:
@@ -184,7 +185,7 @@ class KeepAndPack:
 
     def _evict(
         self,
-        requests: dict[int, _Request],
+        requests: dict[int, Request],
         view: View,
         decision: Decision,
         current: dict[int, Placement],
@@ -195,7 +196,7 @@ class KeepAndPack:
         asks for them again elsewhere.
         """
         over = {int(n) for n in np.flatnonzero(self._free < 0)}
-        on_them: list[tuple[bool, int, _Request]] = []
+        on_them: list[tuple[bool, int, Request]] = []
         for job_id in dict.fromkeys([*current, *requests]):
             request = requests.get(job_id)
             if over.intersection(request.held if request else (n for n, _ in current[job_id])):
@@ -209,7 +210,11 @@ class KeepAndPack:
 
     # Taking
 
-    def _grow_in_place(self, request: _Request) -> None:
+    def _turn(self, request: Request) -> tuple[int, int]:
+        """Who chooses first: who needs most."""
+        return -request.missing, request.row
+
+    def _grow_in_place(self, request: Request) -> None:
         """Take what is free on the job's own nodes, where it has most first."""
         held = request.held
         for node in sorted(held, key=lambda n: (-held[n], n)):
@@ -217,7 +222,7 @@ class KeepAndPack:
             if take > 0:
                 self._give(held, node, take)
 
-    def _place_rest(self, request: _Request) -> None:
+    def _place_rest(self, request: Request) -> None:
         if self.whole_nodes:
             self._regroup(request)
             return
@@ -236,7 +241,7 @@ class KeepAndPack:
         for node, take in chosen.tolist():
             self._give(request.held, node, take)
 
-    def _regroup(self, request: _Request) -> None:
+    def _regroup(self, request: Request) -> None:
         """Place the whole share anew within one node or on whole nodes, on its own nodes if they do."""
         before = dict(request.held)
         kept = sum(before.values())
@@ -267,7 +272,7 @@ class KeepAndPack:
 
     # The answer
 
-    def _answer(self, requests: Iterable[_Request], current: dict[int, Placement]) -> Placed:
+    def _answer(self, requests: Iterable[Request], current: dict[int, Placement]) -> Placed:
         placements: dict[int, Placement] = {}
         cut: dict[int, int] = {}
         for request in requests:

@@ -27,8 +27,8 @@ from shoal.placement.fragmentation import fewest_nodes, free_gpus
 from shoal.policies.base import Decision, Supply
 
 IntArray = NDArray[np.int32]
-#: Iterations per second of a job (by id) with so many GPUs on so many nodes.
-SpeedOn = Callable[[int, int, int], float]
+#: Iterations per second of a job (by id) on a GPU type, with so many GPUs on so many nodes.
+SpeedOn = Callable[[int, str, int, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,17 @@ def _ways(
     now = placements[job_id]
     gpus = sum(g for _, g in now)
     gpu_type = int(cluster.type_of_node[now[0][0]])
-    mine = _on_nodes(now, len(free))
-    room = pack.available(free + mine, cluster.type_of_node, gpu_type)
-    speed_now = speed(job_id, gpus, len(now))
+    type_name = cluster.gpu_types[gpu_type]
+    speed_now = speed(job_id, type_name, gpus, len(now))
 
     def worth(nodes: int) -> float:
-        return gain_s(speed_now, speed(job_id, gpus, nodes), left.get(job_id, np.nan), rule)
+        return gain_s(speed_now, speed(job_id, type_name, gpus, nodes), left.get(job_id, np.nan), rule)
 
+    largest = int(cluster.gpus_of_node[cluster.type_of_node == gpu_type].max())
+    if all(worth(nodes) <= 0 for nodes in range(-(-gpus // largest), len(now))):
+        return []  # as most jobs at most times: no need to look for room
+    mine = _on_nodes(now, len(free))
+    room = pack.available(free + mine, cluster.type_of_node, gpu_type)
     ways: list[Move] = []
     nodes = fewest_nodes(room, gpus)
     if 0 < nodes < len(now):

@@ -152,21 +152,21 @@ class CountPolicy(Policy):
         return Decision(gpus, gpu_type, wake_s=self.wake_s(view, gpus, now_s), codes=codes)
 
 
-def make_options(policy: type[Policy], given: dict[str, str]) -> Any:
-    """The policy's options from words (`quantum_s=3600`), each checked against its type."""
-    cls = policy.Options
+def make_options(named: Any, given: dict[str, str], what: str = "policy") -> Any:
+    """Options of a policy (or of another thing with a name) from words (`quantum_s=3600`), checked by type."""
+    cls = named.Options
     known = {f.name for f in dataclasses.fields(cls)}
     hints = get_type_hints(cls)
     values = {}
     for key, text in given.items():
         if key not in known:
             hint = did_you_mean(key, known) if known else "it has none"
-            raise ShoalError(f"policy {policy.name!r} has no option {key!r}; {hint}")
-        values[key] = _parse(policy.name, key, text, hints[key])
+            raise ShoalError(f"{what} {named.name!r} has no option {key!r}; {hint}")
+        values[key] = _parse(f"{what} {named.name!r}", key, text, hints[key])
     return cls(**values)
 
 
-def _parse(policy: str, key: str, text: str, kind: Any) -> Any:
+def _parse(owner: str, key: str, text: str, kind: Any) -> Any:
     try:
         if kind is bool:
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[
@@ -184,7 +184,7 @@ def _parse(policy: str, key: str, text: str, kind: Any) -> Any:
         return text
     except (ValueError, KeyError):
         word = getattr(kind, "__name__", str(kind))
-        raise ShoalError(f"option {key}={text!r} of policy {policy!r} is not a valid {word}") from None
+        raise ShoalError(f"option {key}={text!r} of {owner} is not a valid {word}") from None
 
 
 NO_CODE = np.int8(Code.NONE)

@@ -53,5 +53,15 @@ class Costs:
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ShoalError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
 
+    @property
+    def move_s(self) -> float:
+        """Seconds without progress of a job that goes on elsewhere at the same size."""
+        return {
+            "none": 0.0,
+            "restart": self.restart_s,
+            "concurrent": self.pause_s,
+            "suspend": self.migrate_s,
+        }[self.kind]
+
     def restart_of(self, model: str) -> float:
         return self.restart_by_model.get(model, self.restart_s)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import resource
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
 from shoal.core.profile import Interpolation, Profile
-from shoal.placement.base import Placer, PoolPlacer
-from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.base import Placer
+from shoal.placement.registry import Setting, make_placer
 from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy
 from shoal.sim.beliefs import Knowledge
@@ -32,6 +34,8 @@ class Setup:
     jobs: Path
     profiles: Path
     policy: str
+    #: As `placement.registry` reads it: a name, and options after colons.
+    placement: str = "auto"
     gpus: int | None = None
     cluster: Path | None = None
     options: dict[str, str] = field(default_factory=dict)
@@ -84,27 +88,45 @@ def _common(profiles: dict[str, Profile]) -> str:
     return "gpu"
 
 
-def placer_for(cluster: Cluster, policy: Policy) -> Placer:
-    """Where shares go: anywhere in a pool; on nodes, kept where they are and packed."""
-    return PoolPlacer() if cluster.pooled else KeepAndPack(all_or_nothing=not policy.elastic)
+def check_placement(setup: Setup, cluster: Cluster) -> None:
+    """Raise what is wrong with the placement of a setup, before anything runs."""
+    make_placer(setup.placement, Setting(cluster))
+
+
+class _Believed:
+    """What the scheduler of a run believes of its jobs; set once there is a scheduler."""
+
+    profiles: Mapping[int, Profile] = MappingProxyType({})
+
+    def __call__(self) -> Mapping[int, Profile]:
+        return self.profiles
+
+
+def placer_for(
+    setup: Setup, cluster: Cluster, policy: Policy, believed: Callable[[], Mapping[int, Profile]]
+) -> Placer:
+    """Where shares go, by the setup's placement; moves cost what its cost model says."""
+    return make_placer(setup.placement, Setting(cluster, policy.elastic, believed, setup.costs.move_s))
 
 
 def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = None) -> Result:
     """Run one policy over one trace."""
     inputs = inputs or load(setup)
     policy = make_policy(setup.policy, setup.options, setup.seed)
+    believed = _Believed()
     simulation = Simulation(
         inputs.jobs,
         inputs.profiles,
         inputs.cluster,
         policy,
-        placer=placer_for(inputs.cluster, policy),
+        placer=placer_for(setup, inputs.cluster, policy, believed),
         costs=setup.costs,
         knowledge=setup.knowledge,
         seed=setup.seed,
         whole_seconds=setup.whole_seconds,
         timeline=setup.timeline,
     )
+    believed.profiles = simulation.scheduler.profiles
     began = time.perf_counter()
     record = simulation.run(progress)
     record.wall_s = time.perf_counter() - began

@@ -1,0 +1,48 @@
+"""Liquid's best fit as a placement of shares (TPDS'21).
+
+A job that starts or grows puts its new workers, one after another, where the score of the whole job is
+least; the workers it has stay. A share is placed as an all-reduce job, by the cost of its ring: parameter
+servers take no GPU here, they are on the CPUs of the job's own nodes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.placement.best_fit import BestFit, best_fit
+from shoal.placement.keep_and_pack import KeepAndPack, Request
+from shoal.placement.liquid_score import LAMBDA, Containers, Spot
+
+
+class LiquidPlacer(KeepAndPack):
+    """A `Placer`."""
+
+    def __init__(
+        self,
+        *,
+        variant: BestFit = BestFit.REMOVE_FULL,
+        lam: float = LAMBDA,
+        all_or_nothing: bool = False,
+    ) -> None:
+        super().__init__(all_or_nothing=all_or_nothing)
+        self.grows_in_place = False
+        self.variant, self.lam = variant, lam
+
+    def _place_rest(self, request: Request) -> None:
+        assert self._cluster is not None
+        kept = [node for node, gpus in request.held.items() for _ in range(gpus)]
+        own = np.zeros_like(self._free)
+        for node in kept:
+            own[node] += 1
+        # Nodes of another type, and GPUs of nodes that are lost, count as used.
+        of_type = (self._types == request.gpu_type) | (request.gpu_type < 0)
+        total = self._cluster.gpus_of_node
+        used = np.where(of_type, total - np.maximum(self._free, 0) - own, total)
+        most = len(kept) + min(request.missing, int(self._free[of_type & (self._free > 0)].sum()))
+        if most == len(kept):
+            return
+        job = Containers(0, most)
+        spot = best_fit(self._cluster, job, used, variant=self.variant, lam=self.lam, kept=kept)
+        if isinstance(spot, Spot):
+            for node in spot.worker_nodes[len(kept) :]:
+                self._give(request.held, node, 1)

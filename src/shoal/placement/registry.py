@@ -1,0 +1,108 @@
+"""Placements by name: those of Shoal, and those that other packages add by an entry point.
+
+A named placement is a class with a `name`, a `summary`, a frozen dataclass `Options`, and
+
+    make(setting, options) -> Placer
+
+On the command line it is written with its options after colons: `moving:horizon_s=600:max_moves=2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Protocol
+
+from shoal.core.cluster import Cluster
+from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.profile import Profile
+from shoal.placement.base import Placer
+from shoal.policies.base import make_options
+
+#: name -> module:class, so that listing the names imports nothing.
+BUILT_IN = {
+    "auto": "shoal.placement.named:Auto",
+    "pool": "shoal.placement.named:Pool",
+    "keep-and-pack": "shoal.placement.named:Packed",
+    "node-or-whole-nodes": "shoal.placement.named:NodeOrWholeNodes",
+    "moving": "shoal.placement.named:Moving",
+    "optimus": "shoal.placement.named:Optimus",
+    "liquid": "shoal.placement.named:Liquid",
+}
+
+ENTRY_POINT_GROUP = "shoal.placements"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a placement may rest on."""
+
+    cluster: Cluster
+    #: Whether the policy resizes jobs; if not, a share fits as decided or not at all.
+    elastic: bool = True
+    #: What the scheduler believes of its jobs now, by id: a live mapping, not a copy.
+    profiles: Callable[[], Mapping[int, Profile]] = field(default=dict)
+    #: Seconds without progress that moving a job costs here.
+    move_s: float = 30.0
+
+    def speed(self, job_id: int, gpu_type: str, gpus: int, nodes: int) -> float:
+        """The believed speed of a job with so many GPUs on so many nodes; 0 if nothing is known of it."""
+        profile = self.profiles().get(job_id)
+        return profile.speed(gpu_type, gpus, nodes) if profile is not None else 0.0
+
+
+class NamedPlacement(Protocol):
+    """What the registry holds."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    Options: ClassVar[type[Any]]
+
+    @staticmethod
+    def make(setting: Setting, options: Any) -> Placer: ...
+
+
+def placement_names() -> list[str]:
+    """All placements that can be named."""
+    added = (e.name for e in entry_points(group=ENTRY_POINT_GROUP) if e.name not in BUILT_IN)
+    return [*BUILT_IN, *added]
+
+
+def placement_class(name: str) -> type[NamedPlacement]:
+    """The class of a placement."""
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        found = getattr(import_module(module), attribute)
+    else:
+        for entry in entry_points(group=ENTRY_POINT_GROUP):
+            if entry.name == name:
+                found = entry.load()
+                break
+        else:
+            raise ShoalError(f"there is no placement {name!r}; {did_you_mean(name, placement_names())}")
+    missing = [a for a in ("name", "summary", "Options", "make") if not hasattr(found, a)]
+    if missing:
+        raise ShoalError(f"placement {name!r} is {found!r}, which has no {missing[0]}; see docs/placement.md")
+    cls: type[NamedPlacement] = found
+    return cls
+
+
+def parse_placement(word: str) -> tuple[type[NamedPlacement], Any]:
+    """The class and the options of a placement as it is written: NAME or NAME:key=value:key=value."""
+    name, *pairs = word.split(":")
+    cls = placement_class(name)
+    given = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ShoalError(f"--placement {word}: write {name}:option=value, not {pair!r}")
+        given[key] = value
+    return cls, make_options(cls, given, "placement")
+
+
+def make_placer(word: str, setting: Setting) -> Placer:
+    """A placer ready to place."""
+    cls, options = parse_placement(word)
+    return cls.make(setting, options)
