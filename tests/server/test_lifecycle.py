@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.server.clock import Clock
 from shoal.server.lifecycle import Life, Verb, WrongState, apply, hold_gpus, may, settle
 from shoal.server.models import JobState
 
@@ -76,11 +75,3 @@ def test_all_time_is_accounted_for_once_whatever_happens(steps: list[tuple[Verb,
     assert min(life.waiting_s, life.running_s, life.paused_s, life.gpu_s) >= 0
     assert (life.finished_s is not None) == life.state.is_final
     assert not (life.state.is_final and life.gpus)
-
-
-def test_the_clock_never_goes_back_and_ignores_jumps_of_the_machines_clock() -> None:
-    wall, steady = [1000.0], [5.0]
-    clock = Clock(2000.0, wall=lambda: wall[0], steady=lambda: steady[0])
-    assert clock.now_s() == 2000.0, "the store knows of a later moment than the machine's clock"
-    wall[0], steady[0] = -1e6, 6.0
-    assert clock.now_s() == 2001.0

@@ -51,8 +51,8 @@ class Exit:
     began: bool = True
     #: True: it ended because it was told to.
     told: bool = False
-    #: When, in seconds since 1970 by that machine's clock, if it is known.
-    at_s: float | None = None
+    #: How long ago, by a clock that no one sets; None if it is not known.
+    ago_s: float | None = None
 
     @property
     def ok(self) -> bool:

@@ -16,6 +16,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -222,9 +223,9 @@ class LocalExecutor:
     def _exit_of(self, worker: str, directory: Path) -> Exit:
         found = read_json(directory / "exit")
         if found is not None:
-            return Exit(
-                worker, found["code"], found["signal"], found["why"], told=found["told"], at_s=found["at_s"]
-            )
+            same_boot = found["boot"] and found["boot"] == shim.boot_id()
+            ago_s = max(time.monotonic() - found["steady_s"], 0.0) if same_boot else None
+            return Exit(worker, found["code"], found["signal"], found["why"], told=found["told"], ago_s=ago_s)
         end_marked(directory)
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"

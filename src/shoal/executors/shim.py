@@ -41,6 +41,15 @@ def start_time(pid):
     return None if fields[0] == b"Z" else int(fields[19])
 
 
+def boot_id():
+    """Names the time since the machine started: `time.monotonic()` of two processes compares only within it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
 def write_json(path, value):
     temporary = f"{path}.new"
     with open(temporary, "w") as file:
@@ -87,6 +96,8 @@ class Log:
     def __init__(self, directory, file_bytes, files):
         self.directory, self.file_bytes, self.files = directory, file_bytes, files
         self.offset, self.begin, self.lost = 0, 0, 0
+        # The machine's clock is read once: a clock that is set must not change the order of lines.
+        self.wall_offset = time.time() - time.monotonic()
         self.file = open(os.path.join(directory, "log.0"), "ab", buffering=0)  # noqa: SIM115
         self.rest = b""
 
@@ -115,7 +126,7 @@ class Log:
             self.append(part)
 
     def append(self, lines):
-        now = time.time()
+        now = self.wall_offset + time.monotonic()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z "
         out = bytearray()
         for line in lines:
@@ -231,7 +242,6 @@ class Keeper:
                 "start_time": start_time(pid),
                 "keeper_pid": os.getpid(),
                 "keeper_start_time": start_time(os.getpid()),
-                "at_s": time.time(),
             },
         )
 
@@ -300,7 +310,8 @@ class Keeper:
         self.finish(code, name, "it was told to end" if self.told else "")
 
     def finish(self, code, name, why):
-        exit_ = {"code": code, "signal": name, "why": why, "told": self.told, "at_s": time.time()}
+        exit_ = {"code": code, "signal": name, "why": why, "told": self.told}
+        exit_ |= {"steady_s": time.monotonic(), "boot": boot_id()}
         path = os.path.join(self.directory, "exit")
         for _ in range(600):  # a full disk may get room again; without this file no one would know
             try:

@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 
 from shoal.executors import shim
 
@@ -183,7 +182,7 @@ def serve(sock: socket.socket) -> None:
                 _keep(sock, body.decode(), fds[0])  # the lock stays open for as long as the keeper lives
         for fd in fds:
             os.close(fd)
-        sock.send(json.dumps({"pid": pid, "at_s": time.time()}).encode())
+        sock.send(json.dumps({"pid": pid}).encode())
 
 
 def main() -> None:

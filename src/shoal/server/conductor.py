@@ -9,10 +9,11 @@ finds in the store what was to be and at the executor what is, and goes on from 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -346,7 +347,7 @@ class Conductor:
         self.outbox.worker(
             exit_.worker,
             state="ended",
-            ended_s=min(exit_.at_s or now_s, now_s),
+            ended_s=now_s - (exit_.ago_s or 0.0),
             exit_code=exit_.code,
             signal=exit_.signal,
         )
@@ -356,20 +357,28 @@ class Conductor:
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
         crew = self.crews[job.resize]
-        self._then_s = exit_.at_s
-        crew.holds(job)
-        how = exit_.signal or ("" if exit_.code is None else f"exit code {exit_.code}") or exit_.why
-        self.outbox.event(
-            "worker.ended", f"worker {exit_.worker} ended: {how}", job,
-            worker=exit_.worker, exit_code=exit_.code, signal=exit_.signal,
-        )  # fmt: skip
-        crew.exited(job, worker, exit_)
-        self._then_s = None
+        with self.as_of(now_s - (exit_.ago_s or 0.0)):
+            crew.holds(job)
+            how = exit_.signal or ("" if exit_.code is None else f"exit code {exit_.code}") or exit_.why
+            self.outbox.event(
+                "worker.ended", f"worker {exit_.worker} ended: {how}", job,
+                worker=exit_.worker, exit_code=exit_.code, signal=exit_.signal,
+            )  # fmt: skip
+            crew.exited(job, worker, exit_)
         self.gpus_freed()
         self._settle_soon()  # with whatever else ends in this turn
 
+    @contextlib.contextmanager
+    def as_of(self, then_s: float) -> Iterator[None]:
+        """What is taken in here happened then, maybe while no server was there to see it."""
+        self._then_s = then_s
+        try:
+            yield
+        finally:
+            self._then_s = None
+
     def then_s(self, job: LiveJob) -> float:
-        """When that happened which is being taken in: now, or while no server was there to see it."""
+        """When that happened which is being taken in: now, unless `as_of` says otherwise."""
         now_s = self.now_s()
         return now_s if self._then_s is None else min(max(self._then_s, job.life.settled_s), now_s)
 

@@ -17,7 +17,7 @@ from shoal.policies.registry import policy_class
 from shoal.server.answers import Answers
 from shoal.server.app import make_app
 from shoal.server.auth import Gate
-from shoal.server.clock import Clock
+from shoal.server.clock import go_on
 from shoal.server.conductor import Conductor
 from shoal.server.home import Home
 from shoal.server.hub import Hub
@@ -42,7 +42,7 @@ class Control:
         try:
             url = options.database or f"sqlite:///{self.home.database}"
             self.store = Store(url, where=str(options.home))
-            self.clock = Clock(self.store.last_event()[1])
+            self.clock = go_on(self.store)
             policy, policy_options = self._policy()
             self.executor = executor or self._executor()
             self.conductor = Conductor(

@@ -54,7 +54,10 @@ class CrewBase:
 
     def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
         """The job's next state, on record with its event."""
+        first = verb is Verb.START and job.life.started_s is None
         job.life = apply(job.life, verb, self.c.then_s(job), message)
+        if first:
+            self.c.metrics.queue_wait.observe(job.life.waiting_s, user=job.user)
         if verb is Verb.PREEMPT:
             self.c.metrics.preemptions.add(user=job.user, kind=job.resize.value)
         self.c.outbox.job(job)

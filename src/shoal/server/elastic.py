@@ -223,16 +223,17 @@ class Elastic(CrewBase):
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         job.exit_code, job.signal = exit_.code, exit_.signal
-        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_))
+        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.c.then_s(job)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+    async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit, then_s: float) -> None:
         handle = self.service.jobs.get(str(job.id))
         if handle is not None:
             await handle._exited(worker.id, describe_exit(exit_))
         if not job.is_over:
-            self._after_exit(job, handle, exit_)
+            with self.c.as_of(then_s):
+                self._after_exit(job, handle, exit_)
         self.c.soon(job)
 
     def _after_exit(self, job: LiveJob, handle: JobHandle | None, exit_: Exit) -> None:

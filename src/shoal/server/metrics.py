@@ -62,10 +62,7 @@ class Metrics:
     def job_over(self, job: LiveJob) -> None:
         life = job.life
         self.jobs_over.add(user=job.user, state=life.state.value)
-        if life.finished_s is not None:
-            self.completion.observe(life.finished_s - life.submitted_s, user=job.user)
-        if life.started_s is not None:
-            self.queue_wait.observe(life.started_s - life.submitted_s, user=job.user)
+        self.completion.observe(life.waiting_s + life.running_s + life.paused_s, user=job.user)
 
     def text(self, gauges: Iterable[tuple[str, str, Mapping[Labels, float]]]) -> str:
         """The exposition format; `gauges` are (name, help, value by labels) of the moment."""

@@ -66,6 +66,11 @@ class Change:
             changes = [{"_id" if k == "id" else k: v for k, v in row.items()} for row in rows]
             self._connection.execute(_UPDATE_JOB, changes)
 
+    def move_settled(self, jump_s: float) -> None:
+        """The clock by which unfinished jobs were accounted for is another one now."""
+        moved = t.jobs.update().where(t.jobs.c.state.in_(ACTIVE_STATES))
+        self._connection.execute(moved.values(settled_s=t.jobs.c.settled_s + jump_s))
+
     def add_workers(self, rows: Sequence[Row]) -> None:
         if rows:
             self._connection.execute(_ADD_WORKER, list(rows))

@@ -20,6 +20,7 @@ from shoal.server.verbs import Infeasible
 
 router = APIRouter(tags=["cluster"], responses=ERRORS)
 outside = APIRouter(include_in_schema=False)
+MUCH_OFF_S = 10.0
 LITTLE_DISK_BYTES = 200 * 1024 * 1024
 
 
@@ -69,7 +70,14 @@ async def status(s: S, who: W) -> m.Status:
 @router.get("/doctor", response_model=m.Doctor)
 async def doctor(s: S, who: W) -> m.Doctor:
     """What is in order, what is not, and what to do about it."""
-    checks = [*_gpu_checks(s), _store_check(s), _disk_check(s), *_loop_checks(s), _torch_check()]
+    checks = [
+        *_gpu_checks(s),
+        _store_check(s),
+        _disk_check(s),
+        _clock_check(s),
+        *_loop_checks(s),
+        _torch_check(),
+    ]
     return m.Doctor(healthy=all(c.status != "error" for c in checks), checks=checks)
 
 
@@ -99,6 +107,15 @@ def _disk_check(s: Server) -> m.Check:
     if free < LITTLE_DISK_BYTES:
         return m.Check(name="disk", status="warning", message=text, hint="free some space")
     return m.Check(name="disk", status="ok", message=text)
+
+
+def _clock_check(s: Server) -> m.Check:
+    behind_s = s.conductor.clock.behind_s()
+    if abs(behind_s) < MUCH_OFF_S:
+        return m.Check(name="clock", status="ok", message="as the machine's")
+    text = f"the machine's clock was set by {behind_s:+.0f} s since the server started"
+    hint = "lengths of time are right, times of day are not: `shoal down --keep-jobs` and `shoal up` set them"
+    return m.Check(name="clock", status="warning", message=text, hint=hint)
 
 
 def _loop_checks(s: Server) -> list[m.Check]:
