@@ -123,6 +123,16 @@ class SpeedEstimator:
             return Unknown(f"too few placements were measured on {gpu_type} to tell others from them")
         return float(predicted.seconds[0])
 
+    def spread(self, gpu_type: str, nodes: int) -> Floats:
+        """Iterations per second for 0..max_gpus GPUs on so many nodes; 0 where that cannot be or is unknown."""
+        speed = np.zeros(self.max_gpus + 1)
+        shares = np.arange(nodes, min(self.max_gpus, nodes * self.gpus_per_node) + 1)
+        configs = np.array([(g, nodes, self._local_batch(int(g))) for g in shares], np.float64).reshape(-1, 3)
+        predicted = self._predict(gpu_type, configs)
+        if not isinstance(predicted, Unknown):
+            speed[shares] = np.nan_to_num(1.0 / predicted.seconds, nan=0.0)
+        return speed
+
     def next_gpus(self, gpu_type: str, candidates: Sequence[int]) -> int | Unknown:
         """Which share of `candidates` to measure next, for the sake of the whole table."""
         known = self._types.get(gpu_type)

@@ -2,12 +2,12 @@
 
 true: the profiles themselves. wrong: off by a given error, drawn once per job and share, and so is the work
 that is left. learned: nothing is known at first; each time a job has trained a while at a share its step time
-is measured with noise, and a speed model is fitted to what the jobs of the same model have shown.
+is measured with noise, and a speed model is fitted to what the jobs of the same model have shown (`learned`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,9 +15,7 @@ import numpy as np
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
-from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
-from shoal.knowledge.speed_estimator import SpeedEstimator
-from shoal.knowledge.unknown import Unknown
+from shoal.core.profile import FloatArray, Profile, SpeedCurve
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,9 @@ class Beliefs:
         """The work it is told is left."""
         return left
 
-    def measure(self, j: int, gpus: int, nodes: int, gpu_type: str, rate: float) -> Profile | None:
+    def measure(
+        self, j: int, gpus: int, nodes: int, gpu_type: str, rate: float, servers: int = 0
+    ) -> Profile | None:
         """A job has trained a while: what is believed of it now, None if nothing was learned."""
         return None
 
@@ -85,12 +85,25 @@ class WrongBeliefs(Beliefs):
         rng = np.random.default_rng(seed)
         curves = {}
         for gpu_type, by_nodes in profile.curves.items():
-            speed = by_nodes[0].speed
+            shares = len(by_nodes[0].speed)
             # Errors at neighbouring shares go together, as those of a fitted curve do: a random tilt.
-            n = np.maximum(np.arange(len(speed)), 1)
-            tilt = rng.normal(0.0, sigma) * np.log(n) / max(np.log(len(speed)), 1.0)
-            curves[gpu_type] = {0: SpeedCurve(speed * np.exp(tilt + rng.normal(0.0, sigma)))}
-        return Profile(profile.model, curves)
+            n = np.maximum(np.arange(shares), 1)
+            tilt = rng.normal(0.0, sigma) * np.log(n) / max(np.log(shares), 1.0)
+            off = np.exp(tilt + rng.normal(0.0, sigma))
+            # What it loses on more nodes is believed wrong too.
+            node_off = np.exp(rng.normal(0.0, sigma)) if len(by_nodes) > 1 else 1.0
+            curves[gpu_type] = {
+                nodes: SpeedCurve(
+                    _slower(c.speed * off[: len(c.speed)], by_nodes[0].speed, c.speed, node_off)
+                )
+                for nodes, c in by_nodes.items()
+            }
+        if profile.by_servers is None:
+            return Profile(profile.model, curves)
+        ps, workers = (1.0 + np.arange(n) for n in profile.by_servers.shape)
+        off_ps, off_workers = rng.normal(0.0, sigma, 2) / np.log(2 + np.array([len(ps), len(workers)]))
+        factor = np.exp(rng.normal(0.0, sigma)) * np.outer(ps**off_ps, workers**off_workers)
+        return Profile.of_servers(profile.model, profile.by_servers * factor)
 
     def profile(self, j: int) -> Profile:
         return self._believed[j]
@@ -99,66 +112,11 @@ class WrongBeliefs(Beliefs):
         return left * float(self._length[j])
 
 
-class LearnedBeliefs(Beliefs):
-    """One speed estimator per model, fed with noisy step times as jobs train."""
-
-    measure_after_s = 30.0
-    #: Before anything is measured: a speed-up of n^0.8, and one iteration per second on one GPU.
-    SCALING = 0.8
-
-    def __init__(
-        self,
-        jobs: Sequence[Job],
-        profiles: Sequence[Profile],
-        cluster: Cluster,
-        noise: float,
-        rng: np.random.Generator,
-    ) -> None:
-        super().__init__(jobs, profiles)
-        self.noise = noise
-        self.rng = rng
-        self.gpu_types = cluster.gpu_types
-        per_node = int(cluster.gpus_of_node.max())
-        self._estimators: dict[str, SpeedEstimator] = {}
-        self._believed: dict[str, Profile] = {}
-        for job, profile in zip(jobs, profiles):
-            if job.model not in self._estimators:
-                longest = max(c[0].max_gpus for c in profile.curves.values())
-                self._estimators[job.model] = SpeedEstimator(longest, per_node)
-                guess = np.arange(longest + 1, dtype=np.float64) ** self.SCALING
-                self._believed[job.model] = Profile(job.model, {ANY_TYPE: {0: SpeedCurve(guess)}})
-
-    def profile(self, j: int) -> Profile:
-        return self._believed[self.jobs[j].model]
-
-    def measure(self, j: int, gpus: int, nodes: int, gpu_type: str, rate: float) -> Profile | None:
-        model = self.jobs[j].model
-        estimator = self._estimators[model]
-        seconds = float(np.exp(self.rng.normal(0.0, self.noise))) / rate
-        estimator.observe(gpus, max(nodes, 1), gpu_type, seconds)
-        believed = self._as_profile(model, estimator)
-        if believed is not None:
-            self._believed[model] = believed
-        return believed
-
-    def _as_profile(self, model: str, estimator: SpeedEstimator) -> Profile | None:
-        curves: dict[str, Mapping[int, SpeedCurve]] = {}
-        for gpu_type in self.gpu_types:
-            table = estimator.table(gpu_type)
-            if isinstance(table, Unknown):
-                continue
-            speed = np.nan_to_num(table.iterations_per_s, nan=0.0)
-            known = np.flatnonzero(speed[1:] > 0) + 1
-            if len(known):
-                shares = np.arange(len(speed))
-                # Where the fit says nothing the guess goes on from the nearest share that is known.
-                near = known[np.abs(shares[:, None] - known).argmin(axis=1)]
-                guess = speed[near] * (shares / near) ** self.SCALING
-                curves[gpu_type] = {0: SpeedCurve(np.where(speed > 0, speed, guess))}
-        if not curves:
-            return None
-        fallback = next(iter(curves.values()))
-        return Profile(model, {ANY_TYPE: fallback, **curves})
+def _slower(believed: FloatArray, packed: FloatArray, spread: FloatArray, off: float) -> FloatArray:
+    """A believed curve for several nodes, with its loss against the packed one wrong by a factor."""
+    packed = packed[: len(spread)]
+    loss = np.divide(spread, packed, out=np.ones_like(spread), where=(packed > 0) & (spread > 0))
+    return np.asarray(believed * loss ** (off - 1.0))
 
 
 def beliefs_for(
@@ -172,5 +130,7 @@ def beliefs_for(
     if knowledge.kind == "wrong":
         return WrongBeliefs(jobs, profiles, knowledge.error, rng)
     if knowledge.kind == "learned":
+        from shoal.sim.learned import LearnedBeliefs
+
         return LearnedBeliefs(jobs, profiles, cluster, knowledge.error, rng)
     return Beliefs(jobs, profiles)
