@@ -288,16 +288,14 @@ def test_a_server_that_stood_still_does_not_take_its_workers_for_dead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def story() -> None:
-        from shoal.server import elastic
         from shoal.wire import service
 
         offset_s = [0.0]
-        real = elastic.time.monotonic
+        real = service.time.monotonic
 
         class Shifted:
             monotonic = staticmethod(lambda: real() + offset_s[0])
 
-        monkeypatch.setattr(elastic, "time", Shifted)
         monkeypatch.setattr(service, "time", Shifted)
         async with server(tmp_path, 2, policy="max-min") as here:
             job = (await here.submit("1..2"))["id"]
@@ -308,7 +306,8 @@ def test_a_server_that_stood_still_does_not_take_its_workers_for_dead(
             seen: list[int] = []
             handle = here.conductor.crews["live"].service.jobs[str(job)]
             monkeypatch.setattr(handle, "tick", lambda: (seen.append(1), ticks()))
-            await here.until(lambda: len(seen) >= 2, train=(job,))
+            # No one speaks before the next tick: as after a stop of the server, whose inbox it has not read yet.
+            await here.until(lambda: len(seen) >= 2)
             events = await here.get("/events", params={"type": "worker.lost"})
             assert events["items"] == []
             assert here.conductor.jobs[job].size == 2

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
 from shoal.executors.base import Exit
@@ -19,7 +18,7 @@ from shoal.server.live_job import ACTIVE, LEAVING, READY, LiveJob, LiveWorker
 from shoal.server.models import JobState
 from shoal.wire import events as ev
 from shoal.wire.auth import new_secret, read_secret, write_secret
-from shoal.wire.service import TICK_S, ControlService, JobHandle
+from shoal.wire.service import ControlService, JobHandle
 
 if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
@@ -36,32 +35,13 @@ NO_RUNTIME = (
 )
 
 
-class PatientService(ControlService):
-    """Does not take its own standing still for the silence of the workers.
-
-    A server that was suspended, or starved of the CPU, has not read what they said meanwhile: they get that time on
-    top.
-    """
-
-    async def _tick(self) -> None:
-        while True:
-            before_s = time.monotonic()
-            await asyncio.sleep(TICK_S)
-            late_s = time.monotonic() - before_s - TICK_S
-            for handle in list(self.jobs.values()):
-                if late_s > TICK_S:
-                    for view in handle.coordinator.workers.values():
-                        view.heard_s += late_s
-                handle.tick()
-
-
 class Elastic(CrewBase):
     """Also the executor of the wire's service: it turns the coordinators' wishes into workers."""
 
     def __init__(self, conductor: Conductor, host: str = "127.0.0.1") -> None:
         super().__init__(conductor)
         self._host = host
-        self.service = PatientService(self._Adapter(self), on_event=self._event)
+        self.service = ControlService(self._Adapter(self), on_event=self._event)
         self._pauses: dict[tuple[int, int], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 

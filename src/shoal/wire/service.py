@@ -99,6 +99,11 @@ class JobHandle:
         finally:
             self._queues.remove(queue)
 
+    def excuse(self, late_s: float) -> None:
+        """No worker could be heard for so long."""
+        for view in self.coordinator.workers.values():
+            view.heard_s += late_s
+
     def tick(self) -> None:
         self._run(self.coordinator.tick(time.monotonic()))
 
@@ -221,9 +226,15 @@ class ControlService:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _tick(self) -> None:
+        """Time-outs. A service that was suspended or starved has not read what the workers said meanwhile: its own
+        standing still is not their silence, so they get that time on top."""
         while True:
+            before_s = time.monotonic()
             await asyncio.sleep(TICK_S)
+            late_s = time.monotonic() - before_s - TICK_S
             for handle in list(self.jobs.values()):
+                if late_s > TICK_S:
+                    handle.excuse(late_s)
                 handle.tick()
 
     def _secret_of(self, job: str, purpose: str) -> bytes | None:
