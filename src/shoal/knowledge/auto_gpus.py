@@ -1,0 +1,123 @@
+"""How many GPUs to ask for when the owner leaves it open (`--gpus auto`), after Liquid (TPDS'21).
+
+Best first:
+
+1. speeds that earlier jobs of the same command were measured at;
+2. running times of finished jobs of the same program, by a random forest over their flags and sizes;
+3. nothing: the answer says so, and the job may have anything from one GPU up.
+
+From the speeds the law of diminishing marginal utility tells the right number (`marginal_utility`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.core.job import GpuRange
+from shoal.knowledge.features import task_features
+from shoal.knowledge.marginal_utility import LEAST, RightShare, right_share
+from shoal.knowledge.online_speed import Source
+from shoal.knowledge.resources import MIN_EXAMPLES, Example, ResourceEstimator
+from shoal.knowledge.speed_estimator import SpeedTable
+from shoal.knowledge.speed_models import Floats
+from shoal.knowledge.unknown import Unknown
+
+#: Times of fewer distinct sizes say nothing of what more GPUs would bring.
+MIN_SIZES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """A job that ran at one size from start to end."""
+
+    command: Sequence[str]
+    gpus: int
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AutoGpus:
+    """The range to use and why; `known` is false where it is all there is, for want of knowledge."""
+
+    gpus: GpuRange
+    known: bool
+    why: str
+
+
+def choose_gpus(
+    command: Sequence[str],
+    max_gpus: int,
+    *,
+    measured: Floats | Unknown,
+    finished: Iterable[FinishedRun],
+    resizes: bool = True,
+    least: float = LEAST,
+) -> AutoGpus:
+    """GPUs for a job. `measured` is speed by share (entry 0 is 0) of jobs with the same command.
+
+    A job that resizes may have from one GPU up to the right number; one that does not gets just that number,
+    or one GPU where nothing is known.
+    """
+    found, basis = _by_speed(measured, max_gpus, least), "speeds measured of the same command"
+    reasons = []
+    if isinstance(found, Unknown):
+        reasons.append(found.why)
+        found, basis = _by_times(command, finished, max_gpus, least), "running times of finished jobs like it"
+    if isinstance(found, Unknown):
+        reasons.append(found.why)
+        gpus = GpuRange(1, max_gpus if resizes else 1)
+        return AutoGpus(gpus, False, f"unknown, because {'; and '.join(reasons)}; using {gpus}")
+    gpus = GpuRange(1 if resizes else found.gpus, found.gpus)
+    return AutoGpus(gpus, True, f"{_sentence(found, max_gpus, least)}, by {basis}; using {gpus}")
+
+
+def trusted_speed(table: SpeedTable | Unknown) -> Floats | Unknown:
+    """Speed by share as far as it was measured or fitted; what is only assumed counts as not known (nan)."""
+    if isinstance(table, Unknown):
+        return table
+    return np.where(table.source >= Source.FITTED, table.iterations_per_s, np.nan)
+
+
+def _by_speed(measured: Floats | Unknown, max_gpus: int, least: float) -> RightShare | Unknown:
+    if isinstance(measured, Unknown):
+        return measured
+    return right_share(measured, max_gpus=max_gpus, least=least)
+
+
+def _by_times(
+    command: Sequence[str], finished: Iterable[FinishedRun], max_gpus: int, least: float
+) -> RightShare | Unknown:
+    runs = list(finished)
+    sizes = sorted({run.gpus for run in runs})
+    if len(sizes) < MIN_SIZES:
+        ran = f"all ran on {sizes[0]} GPUs" if sizes else "there are none"
+        return Unknown(f"finished jobs of the same program do not tell what more GPUs bring ({ran})")
+    estimator = ResourceEstimator()
+    for run in runs:
+        example = Example(task_features(run.command, num_gpus=run.gpus), {"total_s": run.total_s})
+        estimator.observe("job", example)
+    if estimator.train("job") is not None:
+        return Unknown(
+            f"only {len(runs)} jobs of the same program finished at a fixed size, and {MIN_EXAMPLES} are needed"
+        )
+    speed = estimator.speed_by_gpus("job", task_features(command, num_gpus=1), min(max_gpus, sizes[-1]))
+    if isinstance(speed, Unknown):
+        return speed
+    # A forest is flat between sizes it has seen, so only those are points of the curve.
+    seen = np.isin(np.arange(len(speed)), [0, *sizes])
+    return right_share(np.where(seen, speed, np.nan), max_gpus=max_gpus, least=least)
+
+
+def _sentence(found: RightShare, max_gpus: int, least: float) -> str:
+    worth = found.marginal
+    if found.gpus + 1 < len(worth):
+        return (
+            f"GPU {found.gpus} adds {worth[found.gpus]:.2f} of a GPU's worth "
+            f"and GPU {found.gpus + 1} only {worth[found.gpus + 1]:.2f}, below {least:g}"
+        )
+    if found.gpus == max_gpus:
+        return f"each of {found.gpus} GPUs adds at least {least:g} of a GPU's worth, and there are no more"
+    return f"each of {found.gpus} GPUs adds at least {least:g} of a GPU's worth, and of more nothing is known"
