@@ -34,8 +34,9 @@ def test_the_reason_names_the_worker_and_its_speed():
     for _ in range(30):
         detector.observe({"n0:0": 1.0, "n0:1": 1.0, "n1:0": 2.0})
     (straggler,) = detector.stragglers()
-    assert (straggler.worker, straggler.code) == ("n1:0", "Straggler")
-    assert straggler.why == "worker n1:0 computes at 0.50 of the median speed (limit 0.80)"
+    assert straggler.worker == "n1:0"
+    assert str(straggler.reason) == "Straggler: worker n1:0 computes at 0.50 of the median speed (limit 0.80)"
+    assert straggler.reason.evidence["steps"] == 30
 
 
 def test_the_slowest_comes_first_and_nobody_is_slow_when_all_are():

@@ -25,6 +25,7 @@ class Code(enum.IntEnum):
     COOL_DOWN = 12
     NOT_WORTH_IT = 13
     PENDING_EVALUATION = 14
+    STRAGGLER = 15  #: of one worker: why it is replaced
 
     @property
     def label(self) -> str:

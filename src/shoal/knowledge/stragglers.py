@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from shoal.core.reason import Code, Reason
 from shoal.knowledge.unknown import Unknown
 
 
@@ -28,8 +29,7 @@ class Straggler:
     worker: str
     relative_speed: float
     steps: int
-    code: str
-    why: str
+    reason: Reason
 
 
 @dataclass(slots=True)
@@ -78,15 +78,17 @@ class StragglerDetector:
         if self._since < self.after_steps:
             return ()
         slow = [(w.average, name, w) for name, w in self._workers.items() if w.below >= self.confirm_steps]
+        slow.sort(key=lambda item: (item[0], item[1]))
         return tuple(
-            Straggler(
-                worker=name,
-                relative_speed=speed,
-                steps=worker.steps,
-                code="Straggler",
-                why=f"worker {name} computes at {speed:.2f} of the median speed (limit {self.threshold:.2f})",
-            )
-            for speed, name, worker in sorted(slow, key=lambda item: (item[0], item[1]))
+            Straggler(name, speed, w.steps, self._reason(name, speed, w.steps)) for speed, name, w in slow
+        )
+
+    def _reason(self, worker: str, speed: float, steps: int) -> Reason:
+        """Why the worker should be replaced."""
+        return Reason(
+            Code.STRAGGLER,
+            f"worker {worker} computes at {speed:.2f} of the median speed (limit {self.threshold:.2f})",
+            {"worker": worker, "relative_speed": speed, "limit": self.threshold, "steps": steps},
         )
 
     def workers_changed(self, workers: list[str]) -> None:
