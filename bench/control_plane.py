@@ -42,6 +42,7 @@ def serve(options: argparse.Namespace) -> None:
     from shoal.server.control import Control
     from shoal.server.limits import Buckets, Limits
     from shoal.server.options import Options, bind
+    from shoal.server.serve import quiet_memory
 
     async def run() -> None:
         nodes = tuple(NodeInfo(f"n{i}", GPUS_PER_NODE, "gpu", True) for i in range(options.nodes))
@@ -55,6 +56,7 @@ def serve(options: argparse.Namespace) -> None:
         server = uvicorn.Server(uvicorn.Config(control.app, log_config=None, lifespan="off"))
         serving = asyncio.create_task(server._serve([sock]))
         conductor, rng = control.conductor, random.Random(0)
+        quiet_memory()
         token = control.home.admin_token.read_text().strip()
         print(json.dumps({"address": control.server.address, "token": token}), flush=True)
         mode = {"end": False, "stop": False}
@@ -77,6 +79,7 @@ def serve(options: argparse.Namespace) -> None:
                 if leads and time.monotonic() - stepped.get(worker.job, 0.0) > 0.5:
                     stepped[worker.job] = time.monotonic()
                     fleet.step(int(worker.job), total=10**9)
+                    break  # one job a turn: real workers are other processes and do not stop the loop
             if not mode["end"] or turn % 4:
                 continue
             running = [
@@ -163,7 +166,7 @@ def main() -> None:
             for _ in range(min(options.jobs - active, 50)):
                 submit(http, options.jobs + extra, 0)
                 extra += 1
-            time.sleep(0.01)
+            time.sleep(0.1)
         churn_s = time.perf_counter() - began
         child.stdin.close()
         result = json.loads(child.stdout.readline())
