@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,26 @@ def test_predictions_that_err_point_by_point_cost_optimus_more_than_a_curve_that
     curve = optimus.Setting("c", 9, 13, 12_000.0, length_error=0.0, speed_error=0.1)
     assert mean_jct(pointwise) > mean_jct(curve)
     assert mean_jct(curve) < 1.1 * mean_jct(exact)
+
+
+def test_longer_exchanges_slow_the_baselines_and_not_optimus():
+    slower = replace(SMALL, baseline_exchange=1.5)
+    for scheduler in ("drf", "tetris"):
+        assert (
+            optimus.simulate(slower, scheduler, 1)["jct_s"] > optimus.simulate(SMALL, scheduler, 1)["jct_s"]
+        )
+    assert optimus.simulate(slower, "optimus", 1) == optimus.simulate(SMALL, "optimus", 1)
+
+
+def test_the_makespan_ratio_grows_with_the_length_of_the_jobs_as_arrivals_matter_less():
+    def makespan_ratio(setting: optimus.Setting) -> float:
+        drf, ours = (
+            sum(optimus.simulate(setting, scheduler, seed)["makespan_s"] for seed in range(2))
+            for scheduler in ("drf", "optimus")
+        )
+        return drf / ours
+
+    assert makespan_ratio(replace(optimus.TESTBED, length=4.0)) > makespan_ratio(optimus.TESTBED) + 0.1
 
 
 def test_restarting_at_every_change_costs_a_few_per_cent_at_most(result):
