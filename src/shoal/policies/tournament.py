@@ -6,8 +6,11 @@ fold is part of the rule, and no sorting can replace it. What makes it quick and
 
 - The holders form a chain, each the first job after its predecessor that beats it. A grant changes only
   the winner, which is the chain's end, so the chain before it stands.
-- The next job that beats a holder is found in a tree whose nodes carry the best values below them.
-- A winner whose gain even as the longer job exceeds all that could trouble it wins again unseen.
+- The next job that beats a holder is found in a tree over blocks of jobs whose nodes carry the best values
+  below them.
+- A search leaves behind the largest gains that were set against the holder. As long as a winner stays
+  above them, and beats its predecessor, it wins again without a search.
+- Where all fit at their caps there is nothing to decide.
 
 Coins that decide by chance are a hash of the decision, the two jobs and their shares, so that a comparison
 made again has the same outcome and need not be made again.
@@ -34,8 +37,10 @@ def coin(nonce: int, holder: int, challenger: int, holder_gpus: int, challenger_
     return ((x ^ (x >> np.uint64(31))) & np.uint64(1)) == np.uint64(1)
 
 
-# Columns of a node of the tree: the shortest length and the largest gains of all below it.
+# Columns of a leaf, and of a node of the tree: the shortest length and the largest gains of all below it.
 _LENGTH, _SHORT, _LONG = 0, 1, 2
+#: Leaves in a block: few enough to look at one by one, enough to keep the tree low.
+_BLOCK = 8
 
 
 @njit(cache=True)
@@ -52,61 +57,67 @@ def hand_out(
 ) -> None:
     """Hand out `gpus` one by one among `rows`, which all have a share, each to the winner of the fold."""
     m = len(rows)
-    size = 1
-    while size < m:
-        size *= 2
-    # The tree in an array: leaf i is node size + i, the parent of node k is k // 2.
-    tree = np.empty((2 * size, 4))
-    tree[:, _LENGTH], tree[:, _SHORT], tree[:, _LONG] = np.inf, -np.inf, -np.inf
-    held, limit = np.zeros(m, np.int32), np.empty(m, np.int32)
+    held, limit = np.empty(m, np.int32), np.empty(m, np.int32)
     begin, left = np.empty(m, np.int32), np.empty(m)
-    alive = 0
+    need = 0
     for i in range(m):
         r = rows[i]
         held[i], limit[i], begin[i], left[i] = share[r], cap[r], at[r], remaining[r]
-        alive += held[i] < limit[i]
-        _set_leaf(tree, size + i, held[i], limit[i], left[i], speeds, begin[i])
-    for k in range(size - 1, 0, -1):
-        _pull(tree, k)
-    chain = np.empty(m + 1, np.int32)  # leaves
+        need += limit[i] - held[i]
+    if need <= gpus:
+        for i in range(m):
+            share[rows[i]] = limit[i]
+        return
+    leaves, tree, blocks = _plant(held, limit, left, speeds, begin)
+    chain = np.empty(m + 1, np.int32)
     top = -1  # index of the chain's end
-    first = size  # all candidates before this leaf are at their cap
-    start = size  # where to look for the next one to beat the chain's end
-    while gpus > 0 and alive > 0:
+    # For each of the chain: the largest gains set against it by those after it, up to where it was searched.
+    rivals = np.empty((m + 1, 2))
+    first = 0  # all candidates before this one are at their cap
+    start = 0  # where to look for the next one to beat the chain's end
+    while gpus > 0:
         if top < 0:
-            while tree[first, _SHORT] == -np.inf:
+            while leaves[first, _SHORT] == -np.inf:
                 first += 1
             chain[0], top, start = first, 0, first + 1
-        while start < size + m:  # extend the chain until nobody beats its end
-            found = _next_to_beat(tree, held, size, start, chain[top], rule, nonce)
-            if found == 0:
+            rivals[0, 0] = rivals[0, 1] = -np.inf
+        while start < m:  # extend the chain until nobody beats its end
+            if rule == BY_LENGTH:
+                found, short, long_ = _next_by_length(leaves, tree, blocks, start, chain[top])
+            else:
+                found, short = _next_by_gain(leaves, tree, blocks, held, start, chain[top], rule, nonce)
+                long_ = -np.inf
+            rivals[top, 0], rivals[top, 1] = max(rivals[top, 0], short), max(rivals[top, 1], long_)
+            if found < 0:
                 break
             top += 1
             chain[top], start = found, found + 1
+            rivals[top, 0] = rivals[top, 1] = -np.inf
         w = chain[top]
-        i = w - size
-        # The largest gain that any other could set against the winner's: its predecessor's, or that
-        # of one after it. As long as the winner's is larger it wins again.
-        trouble = tree[chain[top - 1], _SHORT] if top > 0 else -np.inf
-        k = w
-        while k > 1:
-            if k & 1 == 0 and tree[k + 1, _SHORT] > trouble:
-                trouble = tree[k + 1, _SHORT]
-            k >>= 1
+        rival_short, rival_long = rivals[top, 0], rivals[top, 1]
+        length_before, short_before, long_before = np.inf, -np.inf, -np.inf
+        if top > 0:
+            before = chain[top - 1]
+            length_before = leaves[before, _LENGTH]
+            short_before, long_before = leaves[before, _SHORT], leaves[before, _LONG]
+        was = speeds[begin[w] + held[w]]
         while True:
-            held[i] += 1
+            held[w] += 1
             gpus -= 1
-            if gpus == 0 or held[i] >= limit[i]:
+            if gpus == 0 or held[w] >= limit[w]:
                 break
-            now, then = speeds[begin[i] + held[i]], speeds[begin[i] + held[i] + 1]
-            if not (then - now) / then > trouble:
+            now, then = speeds[begin[w] + held[w]], speeds[begin[w] + held[w] + 1]
+            short, long_ = (then - now) / now, (then - now) / then
+            # A winner that is no slower than before is no longer than before, so nobody who was longer has
+            # become a shorter rival.
+            if now < was or not (long_ > rival_short and short >= rival_long):
                 break
-        alive -= held[i] >= limit[i]
-        _set_leaf(tree, w, held[i], limit[i], left[i], speeds, begin[i])
-        k = w >> 1
-        while k > 0:
-            _pull(tree, k)
-            k >>= 1
+            if not long_ > short_before and not (
+                rule == BY_LENGTH and short >= long_before and left[w] / now <= length_before
+            ):
+                break
+        _set_leaf(leaves, w, held[w], limit[w], left[w], speeds, begin[w])
+        _lift(leaves, tree, blocks, w // _BLOCK)
         # All before the winner lost to its predecessor, and still do: go on from the winner itself.
         top -= 1
         start = w
@@ -115,59 +126,144 @@ def hand_out(
 
 
 @njit(cache=True, inline="always")
+def _plant(
+    held: IntArray, limit: IntArray, left: FloatArray, speeds: FloatArray, begin: IntArray
+) -> tuple[FloatArray, FloatArray, int]:
+    """The leaves, one per candidate, and the tree over their blocks: block b is node `blocks + b`."""
+    m = len(held)
+    blocks = 1
+    while blocks * _BLOCK < m:
+        blocks *= 2
+    leaves, tree = np.empty((blocks * _BLOCK, 4)), np.empty((2 * blocks, 4))
+    leaves[:, _LENGTH], leaves[:, _SHORT], leaves[:, _LONG] = np.inf, -np.inf, -np.inf
+    for i in range(m):
+        _set_leaf(leaves, i, held[i], limit[i], left[i], speeds, begin[i])
+    for b in range(blocks):
+        _pull(tree, blocks + b, leaves, b * _BLOCK, (b + 1) * _BLOCK)
+    for k in range(blocks - 1, 0, -1):
+        _pull(tree, k, tree, 2 * k, 2 * k + 2)
+    return leaves, tree, blocks
+
+
+@njit(cache=True, inline="always")
 def _set_leaf(
-    tree: FloatArray, k: int, gpus: int, limit: int, left: float, speeds: FloatArray, at: int
+    leaves: FloatArray, i: int, gpus: int, limit: int, left: float, speeds: FloatArray, at: int
 ) -> None:
     """A candidate's length and gains at its share; at its cap it takes no further part."""
     if gpus >= limit:
-        tree[k, _LENGTH], tree[k, _SHORT], tree[k, _LONG] = np.inf, -np.inf, -np.inf
+        leaves[i, _LENGTH], leaves[i, _SHORT], leaves[i, _LONG] = np.inf, -np.inf, -np.inf
         return
     now, then = speeds[at + gpus], speeds[at + gpus + 1]
-    tree[k, _LENGTH], tree[k, _SHORT], tree[k, _LONG] = left / now, (then - now) / now, (then - now) / then
+    leaves[i, _LENGTH] = left / now
+    leaves[i, _SHORT], leaves[i, _LONG] = (then - now) / now, (then - now) / then
 
 
 @njit(cache=True, inline="always")
-def _pull(tree: FloatArray, k: int) -> None:
-    a, b = 2 * k, 2 * k + 1
-    tree[k, _LENGTH] = min(tree[a, _LENGTH], tree[b, _LENGTH])
-    tree[k, _SHORT] = max(tree[a, _SHORT], tree[b, _SHORT])
-    tree[k, _LONG] = max(tree[a, _LONG], tree[b, _LONG])
+def _pull(tree: FloatArray, k: int, below: FloatArray, begin: int, end: int) -> bool:
+    """Set node k from those below it; whether that changed anything."""
+    length, short, long_ = np.inf, -np.inf, -np.inf
+    for i in range(begin, end):
+        length = min(length, below[i, _LENGTH])
+        short = max(short, below[i, _SHORT])
+        long_ = max(long_, below[i, _LONG])
+    changed = tree[k, _LENGTH] != length or tree[k, _SHORT] != short or tree[k, _LONG] != long_
+    tree[k, _LENGTH], tree[k, _SHORT], tree[k, _LONG] = length, short, long_
+    return changed
 
 
 @njit(cache=True, inline="always")
-def _next_to_beat(
-    tree: FloatArray, held: IntArray, size: int, start: int, holder: int, rule: int, nonce: int
-) -> int:
-    """The first leaf from `start` on that beats the holder; 0 if there is none.
+def _lift(leaves: FloatArray, tree: FloatArray, blocks: int, b: int) -> None:
+    """Bring the nodes above a block up to date, as far up as it makes a difference."""
+    k = blocks + b
+    changed = _pull(tree, k, leaves, b * _BLOCK, (b + 1) * _BLOCK)
+    k >>= 1
+    while changed and k > 0:
+        changed = _pull(tree, k, tree, 2 * k, 2 * k + 2)
+        k >>= 1
 
-    At a leaf the test is the rule itself; at an inner node it fails only if it fails for all below.
+
+@njit(cache=True, inline="always")
+def _next_by_length(
+    leaves: FloatArray, tree: FloatArray, blocks: int, start: int, holder: int
+) -> tuple[int, float, float]:
+    """The first candidate from `start` on that beats the holder by AFS-L's rule, or -1.
+
+    With -1 come the largest gains set against the holder: as the shorter job, of those that are not longer;
+    and as the longer job, of all. A node's values fail the test only if those of all below it fail.
     """
-    length, short, long_ = tree[holder, _LENGTH], tree[holder, _SHORT], tree[holder, _LONG]
-    k = start
+    length, short, long_ = leaves[holder, _LENGTH], leaves[holder, _SHORT], leaves[holder, _LONG]
+    rival_short, rival_long = -np.inf, -np.inf
+    i, k = start, blocks + start // _BLOCK
     while True:
-        if tree[k, _SHORT] >= long_ and (
-            rule != BY_LENGTH or tree[k, _LENGTH] <= length or tree[k, _LONG] > short
-        ):
-            if k < size:
+        for i in range(i, (k - blocks + 1) * _BLOCK):
+            if leaves[i, _LENGTH] <= length:
+                if leaves[i, _SHORT] >= long_:
+                    return i, rival_short, rival_long
+                rival_short = max(rival_short, leaves[i, _SHORT])
+            elif leaves[i, _LONG] > short:
+                return i, rival_short, rival_long
+            rival_long = max(rival_long, leaves[i, _LONG])
+        while True:  # on to the next block whose values pass the test
+            while k & 1:
+                k >>= 1
+            if k == 0:
+                return -1, rival_short, rival_long
+            k += 1
+            passes = tree[k, _SHORT] >= long_ and (tree[k, _LENGTH] <= length or tree[k, _LONG] > short)
+            while passes and k < blocks:
                 k *= 2
-                continue
-            if rule == BY_LENGTH or _wins_without_lengths(tree, held, size, k, holder, rule, nonce):
-                return k
-        while k & 1:  # done with this subtree: on to the next one to the right
-            k >>= 1
-        if k == 0:
-            return 0
-        k += 1
+                passes = tree[k, _SHORT] >= long_ and (tree[k, _LENGTH] <= length or tree[k, _LONG] > short)
+            if passes:
+                break
+            if tree[k, _LENGTH] <= length:
+                rival_short = max(rival_short, tree[k, _SHORT])
+            rival_long = max(rival_long, tree[k, _LONG])
+        i = (k - blocks) * _BLOCK
+
+
+@njit(cache=True)
+def _next_by_gain(
+    leaves: FloatArray,
+    tree: FloatArray,
+    blocks: int,
+    held: IntArray,
+    start: int,
+    holder: int,
+    rule: int,
+    nonce: int,
+) -> tuple[int, float]:
+    """The same without lengths: whoever's gain as the longer job reaches the other's as the shorter one
+    wins; between the two the tie rule decides. With -1 comes the largest gain set against the holder."""
+    long_ = leaves[holder, _LONG]
+    rival = -np.inf
+    i, k = start, blocks + start // _BLOCK
+    while True:
+        for i in range(i, (k - blocks + 1) * _BLOCK):
+            if leaves[i, _SHORT] >= long_ and _wins_without_lengths(leaves, held, i, holder, rule, nonce):
+                return i, rival
+            rival = max(rival, leaves[i, _SHORT])
+        while True:
+            while k & 1:
+                k >>= 1
+            if k == 0:
+                return -1, rival
+            k += 1
+            while k < blocks and tree[k, _SHORT] >= long_:
+                k *= 2
+            if tree[k, _SHORT] >= long_:
+                break
+            rival = max(rival, tree[k, _SHORT])
+        i = (k - blocks) * _BLOCK
 
 
 @njit(cache=True, inline="always")
 def _wins_without_lengths(
-    tree: FloatArray, held: IntArray, size: int, challenger: int, holder: int, rule: int, nonce: int
+    leaves: FloatArray, held: IntArray, challenger: int, holder: int, rule: int, nonce: int
 ) -> bool:
-    if tree[challenger, _LONG] >= tree[holder, _SHORT]:
+    if leaves[challenger, _LONG] >= leaves[holder, _SHORT]:
         return True
-    if tree[holder, _LONG] >= tree[challenger, _SHORT]:
+    if leaves[holder, _LONG] >= leaves[challenger, _SHORT]:
         return False
     if rule == BY_COIN:
-        return coin(nonce, holder - size, challenger - size, held[holder - size], held[challenger - size])
+        return coin(nonce, holder, challenger, held[holder], held[challenger])
     return rule == LAST
