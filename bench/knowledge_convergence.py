@@ -92,6 +92,19 @@ def generated_cases(rng: np.random.Generator, noise: float, count: int = 100) ->
     return cases
 
 
+def generated_drop_cases(rng: np.random.Generator, noise: float, count: int = 100) -> list:
+    """Curves of Optimus' form, one noisy loss per epoch, judged as the measured ones are."""
+    cases = []
+    while len(cases) < count:
+        shift, floor = rng.uniform(3, 15), rng.uniform(0.05, 0.4)
+        steps = np.arange(1.0, 200.0)
+        losses = shift * (1 - floor) / (steps + shift) + floor + rng.normal(0, noise, len(steps))
+        found = true_drop_goal(steps, losses)
+        if found is not None and found[0] >= 10:
+            cases.append((steps, losses, *found))
+    return cases
+
+
 def ms_per_fit() -> float:
     estimator = ConvergenceEstimator()
     for step in range(1, 129):
@@ -116,6 +129,10 @@ if __name__ == "__main__":
             "generated_curves": {
                 f"noise_{100 * noise:.0f}_percent": table(generated_cases(rng, noise), 2.0)
                 for noise in (0.01, 0.03)
+            },
+            "generated_curves_drop_below_1_percent": {
+                f"noise_{100 * noise:.1f}_percent": table(generated_drop_cases(rng, noise), 2.0)
+                for noise in (0.005, 0.01)
             },
             "ms_per_fit_of_128_points": ms_per_fit(),
         }

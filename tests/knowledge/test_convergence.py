@@ -117,13 +117,58 @@ def test_steps_to_a_loss_are_where_the_fitted_curve_first_reaches_it():
 
 @pytest.mark.parametrize("fraction", [0.05, 0.01, 0.002])
 def test_steps_to_convergence_are_where_epochs_of_small_drops_have_passed(fraction):
-    steps = np.arange(10.0, 410.0, 10.0)
-    fit = fit_curve(steps, curve(steps, (0.01, 0.5, 0.2)))
-    answer = remaining_steps(fit, 0.0, DropBelow(fraction, epochs=3, steps_per_epoch=10))
-    loss = [float(fit.best.loss(10.0 * epoch)) for epoch in range(5000)]
-    small = [(loss[e] - loss[e + 1]) <= fraction * fit.largest_loss for e in range(4999)]
-    walked = next(e for e in range(4990) if all(small[e : e + 3])) + 3
-    assert answer.steps == pytest.approx(10 * walked, abs=10)
+    """Without noise: seen are the first epochs before the row of small drops begins."""
+    beta = (0.01, 0.5, 0.2)
+    losses = curve(10.0 * np.arange(5000), beta)
+    small = -np.diff(losses) < fraction * losses[1]  # the first epoch ends at step 10
+    walked = next(e for e in range(1, 4990) if small[e : e + 3].all()) + 3
+    steps = np.arange(10.0, min(10.0 * (walked - 2), 410.0), 10.0)
+    fit = fit_curve(steps, curve(steps, beta))
+    answer = remaining_steps(fit, steps[-1], DropBelow(fraction, epochs=3, steps_per_epoch=10))
+    assert steps[-1] + answer.steps == pytest.approx(10 * walked, abs=10)
+
+
+def noisy_drops(rng, noise):
+    """A curve with noise, and where its measured drops are first small three times in a row."""
+    shift, floor = rng.uniform(3, 15), rng.uniform(0.05, 0.4)
+    steps = np.arange(1.0, 200.0)
+    losses = (shift * (1 - floor) / (steps + shift) + floor) + rng.normal(0, noise, len(steps))
+    small = -np.diff(losses) < 0.01 * losses.max()
+    row = np.convolve(small, np.ones(3), mode="valid") == 3
+    return steps, losses, steps[int(np.argmax(row)) + 3]
+
+
+def test_noise_breaks_rows_of_small_drops_and_the_prediction_reckons_with_it():
+    """Where the bare curve is flat enough is too early; the median of the chain less so, and it errs less."""
+    rng = np.random.default_rng(5)
+    goal, bare, chain, held = DropBelow(0.01, 3, 1.0), [], [], 0
+    for _ in range(150):
+        steps, losses, true_step = noisy_drops(rng, 0.01)
+        seen = int(0.6 * true_step)
+        fit = fit_curve(steps[:seen], losses[:seen])
+        if seen < 6 or isinstance(fit, Unknown):
+            continue
+        a, c, limit = fit.best.amplitude, fit.best.shift, 0.01 * fit.largest_loss
+        crossing = (np.sqrt(1 + 4 * a / limit) - 1) / 2 - c
+        bare.append((max(crossing, seen - 2) + 3 - true_step) / true_step)
+        answer = remaining_steps(fit, steps[seen - 1], goal)
+        chain.append((seen + answer.steps - true_step) / true_step)
+        held += answer.low_steps <= true_step - seen <= answer.high_steps
+    assert np.median(bare) < -0.2
+    assert np.median(bare) < 2 * np.median(chain) < 0.2
+    assert np.median(np.abs(chain)) < 0.7 * np.median(np.abs(bare))
+    assert held >= 0.85 * len(chain)
+
+
+def test_who_has_two_small_drops_in_a_row_is_nearer_to_the_goal_than_who_has_none():
+    steps = np.arange(1.0, 31.0)
+    losses = curve(steps, (0.5, 1.0, 0.2)) + 0.01 * np.cos(np.arange(30.0) * 2.0)
+    goal = DropBelow(0.01, 3, 1.0)
+    near, far = losses.copy(), losses.copy()
+    near[-3:] = near[-3]
+    far[-1] = far[-2] - 0.02
+    left = [remaining_steps(fit_curve(steps, drops), 30.0, goal).steps for drops in (near, far)]
+    assert left[0] < left[1]
 
 
 def test_a_goal_behind_the_job_leaves_nothing_to_do():
@@ -193,7 +238,8 @@ def test_measured_curves_are_predicted_better_the_further_the_job_is(shared_data
                 found.append(abs(at + answer.steps - true_step) / true_step)
     medians = [np.median(errors[progress]) for progress in (0.5, 0.7, 0.9)]
     assert medians == sorted(medians, reverse=True)
-    assert medians[2] < 0.1
+    assert medians[0] < 0.2, "what Optimus claims, from half of the way on"
+    assert medians[2] < 0.12
     assert len(errors[0.9]) >= 30
 
 

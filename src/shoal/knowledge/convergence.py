@@ -57,7 +57,7 @@ class CurveFit:
     Arrays have one entry per shift that was tried and is plausible (F-test on the residuals): the profile of
     the likelihood along the one non-linear coefficient. `covariance` holds var(a), cov(a, β2), var(β2) given
     the shift, and `reach` how many standard deviations of these are still within the confidence region: the
-    worse a shift fits, the fewer.
+    worse a shift fits, the fewer. `steps` and `losses` are the points as they were given.
     """
 
     best: LossCurve
@@ -67,6 +67,8 @@ class CurveFit:
     floors: Floats
     covariance: Floats
     reach: Floats
+    steps: Floats
+    losses: Floats
 
 
 def replace_outliers(losses: Floats, reach: int = 2, margin: float = 1.0) -> Floats:
@@ -148,7 +150,7 @@ def fit_curve(
     best = int(np.argmin(squares))
     if a[best] <= 0:
         return Unknown(f"the loss does not fall: it stays about {b[best] * largest:.4g}")
-    return _profile(steps, weights, shifts, a, b, squares, best, largest)
+    return _profile(steps, losses, weights, shifts, a, b, squares, best, largest)
 
 
 def _unusable(steps: Floats, losses: Floats, min_points: int) -> Unknown | None:
@@ -204,6 +206,7 @@ def _search_shift(steps: Floats, losses: Floats, weights: Floats) -> tuple[Float
 
 def _profile(
     steps: Floats,
+    losses: Floats,
     weights: Floats,
     shifts: Floats,
     a: Floats,
@@ -238,4 +241,6 @@ def _profile(
         floors=b[plausible] * largest,
         covariance=covariance * largest**2,
         reach=np.sqrt(budget - spent[plausible]),
+        steps=steps,
+        losses=losses,
     )

@@ -7,10 +7,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
-from shoal.knowledge.convergence import MIN_POINTS, NEWER, CurveFit, LossCurve, fit_curve
+from shoal.knowledge.convergence import MIN_POINTS, NEWER, CurveFit, LossCurve, fit_curve, replace_outliers
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
+
+#: A row of small drops is followed that far, beginning that many epochs before the curve is flat enough.
+_MOST_EPOCHS, _LOOK_BACK = 400, 50
+_QUANTILES = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | U
     else:
         if not (goal.fraction > 0 and goal.steps_per_epoch > 0 and goal.epochs >= 0):
             return Unknown("the goal's fraction and steps per epoch must be above 0")
-        centre, low, high = _steps_to_small_drop(fit, goal, now_step)
+        centre, low, high = _steps_to_small_drop(fit, goal)
     left = max(centre - now_step, 0.0)
     return Remaining(left, max(min(low - now_step, left), 0.0), max(high - now_step, left), best)
 
@@ -77,25 +82,68 @@ def _steps_to_loss(fit: CurveFit, loss: float) -> tuple[float, float, float]:
     return centre, float(starts.min()), float(ends.max())
 
 
-def _steps_to_small_drop(fit: CurveFit, goal: DropBelow, now_step: float) -> tuple[float, float, float]:
-    """a e / ((k+c)(k+c+e)) = δ with e steps per epoch and δ = fraction of the largest loss.
+def _steps_to_small_drop(fit: CurveFit, goal: DropBelow) -> tuple[float, float, float]:
+    """The median and the 90 % interval of the step at which a row of small drops is complete.
 
-    From there the goal's epochs must pass. Where the curve has been flat for long but the job still runs,
-    noise has broken the row of small drops; then at least one more epoch is to come.
+    The fitted curve falls by less than δ (fraction of the largest loss) per epoch of e steps from
+
+        a e / ((k+c)(k+c+e)) = δ
+
+    on; but what the owner looks at is measured. A drop counts as small with probability Φ((δ - d)/σ), d being
+    the curve's and σ its noise so far, so a row of them may be broken again and again: how many are in a row
+    is a Markov chain, followed epoch by epoch from what the last losses showed.
     """
-    epoch = goal.steps_per_epoch
-    no_sooner = now_step - (goal.epochs - 1) * epoch
-    limit = goal.fraction * fit.largest_loss
+    epoch, limit = goal.steps_per_epoch, goal.fraction * fit.largest_loss
 
-    def steps_at(amplitude: Floats, shift: Floats) -> Floats:
-        root = np.sqrt(epoch**2 + 4 * amplitude * epoch / limit)
-        return np.maximum((root - epoch) / 2 - shift, no_sooner) + goal.epochs * epoch
+    def curve_steps(amplitude: Floats, shift: Floats) -> Floats:
+        return (np.sqrt(epoch**2 + 4 * amplitude * epoch / limit) - epoch) / 2 - shift
 
-    steps = steps_at(fit.amplitudes, fit.shifts)
+    start, row = float(fit.steps[-1]), _row_so_far(fit, goal, limit)
+    crossing = float(curve_steps(np.array(fit.best.amplitude), np.array(fit.best.shift)))
+    far = max(int((crossing - start) / epoch) - _LOOK_BACK, 0)
+    if far:  # the row cannot be complete for long: begin near to where it can
+        start, row = start + far * epoch, 0
+    low, median, high = start + epoch * _epochs_until_row(fit, goal, start, row, limit)
+    # The curve itself is uncertain: where other plausible curves cross, the row may begin.
+    steps = curve_steps(fit.amplitudes, fit.shifts)
     by_a = epoch / limit / np.sqrt(epoch**2 + 4 * fit.amplitudes * epoch / limit)
     spread = fit.reach * _std(fit, by_a, np.zeros_like(by_a))
-    centre = float(steps_at(np.array(fit.best.amplitude), np.array(fit.best.shift)))
-    return centre, float((steps - spread).min()), float((steps + spread).max())
+    earlier = max(crossing - float((steps - spread).min()), 0.0)
+    later = max(float((steps + spread).max()) - max(crossing, start), 0.0)
+    soonest = float(fit.steps[-1]) + max(goal.epochs - row, 1) * epoch
+    return median, max(low - earlier, min(soonest, low)), high + later
+
+
+def _row_so_far(fit: CurveFit, goal: DropBelow, limit: float) -> int:
+    """How many of the last drops, epoch by epoch, were small; one less than the goal's number at most."""
+    at = fit.steps[-1] - goal.steps_per_epoch * np.arange(goal.epochs)
+    seen = at >= fit.steps[0] - 1e-9
+    losses = np.interp(at[seen], fit.steps, fit.losses)
+    small = losses[1:] - losses[:-1] < limit
+    return int(np.argmin(np.append(small, False)))
+
+
+def _drop_noise(fit: CurveFit) -> float:
+    """How far measured drops were from the curve's (root mean square), in the newer two thirds."""
+    off = np.diff(replace_outliers(fit.losses) - fit.best.loss(fit.steps))
+    newer = off[-max(2 * len(off) // 3, 4) :]
+    return max(float(np.sqrt(np.mean(newer * newer))), 1e-9 * fit.largest_loss)
+
+
+def _epochs_until_row(fit: CurveFit, goal: DropBelow, start: float, row: int, limit: float) -> Floats:
+    """5 %, 50 % and 95 % quantiles of the epochs from `start` until the row of small drops is complete."""
+    losses = fit.best.loss(start + goal.steps_per_epoch * np.arange(_MOST_EPOCHS + 1.0))
+    small = ndtr((limit + np.diff(losses)) / _drop_noise(fit))
+    in_row = np.zeros(max(goal.epochs, 1))
+    in_row[min(row, len(in_row) - 1)] = 1.0
+    done = np.zeros(_MOST_EPOCHS + 1)
+    for i, p in enumerate(small):
+        done[i + 1] = done[i] + p * in_row[-1]
+        in_row = np.concatenate([[(1 - p) * in_row.sum()], p * in_row[:-1]])
+        if done[i + 1] > _QUANTILES[-1]:
+            done[i + 2 :] = 1.0
+            break
+    return np.searchsorted(done, _QUANTILES).astype(np.float64)
 
 
 def _std(fit: CurveFit, by_a: Floats, by_floor: Floats) -> Floats:
