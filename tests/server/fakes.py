@@ -117,6 +117,8 @@ class Fleet:
         self.stubborn = False
         #: How workers ended, for a server that was not there to see it.
         self.exits: dict[str, Exit] = {}
+        #: Workers that compute slower than the others, and by how much.
+        self.slow: dict[str, float] = {}
         #: The server has just died: what it wants done is not done any more.
         self.deaf = False
 
@@ -206,7 +208,8 @@ class Fleet:
             self._boundary(worker, by_id)
             report = Report(
                 step=done, total_steps=total, steps=1, seconds=seconds / len(members),
-                workers=len(members), samples=1.0, compute_s=0.05, values={"loss": 1.0 / (1 + done)},
+                workers=len(members), samples=1.0,
+                compute_s=0.05 * self.slow.get(worker.id, 1.0), values={"loss": 1.0 / (1 + done)},
             )  # fmt: skip
             worker.send(report)
             if done >= total:

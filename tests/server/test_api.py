@@ -93,7 +93,7 @@ def test_a_deleted_or_expired_token_is_worth_nothing_at_once(tmp_path: Path) -> 
             )
             here.tokens["laptop"] = made["token"]
             await here.get("/status", user="laptop", status=200)
-            here.control.clock._offset += 3601
+            here.control.clock.offset_s += 3601
             await here.get("/status", user="laptop", status=401)
             listed = (await here.get("/tokens", user="ada"))["items"]
             assert all("token" not in t for t in listed)

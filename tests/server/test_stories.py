@@ -313,3 +313,50 @@ def test_a_server_that_stood_still_does_not_take_its_workers_for_dead(
             assert here.conductor.jobs[job].size == 2
 
     run(story())
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_straggler_is_replaced_where_its_owner_wishes_and_a_gpu_is_free(
+    tmp_path: Path, wanted: bool
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 3, policy="max-min") as here:
+            job = (await here.submit("2..2", resize="live", replace_stragglers=wanted))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.slow[f"{job}.1"] = 3.0
+            live = here.conductor.jobs[job]
+
+            def kinds() -> dict[str, dict[str, object]]:
+                return {
+                    e["type"]: e["data"]
+                    for e in here.control.store.events(job=job, type="worker.", limit=1000)
+                }
+
+            await here.until(lambda: "worker.straggler" in kinds(), train=(job,))
+            reason = kinds()["worker.straggler"]["reason"]
+            assert isinstance(reason, dict)
+            assert reason["code"] == "Straggler"
+            assert reason["evidence"]["relative_speed"] < 0.8
+            if not wanted:
+                assert live.workers.keys() == {f"{job}.0", f"{job}.1"}
+                return
+            await here.until(lambda: live.workers.keys() == {f"{job}.0", f"{job}.2"}, train=(job,))
+            await here.until(lambda: live.size == 2, train=(job,))
+            assert kinds()["worker.replaced"]["by"] == f"{job}.2"
+            assert {w.state for w in live.workers.values()} == {"active"}
+            assert (live.life.restarts, here.state(job)) == (0, "running")
+            assert "worker.lost" not in kinds(), "it left at a switch; nothing broke"
+
+    run(story())
+
+
+def test_a_straggler_stays_where_no_gpu_is_free(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2, policy="max-min") as here:
+            job = (await here.submit("2..2", resize="live", replace_stragglers=True))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.slow[f"{job}.1"] = 3.0
+            await here.until(lambda: here.control.store.events(type="worker.kept"), train=(job,))
+            assert here.conductor.jobs[job].workers.keys() == {f"{job}.0", f"{job}.1"}
+
+    run(story())

@@ -46,7 +46,7 @@ def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:
         print(f"  {t.reason(job)}")
     print("\nSubmitted as")
     for name, value in _spec(job, verbose=verbose):
-        print(f"  {name:<15} {value}{'' if name in job.given else '   (default)'}")
+        print(f"  {name:<18} {value}{'' if name in job.given else '   (default)'}")
     print("\nHow it goes")
     for name, value in _progress(job):
         print(f"  {name:<15} {value}")
@@ -74,6 +74,7 @@ def _spec(job: Job, *, verbose: bool) -> list[tuple[str, str]]:
         ("gpu_types", ", ".join(job.gpu_types) or "any"),
         ("weight", f"{job.weight:g}"),
         ("max_restarts", str(job.max_restarts)),
+        ("replace_stragglers", "yes" if job.replace_stragglers else "no"),
         ("grace_s", f"{job.grace_s:g}"),
     ]
     if job.secrets:

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Iterator
 from typing import Any
 
-from shoal.core.events import Submitted
-from shoal.core.job import GpuRange
-from shoal.core.job import Job as CoreJob
+from shoal.core.ledger import COLUMNS
 from shoal.core.plan import Outcome
 from shoal.executors.local import read_json
-from shoal.scheduler.scheduler import Scheduler
 from shoal.server import models as m
 from shoal.server.clock import as_time
 from shoal.server.conductor import Conductor
-from shoal.server.learning import assumed_speed, fixed_profile
 from shoal.server.lifecycle import settle
-from shoal.server.live_job import LiveJob
+from shoal.server.live_job import LEAVING, MAX_REFUSED, LiveJob, job_ref
 from shoal.server.models import JobState, Resize
+from shoal.server.whatif import WhatIf
 
 MOST_AHEAD = 5
 
@@ -25,6 +22,7 @@ MOST_AHEAD = 5
 class Answers:
     def __init__(self, conductor: Conductor) -> None:
         self.c = conductor
+        self.whatif = WhatIf(conductor)
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -54,6 +52,7 @@ class Answers:
             weight=spec["weight"],
             model=row["model"],
             max_restarts=spec["max_restarts"],
+            replace_stragglers=spec.get("replace_stragglers", False),
             grace_s=spec["grace_s"],
             given=row["given"],
             step=progress.get("step"),
@@ -123,18 +122,6 @@ class Answers:
             )
         return found
 
-    def ref(self, job: LiveJob, may_see: bool = True) -> m.JobRef:
-        return m.JobRef(
-            id=job.id,
-            name=job.name if may_see else None,
-            user=job.user,
-            state=job.life.state,
-            gpus=job.gpus,
-            target_gpus=job.target_gpus,
-            min_gpus=job.min_gpus,
-            max_gpus=job.max_gpus,
-        )
-
     # -- why ---------------------------------------------------------------------------------------
 
     def outcome(self, job: LiveJob) -> Outcome | None:
@@ -150,19 +137,41 @@ class Answers:
         if job.life.state is JobState.PAUSED:
             text = f"{job.life.message or 'its owner holds it'}; `shoal resume {job.name}` lets it go on"
             return m.Reason(code="Held", sentence=text)
-        if job.target_gpus > job.gpus and job.id in self.c.unmet:
+        lacks = job.target_gpus > job.gpus
+        if lacks and job.id in self.c.unmet:
             return self._waits_for_release(job)
+        if job.target_gpus and job.workers and all(w.state == LEAVING for w in job.workers.values()):
+            text = f"it was given {job.target_gpus} GPUs and begins when its {len(job.workers)} old workers have ended"
+            return m.Reason(code="WaitingForRelease", sentence=text, evidence={"leaving": len(job.workers)})
+        if lacks and job.refused >= MAX_REFUSED:
+            text = f"its last {job.refused} new workers failed, so no more are tried until its share changes"
+            return m.Reason(code="Misconfigured", sentence=text, evidence={"failed_workers": job.refused})
         outcome = self.outcome(job)
         if outcome is None:
             return m.Reason(code="PendingEvaluation", sentence="no decision has been made since it arrived")
-        reason = outcome.reason
-        if reason is None:
-            if job.gpus < job.target_gpus:
-                text = f"it was given {job.target_gpus} GPUs; its workers are being prepared"
-                return m.Reason(code="WaitingForRelease", sentence=text, evidence={"gpus": job.gpus})
+        if outcome.reason is not None:
+            return self._in_full(job, m.Reason.of(outcome.reason))
+        if lacks:
+            text = f"the decision to give it {job.target_gpus} GPUs is being carried out"
+            return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})
+        return self._has_enough(job)
+
+    def _in_full(self, job: LiveJob, reason: m.Reason) -> m.Reason:
+        """Decisions reckon with the share at which the job is fastest; its owner's maximum is another thing."""
+        useful = reason.evidence.get("max_gpus")
+        if useful is not None and useful != job.max_gpus:
+            reason.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
+        return reason
+
+    def _has_enough(self, job: LiveJob) -> m.Reason | None:
+        """It has all that decisions reckon with, and maybe less than its owner allows."""
+        elastic = self.c.scheduler.policy.elastic and job.resize is not Resize.NEVER
+        most = min(job.max_gpus, self.c.cluster.total_gpus)
+        if not elastic or not job.gpus or job.gpus >= most:
             return None
+        text = f"it has {job.gpus} GPUs; by its measured speed more would not make it faster"
         return m.Reason(
-            code=reason.code.label, sentence=reason.sentence, evidence=_finite(dict(reason.evidence))
+            code="NotWorthIt", sentence=text, evidence={"useful_gpus": job.gpus, "max_gpus": job.max_gpus}
         )
 
     def _waits_for_release(self, job: LiveJob) -> m.Reason:
@@ -178,17 +187,28 @@ class Answers:
         ahead = self._ahead(job)
         waits = job.gpus == 0 and job.life.state is JobState.PENDING
         return m.Why(
-            job=self.ref(job),
+            job=job_ref(job),
             reason=reason,
             sentence=self._sentence(job, reason),
             policy=self.c.policy_name,
-            ahead=[self.ref(j, may_see or j.user == job.user) for j in ahead[:MOST_AHEAD]],
+            ahead=[job_ref(j, may_see or j.user == job.user) for j in ahead[:MOST_AHEAD]],
             ahead_total=len(ahead),
             starts_in=self._starts_in(job) if waits else None,
-            could=self._could(job) if job.gpus == 0 else [],
+            could=self.whatif.could(job) if job.gpus == 0 else [],
             last_decision=self.c.scheduler.plans - 1 if self.c.scheduler.plans else None,
             decided_at=as_time(self.c.decided_s),
         )
+
+    def why_over(self, row: dict[str, Any]) -> m.Why:
+        """Of a job that is over."""
+        job = self.job(row)
+        told = f": {job.message}" if job.message else ""
+        ref = m.JobRef(
+            id=job.id, name=job.name, user=job.user, state=job.state, gpus=0, target_gpus=0,
+            min_gpus=job.min_gpus, max_gpus=job.max_gpus,
+        )  # fmt: skip
+        sentence = f"{job.name} is over: {job.state.value}{told}"
+        return m.Why(job=ref, reason=None, sentence=sentence, policy=self.c.policy_name)
 
     def _sentence(self, job: LiveJob, reason: m.Reason | None) -> str:
         state = job.life.state.value
@@ -237,130 +257,6 @@ class Answers:
         basis = f"the remaining time of {len(known)} running jobs, and {len(before)} jobs that wait before it"
         return m.Estimate(low_s=times["low_s"], high_s=times["high_s"], basis=basis)
 
-    def _could(self, job: LiveJob) -> list[m.CouldDo]:
-        """The smallest change that would start it now, found by asking the planner."""
-        if job.life.state is JobState.PAUSED:
-            text = "resume it" if self._would_start(job) else "resume it; it would wait for GPUs then"
-            return [m.CouldDo(change="resume", value=job.name, sentence=text)]
-        if job.life.state is not JobState.PENDING or job.target_gpus:
-            return []
-        found: list[m.CouldDo] = []
-        smaller = self._smaller_that_starts(job)
-        if smaller is not None:
-            text = f"with a minimum of {smaller} GPUs instead of {job.min_gpus} it would start now"
-            found.append(m.CouldDo(change="min_gpus", value=smaller, sentence=text))
-        if job.spec["gpu_types"] and self._would_start(job, gpu_types=()):
-            found.append(
-                m.CouldDo(change="gpu_types", value="any", sentence="on any GPU type it would start now")
-            )
-        return found
-
-    def _smaller_that_starts(self, job: LiveJob) -> int | None:
-        size = job.min_gpus if self.c.scheduler.policy.elastic else job.requested_gpus
-        low, high, best = 1, size - 1, None
-        while low <= high:  # starting is monotone in the size: less is never harder to place
-            middle = (low + high) // 2
-            if self._would_start(job, min_gpus=middle):
-                best, low = middle, middle + 1
-            else:
-                high = middle - 1
-        return best
-
-    def _would_start(
-        self, job: LiveJob, min_gpus: int | None = None, gpu_types: tuple[str, ...] | None = None
-    ) -> bool:
-        """Whether the job, changed so and in its own place in the order, would get GPUs now."""
-        scheduler = self._copy()
-        core, profile = self.c.profiles.of(job)
-        low = min_gpus or core.gpus.min
-        high = max(low, core.gpus.max) if job.resize is not Resize.NEVER else low
-        if job.resize is Resize.NEVER:
-            profile = fixed_profile("what-if", low)
-        changed = CoreJob(
-            name=core.name,
-            submit_s=core.submit_s,
-            gpus=GpuRange(low, high),
-            requested_gpus=low if min_gpus else core.requested_gpus,
-            user=core.user,
-            model=core.model,
-            iterations=core.iterations,
-            gpu_types=core.gpu_types if gpu_types is None else gpu_types,
-            weight=core.weight,
-        )
-        now_s = self.c.now_s()
-        new_id = self._next_id()
-        if job.id in scheduler.jobs:
-            from shoal.core.events import Cancelled
-
-            scheduler._take_in(Cancelled(job.id), now_s)
-        scheduler.step(now_s, [Submitted(new_id, changed, profile)])
-        return scheduler.outcome(new_id, now_s).share.gpus > 0
-
-    def _copy(self) -> Scheduler:
-        """A scheduler to try things on. What it decides, no one hears of."""
-        return copy.deepcopy(self.c.scheduler)
-
-    def _next_id(self) -> int:
-        ids = [*self.c.scheduler.jobs, *self.c.jobs]
-        return max(ids, default=0) + 1
-
-    def plan(self, spec: m.JobSpec, user: str, may_see: bool) -> m.PlanOutcome:
-        """What would happen if this job were submitted now."""
-        gpus = spec.range
-        scheduler, now_s, job_id = self._copy(), self.c.now_s(), self._next_id()
-        total = self.c.cluster.total_gpus
-        if spec.effective_resize is Resize.NEVER:
-            profile = fixed_profile("what-if", gpus.max)
-        else:
-            from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
-
-            curve = SpeedCurve(assumed_speed(min(gpus.max, total)))
-            profile = Profile("what-if", {ANY_TYPE: {0: curve}})
-        core = CoreJob(
-            name=spec.name or "what-if",
-            submit_s=now_s,
-            gpus=gpus,
-            requested_gpus=spec.requested_gpus or max(min(gpus.max, total), gpus.min),
-            user=user,
-            iterations=spec.iterations or 3600.0,
-            gpu_types=tuple(spec.gpu_types),
-            weight=spec.weight,
-        )
-        plan = scheduler.step(now_s, [Submitted(job_id, core, profile)])
-        outcome = scheduler.outcome(job_id, now_s)
-        changes = []
-        for command in plan.commands:
-            other = self.c.jobs.get(command.job)
-            if other is not None and command.share.gpus != other.target_gpus:
-                changes.append(
-                    m.Change(
-                        job=self.ref(other, may_see or other.user == user),
-                        from_gpus=other.target_gpus,
-                        to_gpus=command.share.gpus,
-                    )
-                )
-        got = outcome.share.gpus
-        reason = outcome.reason
-        shrinks = any(c.to_gpus < c.from_gpus for c in changes)
-        verdict = "waits" if not got else "shrinks_others" if shrinks else "starts"
-        if got:
-            sentence = f"it would start now with {got} GPUs"
-            if shrinks:
-                sentence += f"; {sum(c.to_gpus < c.from_gpus for c in changes)} other jobs would shrink"
-        else:
-            sentence = f"it would wait: {reason.sentence}" if reason else "it would wait"
-        return m.PlanOutcome(
-            verdict=verdict,
-            gpus=got,
-            reason=m.Reason(
-                code=reason.code.label, sentence=reason.sentence, evidence=_finite(dict(reason.evidence))
-            )
-            if reason
-            else None,
-            sentence=sentence,
-            changes=changes,
-        )
-
     def profile(self, job: LiveJob) -> m.Profile:
         gpu_type = job.gpu_type or self.c.cluster.gpu_types[0]
         if job.resize is Resize.NEVER:
@@ -369,11 +265,18 @@ class Answers:
             learner = self.c.profiles.learner(job)
             points, basis = learner.points(gpu_type), learner.basis()
         return m.Profile(
-            job=self.ref(job),
+            job=job_ref(job),
             basis=basis,
             points=[m.SpeedPoint(gpus=n, speed=s, measured=k) for n, s, k in points],
             remaining=self.c.profiles.remaining(job),
         )
+
+    def ledger_rates(self, column: str) -> Iterator[tuple[str, str, float]]:
+        """(user, GPU type, GPUs) that are `borrowed` or `lent` now."""
+        ledger = self.c.ledger
+        for u, user in enumerate(ledger.users):
+            for t, gpu_type in enumerate(ledger.gpu_types):
+                yield user, gpu_type, float(ledger.rate[u, t, COLUMNS.index(column)])
 
     # -- shares ------------------------------------------------------------------------------------
 
@@ -411,12 +314,3 @@ def _fraction(step: int | None, total: int | None) -> float | None:
     if step is None or not total:
         return None
     return min(max(step / total, 0.0), 1.0)
-
-
-def _finite(evidence: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity; such a number says nothing anyway."""
-    return {
-        k: v.item() if hasattr(v, "item") else v
-        for k, v in evidence.items()
-        if not (isinstance(v, float) and (v != v or v in (float("inf"), float("-inf"))))
-    }

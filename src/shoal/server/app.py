@@ -10,7 +10,7 @@ from fastapi.openapi.utils import get_openapi
 from shoal import __version__
 from shoal.server import errors
 from shoal.server.limits import Limits
-from shoal.server.routes import cluster, jobs, people, watch
+from shoal.server.routes import cluster, jobs, nodes, people, watch
 from shoal.server.routes.common import Server
 
 PREFIX = "/api/v1"
@@ -26,7 +26,7 @@ def make_app(server: Server | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
     )
-    for router in (jobs.router, watch.router, cluster.router, people.router):
+    for router in (jobs.router, watch.router, cluster.router, nodes.router, people.router):
         app.include_router(router, prefix=PREFIX)
     app.include_router(cluster.outside)
     errors.install(app)

@@ -21,7 +21,17 @@ import numpy as np
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import ShoalError
-from shoal.core.events import Cancelled, Event, Finished, Held, Submitted, TicketsChanged, Timer
+from shoal.core.events import (
+    Cancelled,
+    Event,
+    Finished,
+    Held,
+    NodeBack,
+    NodeLost,
+    Submitted,
+    TicketsChanged,
+    Timer,
+)
 from shoal.core.ledger import Ledger
 from shoal.core.plan import Reconfigure
 from shoal.executors.base import Executor, Exit
@@ -37,6 +47,7 @@ from shoal.server.home import Home
 from shoal.server.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
 from shoal.server.metrics import Metrics
 from shoal.server.models import JobState, Resize
+from shoal.server.models import Reason as ReasonModel
 from shoal.server.outbox import Outbox
 from shoal.server.profiles import Profiles
 from shoal.server.store import Store
@@ -47,6 +58,8 @@ COALESCE_S = 0.02
 COOL_DOWN_S = 10.0
 SAVE_S = 5.0
 RETRY_S = 1.0
+#: Of one decision: how many gainers are named to a loser, and how many losers get the numbers behind it.
+MOST_NAMED, MOST_EXPLAINED = 5, 50
 
 
 class Conductor:
@@ -70,6 +83,9 @@ class Conductor:
         self.devices = Devices(n.gpus for n in self.nodes)
         self.outbox = Outbox(store, clock.now_s)
         self.metrics = Metrics()
+        #: Nodes that are out of use, by index.
+        out_of_use = set(store.get("drained", []))
+        self.drained = {i for i, node in enumerate(self.nodes) if node.name in out_of_use}
         #: Jobs that wait for GPUs which others have not let go yet.
         self.unmet: set[int] = set()
         self.warnings: list[str] = []
@@ -109,7 +125,9 @@ class Conductor:
     def _make_scheduler(self) -> Scheduler:
         policy = make_policy(self.policy_name, self.policy_options)
         placer = KeepAndPack(all_or_nothing=not policy.elastic)
-        return Scheduler(self.cluster, policy, placer, cool_down_s=self.cool_down_s)
+        scheduler = Scheduler(self.cluster, policy, placer, cool_down_s=self.cool_down_s)
+        scheduler.lose_nodes(self.drained)
+        return scheduler
 
     def _make_ledger(self) -> Ledger:
         types, now_s = self.cluster.gpu_types, self.now_s()
@@ -203,7 +221,10 @@ class Conductor:
             view.first_start_s[row] = view.last_start_s[row] = job.life.started_s
         if memory:
             view.memory_a[row], view.memory_b[row], view.memory_c[row] = memory
-        fits = all(node < len(self.nodes) and g <= self.nodes[node].gpus for node, g in job.target.items())
+        fits = all(
+            node < len(self.nodes) and node not in self.drained and g <= self.nodes[node].gpus
+            for node, g in job.target.items()
+        )
         if not fits:
             job.target = {}
         if job.target and job.life.state is not JobState.PAUSED:
@@ -238,8 +259,7 @@ class Conductor:
             return
         self.metrics.decided(self.policy_name, time.perf_counter() - began)
         self.decided_s = now_s
-        for command in plan.commands:
-            self._command(command)
+        self._command(plan.commands)
         self._observe_ledger(now_s)
         self._wake_at(plan.wake_s, now_s)
         self._settle()
@@ -247,21 +267,37 @@ class Conductor:
             self.latencies_s.append(time.perf_counter() - since)
         self._last_cycle_s = asyncio.get_running_loop().time()
 
-    def _command(self, command: Reconfigure) -> None:
-        job = self.jobs.get(command.job)
-        if job is None or job.is_over:
-            return
-        before, gpus = job.target_gpus, command.share.gpus
+    def _command(self, commands: Sequence[Reconfigure]) -> None:
+        """Put down what was decided: for those who lose GPUs also who gets some by the same decision, and why."""
+        moves = [
+            (job, command, job.target_gpus)
+            for command in commands
+            if (job := self.jobs.get(command.job)) is not None and not job.is_over
+        ]
+        gains = sorted(((c.share.gpus - before, job) for job, c, before in moves), key=lambda g: -g[0])
+        winners = [job for gain, job in gains if gain > 0]
+        explained = 0
+        for job, command, before in moves:
+            gpus = command.share.gpus
+            data: dict[str, Any] = {"verb": command.verb, "from_gpus": before, "to_gpus": gpus}
+            if gpus < before and winners:
+                data |= {"policy": self.policy_name, "by": [w.id for w in winners[:MOST_NAMED]]}
+                if explained < MOST_EXPLAINED and job.id in self.scheduler.view:
+                    explained += 1
+                    reason = self.scheduler.outcome(job.id, self.now_s()).reason
+                    data["reason"] = reason and ReasonModel.of(reason).model_dump()
+                self.metrics.preempted(winners[0].user, job.user, command.verb)
+            self._aim_at(job, command)
+            self.outbox.event("job.target", f"{command.verb}: {before} -> {gpus} GPUs", job, **data)
+            self.metrics.resized(command.verb)
+
+    def _aim_at(self, job: LiveJob, command: Reconfigure) -> None:
+        gpus = command.share.gpus
         # Without nodes to tell apart there is no placement: the first node is all there is.
         job.target = dict(command.placement) or ({0: gpus} if gpus else {})
         job.gpu_type = command.share.gpu_type if gpus else job.gpu_type
         job.plan, job.refused = command.plan, 0
         self.outbox.job(job)
-        self.outbox.event(
-            "job.target", f"{command.verb}: {before} -> {gpus} GPUs", job,
-            verb=command.verb, from_gpus=before, to_gpus=gpus,
-        )  # fmt: skip
-        self.metrics.resized(command.verb)
         self._changed.add(job.id)
 
     def _policy_failed(self, error: Exception) -> None:
@@ -299,6 +335,27 @@ class Conductor:
         if np.isfinite(wake_s):
             delay_s = max(wake_s - now_s, COALESCE_S)
             self._wake = asyncio.get_running_loop().call_later(delay_s, self.post, Timer())
+
+    def lose_node(self, node: int) -> None:
+        """Its GPUs are out of use. Jobs there keep what they have elsewhere if that is enough for them."""
+        self.drained.add(node)
+        scheduler = self.scheduler
+        for job_id, placement in list(scheduler.placements.items()):
+            job = self.jobs.get(job_id)
+            if job is None or all(at != node for at, _ in placement):
+                continue
+            rest = {at: gpus for at, gpus in placement if at != node}
+            before, enough = job.target_gpus, sum(rest.values()) >= job.min_gpus
+            job.target = rest if scheduler.policy.elastic and enough else {}
+            text = f"{self.nodes[node].name} is out of use: {before} -> {job.target_gpus} GPUs"
+            self.outbox.event("job.target", text, job, verb="lose", from_gpus=before, to_gpus=job.target_gpus)
+            self.outbox.job(job)
+            self.soon(job)
+        self.post(NodeLost(node))
+
+    def node_back(self, node: int) -> None:
+        self.drained.discard(node)
+        self.post(NodeBack(node))
 
     # -- carrying out ------------------------------------------------------------------------------
 

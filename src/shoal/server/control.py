@@ -19,6 +19,7 @@ from shoal.server.app import make_app
 from shoal.server.auth import Gate
 from shoal.server.clock import go_on
 from shoal.server.conductor import Conductor
+from shoal.server.history import History
 from shoal.server.home import Home
 from shoal.server.hub import Hub
 from shoal.server.options import DEFAULT_POLICY, Options, warn_of_address
@@ -63,6 +64,7 @@ class Control:
             self.store,
             self.verbs,
             Answers(self.conductor),
+            History(self.conductor),
             self.gate,
             self.hub,
             self.home,

@@ -58,8 +58,6 @@ class CrewBase:
         job.life = apply(job.life, verb, self.c.then_s(job), message)
         if first:
             self.c.metrics.queue_wait.observe(job.life.waiting_s, user=job.user)
-        if verb is Verb.PREEMPT:
-            self.c.metrics.preemptions.add(user=job.user, kind=job.resize.value)
         self.c.outbox.job(job)
         self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
 

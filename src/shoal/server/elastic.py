@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from typing import TYPE_CHECKING, Any
 
+from shoal.core.reason import Code
+from shoal.core.reason import Reason as CoreReason
 from shoal.executors.base import Exit
 from shoal.server.crew import CrewBase, describe_exit, wanted
 from shoal.server.lifecycle import Verb, may
-from shoal.server.live_job import ACTIVE, LEAVING, READY, LiveJob, LiveWorker
-from shoal.server.models import JobState
+from shoal.server.live_job import ACTIVE, LEAVING, MAX_REFUSED, READY, LiveJob, LiveWorker
+from shoal.server.models import JobState, Reason
 from shoal.wire import events as ev
 from shoal.wire.auth import new_secret, read_secret, write_secret
 from shoal.wire.service import ControlService, JobHandle
@@ -25,7 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shoal.server")
 
-MAX_REFUSED = 3
+#: Where several workers are slow one after the other, their GPUs are not the cause.
+MAX_REPLACED = 3
 LOST_RESTARTS = 3
 """How often a job that lost all its workers goes on from its last checkpoint, unless its owner says."""
 DONE = "done"
@@ -43,6 +47,8 @@ class Elastic(CrewBase):
         self._host = host
         self.service = ControlService(self._Adapter(self), on_event=self._event)
         self._pauses: dict[tuple[int, int], float] = {}
+        #: When the pending reconfiguration of a job was asked for.
+        self._aimed_s: dict[int, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     class _Adapter:
@@ -119,7 +125,11 @@ class Elastic(CrewBase):
     def _aim(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
         """Name the workers it shall have: those it has where they are wanted, and new ones on free GPUs."""
         coordinator = handle.coordinator
-        usable = [w for w in job.workers.values() if w.state != LEAVING and _lives(coordinator, w.id)]
+        usable = [
+            w
+            for w in job.workers.values()
+            if w.state != LEAVING and not w.is_replaced and _lives(coordinator, w.id)
+        ]
         need, keep = dict(want), []
         for worker in sorted(usable, key=lambda w: w.state != ACTIVE):
             if need.get(worker.device[0], 0) > 0:
@@ -144,6 +154,7 @@ class Elastic(CrewBase):
                 self.c.metrics.superseded.add()
             try:
                 handle.set_target(target)
+                self._aimed_s[job.id] = self.c.now_s()
             except ValueError as error:  # one of them ended this moment; its exit brings us back here
                 log.info("job %s: %s", job.id, error)
 
@@ -253,8 +264,23 @@ class Elastic(CrewBase):
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
         job.coordinator = None
         super().over(job, verb, message)
+        self._aimed_s.pop(job.id, None)
+        for key in [k for k in self._pauses if k[0] == job.id]:
+            del self._pauses[key]
         if str(job.id) in self.service.jobs:
             self.service.remove(str(job.id))
+
+    def heartbeat_age_s(self) -> dict[str, float]:
+        """By node: how long ago its most silent worker was heard."""
+        ages: dict[str, float] = {}
+        for key, handle in self.service.jobs.items():
+            job = self.c.jobs.get(int(key))
+            for view in handle.coordinator.workers.values():
+                worker = job.workers.get(view.worker) if job is not None else None
+                if worker is not None and view.connected:
+                    age_s = max(time.monotonic() - view.heard_s, 0.0)
+                    ages[worker.node] = max(ages.get(worker.node, 0.0), age_s)
+        return ages
 
     def _event(self, key: str, event: ev.JobEvent) -> None:
         job = self.c.jobs.get(int(key))
@@ -275,9 +301,12 @@ class Elastic(CrewBase):
 
     def _on_GenerationCommitted(self, job: LiveJob, event: ev.GenerationCommitted) -> None:
         before, job.size = job.size, len(event.members)
+        now_s = self.c.now_s()
         for rank, worker_id in enumerate(event.members):
             worker = job.workers.get(worker_id)
             if worker is not None:
+                if worker.state != ACTIVE:
+                    self.c.metrics.lost_gpu_s.add(max(now_s - worker.started_s, 0.0), cause="start")
                 worker.rank, worker.state = rank, ACTIVE
                 self.c.outbox.worker(worker_id, rank=rank, state=ACTIVE)
         job.generation, job.refused = event.generation, 0
@@ -289,7 +318,11 @@ class Elastic(CrewBase):
             job.resizes += event.kind == "switch"
             text = f"{before} -> {gpus} workers at step {event.step} (generation {event.generation})"
             self.c.outbox.event("job.resized", text, job, **data)
-            self.c.metrics.resizes.add(direction="to", outcome="done")
+            direction = "grow" if gpus > before else "shrink" if gpus < before else "replace"
+            self.c.metrics.resizes.add(direction=direction, outcome="done")
+            if job.id in self._aimed_s:
+                self.c.metrics.resize.observe(now_s - self._aimed_s[job.id], phase="prepare")
+        self._aimed_s.pop(job.id, None)
         self.c.profiles.tell_length(job)
 
     def _on_PauseMeasured(self, job: LiveJob, event: ev.PauseMeasured) -> None:
@@ -300,7 +333,7 @@ class Elastic(CrewBase):
             job.stalled_s += event.pause_s - known
             self.c.metrics.lost_gpu_s.add((event.pause_s - known) * job.gpus, cause="resize")
         if not known:
-            self.c.metrics.resize.observe(event.pause_s)
+            self.c.metrics.resize.observe(event.pause_s, phase="pause")
 
     def _on_Measured(self, job: LiveJob, event: ev.Measured) -> None:
         worker, report = job.workers.get(event.worker), event.report
@@ -341,7 +374,32 @@ class Elastic(CrewBase):
 
     def _on_StragglerFound(self, job: LiveJob, event: ev.StragglerFound) -> None:
         text = f"worker {event.worker} computes at {event.relative_speed:.0%} of the others' speed"
-        self.c.outbox.event("worker.straggler", text, job, worker=event.worker, relative=event.relative_speed)
+        reason = Reason.of(CoreReason(Code.STRAGGLER, text, {"relative_speed": event.relative_speed}))
+        data = {"worker": event.worker, "reason": reason.model_dump()}
+        self.c.outbox.event("worker.straggler", text, job, **data)
+        if job.spec.get("replace_stragglers", False):
+            self._replace(job, event.worker, data)
+
+    def _replace(self, job: LiveJob, slow: str, data: dict[str, Any]) -> None:
+        """Or, Zhang and Freedman (MLSys'20): a straggler's place is given to a new worker, if a GPU is free."""
+        worker, handle = job.workers.get(slow), self.service.jobs.get(str(job.id))
+        if (
+            worker is None
+            or handle is None
+            or worker.state != ACTIVE
+            or slow not in handle.coordinator.target
+        ):
+            return
+        free = self.c.devices.choose({worker.device[0]: 1}) if job.replaced < MAX_REPLACED else None
+        if free is None:
+            why = "no other GPU is free" if job.replaced < MAX_REPLACED else "others were replaced already"
+            self.c.outbox.event("worker.kept", f"worker {slow} stays, though slow: {why}", job, **data)
+            return
+        new = self.new_worker(job, free[0], None)
+        job.replaced, worker.is_replaced = job.replaced + 1, True
+        text = f"worker {slow} is replaced by {new.id}: {data['reason']['sentence']}"
+        self.c.outbox.event("worker.replaced", text, job, **data, by=new.id)
+        handle.set_target([new.id if w == slow else w for w in handle.coordinator.target])
 
     def _on_Checkpointed(self, job: LiveJob, event: ev.Checkpointed) -> None:
         job.checkpoint_s = self.c.now_s()

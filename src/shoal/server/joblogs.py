@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,14 +19,21 @@ CHUNK_BYTES = 256 * 1024
 _CURSOR = re.compile(r"(\d{1,12}:\d{1,18})(,\d{1,12}:\d{1,18})*")
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Which lines are asked for; None: all."""
+
+    worker: str | None = None
+    rank: int | None = None
+    attempt: int | None = None
+    since_s: float | None = None
+
+
 class JobLogs:
     """A cursor is `number:position` of each worker, so that it stays short: `0:1204,1:88`."""
 
-    def __init__(
-        self, server: Server, job_id: int, worker: str | None, rank: int | None, since_s: float | None
-    ) -> None:
-        self._s, self._job_id = server, job_id
-        self._only_worker, self._only_rank, self._since_s = worker, rank, since_s
+    def __init__(self, server: Server, job_id: int, chosen: Chosen) -> None:
+        self._s, self._job_id, self._chosen = server, job_id, chosen
         self._position: dict[int, int] = {}
         self._ranks: dict[int, int | None] = {}
 
@@ -43,10 +51,24 @@ class JobLogs:
                 self._position[number] = tail_position(self._directory(number), tail)
 
     def look_for_workers(self) -> None:
+        chosen = self._chosen
+        attempts = {} if chosen.attempt is None else self._attempts()
         for row in self._s.store.workers_of(self._job_id):
-            chosen = self._only_worker in (None, row["id"]) and self._only_rank in (None, row["rank"])
-            if chosen:
+            right_one = chosen.worker in (None, row["id"]) and chosen.rank in (None, row["rank"])
+            if right_one and chosen.attempt in (None, attempts.get(row["id"])):
                 self._ranks[int(row["id"].split(".")[1])] = row["rank"]
+
+    def _attempts(self) -> dict[str, int]:
+        """Of each worker: how often the job had been started again when it began."""
+        found: dict[str, int] = {}
+        attempt = 0
+        types = ("job.restarted", "worker.started")
+        for event in self._s.store.events_of_job(self._job_id, types):
+            if event["type"] == "job.restarted":
+                attempt += 1
+            else:
+                found[event["data"]["worker"]] = attempt
+        return found
 
     def _directory(self, number: int) -> Path:
         return self._s.conductor.worker_directory(self._job_id, f"{self._job_id}.{number}")
@@ -72,7 +94,7 @@ class JobLogs:
         out = []
         for at_s, number, line in found[:limit]:
             self._position[number] = line.end
-            if self._since_s is None or at_s >= self._since_s:
+            if self._chosen.since_s is None or at_s >= self._chosen.since_s:
                 out.append(
                     m.LogLine(
                         at=as_time(at_s),

@@ -22,6 +22,9 @@ from shoal.server.models import Estimate
 ASSUMED_LENGTH_S = 3600.0
 ASSUMED_SERIAL = 0.1
 """Part of a step that more GPUs do not make shorter, for a job of which nothing is known (Amdahl's law)."""
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+LEVEL = 1e-6
+"""As good as no difference of two speeds, but one."""
 NEWS = 0.15
 """A speed must differ by this much from what decisions are made with before they are made anew."""
 
@@ -42,6 +45,7 @@ class Learner:
     """Of one job. `speed` is shared by all jobs of the same model word."""
 
     speed: SpeedEstimator
+    min_gpus: int
     max_gpus: int
     iterations: float | None
     expected_s: float | None
@@ -76,7 +80,7 @@ class Learner:
             if not isinstance(table, Unknown):
                 speed = np.nan_to_num(table.iterations_per_s[: self.max_gpus + 1], nan=0.0)
                 if len(speed) > self.max_gpus and (speed[1:] > 0).all():
-                    curves[gpu_type] = {0: SpeedCurve(speed)}
+                    curves[gpu_type] = {0: SpeedCurve(plain_speed(speed, self.min_gpus))}
         if not curves:
             curves[ANY_TYPE] = {0: SpeedCurve(assumed_speed(self.max_gpus))}
         elif ANY_TYPE not in curves:
@@ -132,7 +136,23 @@ class Learner:
         return Estimate(low_s=length.low / speed, high_s=length.high / speed, basis=length.basis)
 
 
-def assumed_speed(max_gpus: int) -> np.ndarray[Any, np.dtype[np.float64]]:
+def plain_speed(speed: Floats, min_gpus: int) -> Floats:
+    """The curve that decisions are made with: a larger share counts as slower only if it plainly is.
+
+    Steps are measured on a machine where other things happen. A share that seems slower than a smaller one by
+    less than `NEWS` is taken to be as fast; and none below the job's minimum, which it can never have, as faster.
+    """
+    made = speed.copy()
+    made[:min_gpus] = np.minimum(made[:min_gpus], (1.0 - LEVEL) * made[min_gpus])
+    best = made[0]
+    for gpus in range(1, len(made)):
+        if (1.0 - NEWS) * best < made[gpus] <= best:
+            made[gpus] = best * (1.0 + LEVEL)
+        best = max(best, made[gpus])
+    return made
+
+
+def assumed_speed(max_gpus: int) -> Floats:
     """Steps per second for 0..max GPUs, one step per second with one GPU."""
     gpus = np.arange(1, max_gpus + 1)
     return np.concatenate([[0.0], 1.0 / (ASSUMED_SERIAL + (1.0 - ASSUMED_SERIAL) / gpus)])

@@ -7,8 +7,10 @@ from typing import Any
 
 from shoal.server.devices import Device
 from shoal.server.lifecycle import Life
-from shoal.server.models import JobState, Resize
+from shoal.server.models import JobRef, JobState, Resize
 
+#: So many newcomers fail in a row, and no more are tried until the job's share changes.
+MAX_REFUSED = 3
 STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
 
 
@@ -22,6 +24,8 @@ class LiveWorker:
     started_s: float
     rank: int | None = None
     state: str = STARTING
+    #: A new one takes its place: it goes at the next switch.
+    is_replaced: bool = False
 
     @property
     def holds_gpu(self) -> bool:
@@ -81,6 +85,8 @@ class LiveJob:
     told: bool = False
     #: Workers of the last generation that was committed.
     size: int = 0
+    #: Slow workers that were given another GPU.
+    replaced: int = 0
     #: Newcomers that failed in a row; too many, and no more are tried until the target changes.
     refused: int = 0
 
@@ -177,3 +183,17 @@ class LiveJob:
             signal=row["signal"],
             **memory,
         )
+
+
+def job_ref(job: LiveJob, may_see: bool = True) -> JobRef:
+    """The job in an answer about another; `may_see`: the asker may know its name."""
+    return JobRef(
+        id=job.id,
+        name=job.name if may_see else None,
+        user=job.user,
+        state=job.life.state,
+        gpus=job.gpus,
+        target_gpus=job.target_gpus,
+        min_gpus=job.min_gpus,
+        max_gpus=job.max_gpus,
+    )

@@ -59,6 +59,9 @@ class Metrics:
     def resized(self, verb: str) -> None:
         self.resizes.add(direction=verb, outcome="decided")
 
+    def preempted(self, preemptor: str, victim: str, verb: str) -> None:
+        self.preemptions.add(preemptor_user=preemptor, victim_user=victim, kind=verb)
+
     def job_over(self, job: LiveJob) -> None:
         life = job.life
         self.jobs_over.add(user=job.user, state=life.state.value)
@@ -71,8 +74,8 @@ class Metrics:
             _series(out, f"shoal_{name}", "gauge", help_, values)
         for name, help_, counter in (
             ("resizes_total", "Changes of a job's share, by what they were.", self.resizes),
-            ("preemptions_total", "Jobs that lost all GPUs to others.", self.preemptions),
-            ("lost_gpu_seconds_total", "GPU time in which training stood still, by cause.", self.lost_gpu_s),
+            ("preemptions_total", "Jobs that lost GPUs to others, by both owners and how.", self.preemptions),
+            ("lost_gpu_seconds_total", "GPU time held without training, by cause.", self.lost_gpu_s),
             ("jobs_over_total", "Jobs that ended, by how.", self.jobs_over),
             ("plan_superseded_total", "Reconfigurations that a newer decision replaced.", self.superseded),
             ("http_requests_total", "Requests answered, by status.", self.requests),
@@ -82,7 +85,11 @@ class Metrics:
             ("queue_wait_seconds", "From submission to the first GPUs.", self.queue_wait),
             ("job_completion_seconds", "From submission to the end.", self.completion),
             ("decision_seconds", "Time one decision took.", self.decision),
-            ("resize_seconds", "Time training stood still for a resize.", self.resize),
+            (
+                "resize_seconds",
+                "Of a resize: until it was prepared; how long training stood still.",
+                self.resize,
+            ),
         ):
             _histogram(out, f"shoal_{name}", help_, histogram)
         return "\n".join(out) + "\n"

@@ -6,6 +6,7 @@ Within v1 fields are only ever added. Timestamps are RFC 3339 in UTC, durations 
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime
 from enum import StrEnum
@@ -15,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_vali
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange
+from shoal.core.reason import Reason as CoreReason
 
 NAME = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
@@ -128,6 +130,9 @@ class JobSpec(Given):
     max_restarts: int = Field(
         0, ge=0, le=1000, description="How often to start it again after it failed or lost all workers."
     )
+    replace_stragglers: bool = Field(
+        False, description="Give a worker that is plainly slower than the others another GPU, if one is free."
+    )
     grace_s: float = Field(10.0, ge=0, le=3600, description="Between asking it to end and making it end.")
 
     model_config = ConfigDict(
@@ -201,6 +206,13 @@ class Reason(BaseModel):
     sentence: str
     evidence: dict[str, float | int | str] = Field(default_factory=dict)
 
+    @classmethod
+    def of(cls, reason: CoreReason) -> Reason:
+        """As the scheduler words it. JSON knows no infinity, and such a number says nothing anyway."""
+        plain = {k: v.item() if hasattr(v, "item") else v for k, v in reason.evidence.items()}
+        finite = {k: v for k, v in plain.items() if not isinstance(v, float) or math.isfinite(v)}
+        return cls(code=reason.code.label, sentence=reason.sentence, evidence=finite)
+
 
 class GpuPlace(BaseModel):
     node: str
@@ -260,6 +272,7 @@ class Job(BaseModel):
     weight: float = 1.0
     model: str = ""
     max_restarts: int = 0
+    replace_stragglers: bool = False
     grace_s: float = 10.0
     given: list[str] = Field(
         default_factory=list, description="Fields the owner gave; all others are defaults."
@@ -333,6 +346,21 @@ class CouldDo(BaseModel):
     sentence: str
 
 
+class Preemption(BaseModel):
+    """The last time that a job lost GPUs to others: when, by which rule, to whom, and the numbers behind it."""
+
+    at: datetime
+    from_gpus: int
+    to_gpus: int
+    policy: str
+    by: list[JobRef] = Field(
+        default_factory=list, description="Jobs that got GPUs by the same decision, as they are now."
+    )
+    reason: Reason | None = Field(None, description="Why the policy gave it no more at that moment.")
+    decision: int | None = None
+    sentence: str
+
+
 class Why(BaseModel):
     """Why a job has what it has: the answer to `shoal why`."""
 
@@ -348,6 +376,8 @@ class Why(BaseModel):
     could: list[CouldDo] = Field(default_factory=list)
     last_decision: int | None = Field(None, description="Number of the plan that says so.")
     decided_at: datetime | None = None
+    at: datetime | None = Field(None, description="The moment that was asked about; null for now.")
+    preempted: Preemption | None = Field(None, description="Only if it was asked for, and ever happened.")
 
 
 class Event(BaseModel):
@@ -425,6 +455,17 @@ class NodeStatus(BaseModel):
     used: int
     virtual: bool
     devices: list[str] = Field(default_factory=list, description="Of each GPU: name or id, for people.")
+    state: Literal["ready", "drained"] = Field("ready", description="drained: no job is given its GPUs.")
+
+
+class NodeList(Page[NodeStatus]):
+    """The machines there are."""
+
+
+class Node(NodeStatus):
+    """One machine, and who is on it."""
+
+    jobs: list[JobRef] = Field(default_factory=list, description="That hold GPUs of this node.")
 
 
 class Status(BaseModel):

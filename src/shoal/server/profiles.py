@@ -47,8 +47,9 @@ class Profiles:
         if job.resize is Resize.NEVER:
             return self._fixed.setdefault(job.max_gpus, fixed_profile("fixed", job.max_gpus))
         learner = self.learner(job)
-        if learner.profile is None or learner.max_gpus != self._limit(job):
-            learner.max_gpus = self._limit(job)
+        limits = job.min_gpus, self._limit(job)
+        if learner.profile is None or (learner.min_gpus, learner.max_gpus) != limits:
+            learner.min_gpus, learner.max_gpus = limits
             learner.make_profile(job.model)
         assert learner.profile is not None
         return learner.profile
@@ -58,6 +59,7 @@ class Profiles:
         if found is None:
             found = self._learners[job.id] = Learner(
                 speed=self._speed(job.model),
+                min_gpus=job.min_gpus,
                 max_gpus=self._limit(job),
                 iterations=job.spec["iterations"],
                 expected_s=job.spec["expected_s"],

@@ -284,6 +284,7 @@ class Store:
         user: str | None = None,
         type: str | None = None,
         since_s: float | None = None,
+        until_s: float | None = None,
         tail: int | None = None,
         limit: int = 100,
     ) -> list[Row]:
@@ -298,9 +299,24 @@ class Store:
             query = query.where(e.type.startswith(type, autoescape=True))
         if since_s is not None:
             query = query.where(e.at_s >= since_s)
+        if until_s is not None:
+            query = query.where(e.at_s <= until_s)
         if tail is not None:
             return self._rows(query.order_by(sa.desc(e.id)).limit(min(tail, limit)))[::-1]
         return self._rows(query.order_by(e.id).limit(limit))
+
+    def events_of_jobs_at(self, at_s: float, types: Sequence[str]) -> list[Row]:
+        """What had happened, of these types, to the jobs that were unfinished then; oldest first."""
+        j, e = t.jobs.c, t.events.c
+        then = (j.submitted_s <= at_s) & (j.finished_s.is_(None) | (j.finished_s > at_s))
+        there = sa.select(j.id).where(then)
+        query = sa.select(t.events).where(e.job.in_(there), e.type.in_(types), e.at_s <= at_s)
+        return self._rows(query.order_by(e.id))
+
+    def events_of_job(self, job: int, types: Sequence[str]) -> list[Row]:
+        """All of these types, oldest first."""
+        e = t.events.c
+        return self._rows(sa.select(t.events).where(e.job == job, e.type.in_(types)).order_by(e.id))
 
     def last_event(self) -> tuple[int, float]:
         """Number and time of the last event; (0, 0.0) in a new store."""

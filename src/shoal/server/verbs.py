@@ -267,11 +267,28 @@ class Verbs:
             change.delete_token(token_id)
             change.event("token.deleted", f"token {token_id} is no longer valid", data={"token": token_id})
 
+    def drain(self, node: int, actor: str) -> None:
+        if node not in self.c.drained:
+            self._use_nodes({*self.c.drained, node}, "node.drained", node, actor)
+            self.c.lose_node(node)
+
+    def uncordon(self, node: int, actor: str) -> None:
+        if node in self.c.drained:
+            self._use_nodes(self.c.drained - {node}, "node.uncordoned", node, actor)
+            self.c.node_back(node)
+
+    def _use_nodes(self, drained: set[int], type: str, node: int, actor: str) -> None:
+        name = self.c.nodes[node].name
+        with self.store.change(self.c.now_s(), actor=actor) as change:
+            change.put("drained", sorted(self.c.nodes[i].name for i in drained))
+            change.event(type, f"{name} was {type.split('.')[1]} by {actor}", data={"node": name})
+
     def set_policy(self, name: str, options: dict[str, str], actor: str) -> None:
         make_options(policy_class(name), options)  # complains about either before anything is changed
         with self.store.change(self.c.now_s(), actor=actor) as change:
             change.put("policy", {"name": name, "options": options})
-            change.event("policy.changed", f"{self.c.policy_name} -> {name}", data={"policy": name})
+            data = {"policy": name, "before": self.c.policy_name}
+            change.event("policy.changed", f"{self.c.policy_name} -> {name}", data=data)
         self.c.use_policy(name, options)
 
 

@@ -16,6 +16,7 @@ from shoal.server.clock import as_time
 from shoal.server.errors import Unauthorized
 from shoal.server.gauges import gauges
 from shoal.server.routes.common import ERRORS, S, Server, W, get_server, get_who
+from shoal.server.routes.nodes import node_status
 from shoal.server.verbs import Infeasible
 
 router = APIRouter(tags=["cluster"], responses=ERRORS)
@@ -46,17 +47,7 @@ async def status(s: S, who: W) -> m.Status:
         policy=c.policy_name,
         policy_options=dataclasses.asdict(c.scheduler.policy.options),
         store="sqlite" if s.store.kind == "sqlite" else "postgresql",
-        nodes=[
-            m.NodeStatus(
-                name=n.name,
-                gpu_type=n.gpu_type,
-                gpus=n.gpus,
-                used=c.devices.used_of(i),
-                virtual=n.virtual,
-                devices=list(n.devices)[:64],
-            )
-            for i, n in enumerate(c.nodes)
-        ],
+        nodes=[node_status(s, i) for i in range(len(c.nodes))],
         total_gpus=c.cluster.total_gpus,
         used_gpus=c.devices.used,
         jobs=s.store.count_jobs(who.only),
@@ -192,7 +183,7 @@ async def plan(request: m.PlanRequest, s: S, who: W) -> m.PlanOutcome:
     except Infeasible as error:
         reason = m.Reason(code="Infeasible", sentence=str(error))
         return m.PlanOutcome(verdict="infeasible", gpus=0, reason=reason, sentence=str(error))
-    return s.answers.plan(request.spec, who.user, who.sees_all)
+    return s.answers.whatif.plan(request.spec, who.user, who.sees_all)
 
 
 @router.post("/shutdown", status_code=202)
@@ -215,9 +206,8 @@ async def metrics(request: Request) -> Response:
     if not _is_local(request):
         await get_who(request)
     s = await get_server(request)
-    return Response(
-        s.conductor.metrics.text(gauges(s)), media_type="text/plain; version=0.0.4; charset=utf-8"
-    )
+    text = s.conductor.metrics.text(await gauges(s))
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _is_local(request: Request) -> bool:

@@ -15,6 +15,7 @@ from shoal.server.answers import Answers
 from shoal.server.auth import Gate, Who
 from shoal.server.conductor import Conductor
 from shoal.server.errors import Invalid, NotFound
+from shoal.server.history import History
 from shoal.server.home import Home
 from shoal.server.hub import Hub
 from shoal.server.live_job import LiveJob
@@ -45,6 +46,7 @@ class Server:
     store: Store
     verbs: Verbs
     answers: Answers
+    history: History
     gate: Gate
     hub: Hub
     home: Home
@@ -116,7 +118,7 @@ def number(cursor: str | None, what: str = "cursor") -> int | None:
     return int(cursor)
 
 
-def seconds(at: datetime | None) -> float | None:
+def seconds(at: datetime | None, what: str = "since") -> float | None:
     """A time as seconds since 1970; without a zone it is UTC."""
     if at is None:
         return None
@@ -125,5 +127,5 @@ def seconds(at: datetime | None) -> float | None:
     try:
         found = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (OverflowError, ValueError):
-        raise Invalid("since: this time is out of range", "since") from None
+        raise Invalid(f"{what}: this time is out of range", what) from None
     return found if math.isfinite(found) else 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime
 from typing import Annotated
 
@@ -26,6 +27,7 @@ from shoal.server.store import ACTIVE_STATES
 from shoal.server.verbs import Conflict
 
 router = APIRouter(tags=["jobs"], responses=ERRORS)
+SLICE = 25
 Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[\x21-\x7e]+$")]
 
 
@@ -73,7 +75,12 @@ async def list_jobs(
         limit=limit,
     )
     more = str(rows[-1]["id"]) if len(rows) == limit else None
-    return m.JobList(items=[s.answers.job(row) for row in rows], next=more)
+    items = []
+    for i, row in enumerate(rows):
+        if i % SLICE == SLICE - 1:
+            await asyncio.sleep(0)  # a long list does not keep decisions waiting
+        items.append(s.answers.job(row))
+    return m.JobList(items=items, next=more)
 
 
 @router.get("/jobs/{job}", response_model=m.Job)
@@ -132,24 +139,27 @@ async def checkpoint(job: JobId, s: S, who: W) -> m.Job:
 
 
 @router.get("/jobs/{job}/why", response_model=m.Why)
-async def why(job: JobId, s: S, who: W) -> m.Why:
+async def why(
+    job: JobId,
+    s: S,
+    who: W,
+    at: Annotated[datetime | None, Query(description="Why it had what it had then; now if left out.")] = None,
+    preempted: Annotated[
+        bool, Query(description="Also who last took GPUs from it, and by which rule.")
+    ] = False,
+) -> m.Why:
     """Why it has what it has, who is ahead, when it might start, and what would start it now."""
     row = find_row(s, who, job)
     live = s.conductor.jobs.get(row["id"])
-    if live is not None:
-        return s.answers.why(live, who.sees_all)
-    over = s.answers.job(row)
-    ref = m.JobRef(
-        id=over.id, name=over.name, user=over.user, state=over.state, gpus=0, target_gpus=0,
-        min_gpus=over.min_gpus, max_gpus=over.max_gpus,
-    )  # fmt: skip
-    told = f": {over.message}" if over.message else ""
-    return m.Why(
-        job=ref,
-        reason=None,
-        sentence=f"{over.name} is over: {over.state.value}{told}",
-        policy=s.conductor.policy_name,
-    )
+    if at is not None:
+        answer = s.history.why(row, seconds(at, "at") or 0.0, who.sees_all)
+    elif live is not None:
+        answer = s.answers.why(live, who.sees_all)
+    else:
+        answer = s.answers.why_over(row)
+    if preempted:
+        answer.preempted = s.history.preempted(row, who.sees_all)
+    return answer
 
 
 @router.get("/jobs/{job}/profile", response_model=m.Profile)

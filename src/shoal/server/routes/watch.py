@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ from shoal.server import models as m
 from shoal.server.auth import Who
 from shoal.server.clock import as_time
 from shoal.server.errors import Busy
-from shoal.server.joblogs import JobLogs
+from shoal.server.joblogs import Chosen, JobLogs
 from shoal.server.routes.common import ERRORS, Cursor, JobId, Limit, S, Server, W, find_row, number, seconds
 
 router = APIRouter(tags=["watch"], responses=ERRORS)
@@ -74,23 +73,42 @@ async def list_events(
     return m.EventList(items=[_event(row) for row in rows], next=str(last))
 
 
+Messages = tuple[list[bytes], bool]
+"""What is to be sent next, and whether that is the end."""
+
+
 def sse(event: str, id: str | int, body: str) -> bytes:
     return f"id: {id}\nevent: {event}\ndata: {body}\n\n".encode()
 
 
-def _stream(s: Server, who: Who, parts: Callable[[], AsyncIterator[bytes]]) -> StreamingResponse:
+def _stream(s: Server, who: Who, more: Callable[[], Awaitable[Messages]], poll_s: float) -> StreamingResponse:
+    """Send what there is whenever something happens, and look for more at least every `poll_s`."""
     if not s.hub.enter(who.user):
         raise Busy("too many streams are open", "close some")
+    loop = asyncio.get_running_loop()
 
-    async def guarded() -> AsyncIterator[bytes]:
+    async def parts() -> AsyncIterator[bytes]:
         try:
-            async for part in parts():
-                yield part
+            yield b": shoal\n\n"
+            sent_s = loop.time()
+            while not s.hub.closed:
+                messages, is_end = await more()
+                for message in messages:
+                    yield message
+                if is_end:
+                    return
+                if messages:
+                    sent_s = loop.time()
+                elif loop.time() - sent_s >= BEAT_S:
+                    yield b": beat\n\n"
+                    sent_s = loop.time()
+                else:
+                    await s.hub.wait(poll_s)
         finally:
             s.hub.leave(who.user)
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(guarded(), media_type="text/event-stream", headers=headers)
+    return StreamingResponse(parts(), media_type="text/event-stream", headers=headers)
 
 
 @router.get("/events/stream", responses=STREAM, response_class=StreamingResponse)
@@ -106,33 +124,32 @@ async def stream_events(
 ) -> StreamingResponse:
     """Events as they happen. Without a cursor: from now on, after the last `tail`."""
     filters = _filters(s, who, job, type, since)
-    after = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
+    begin = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
+    first: list[dict[str, Any]] = []
+    if begin is None:
+        begin = s.store.last_event()[0] if since is None or tail is not None else 0
+        first = s.store.events(after_id=0, tail=tail, limit=1000, **filters) if tail else []
+    after = begin
 
-    async def parts() -> AsyncIterator[bytes]:
-        nonlocal after
-        first: list[dict[str, Any]] = []
-        if after is None:
-            after = s.store.last_event()[0] if since is None or tail is not None else 0
-            if tail:
-                first = s.store.events(after_id=0, tail=tail, limit=1000, **filters)
-        yield b": shoal\n\n"
-        while not s.hub.closed:
-            for row in first or s.store.events(after_id=after, limit=500, **filters):
-                after = max(after, row["id"])
-                yield sse(row["type"], row["id"], _event(row).model_dump_json())
-                first = []
-            if s.hub.last_id <= after or not s.store.events(after_id=after, limit=1, **filters):
-                after = max(after, s.hub.last_id)
-                if not await s.hub.wait(BEAT_S):
-                    yield b": beat\n\n"
+    async def more() -> Messages:
+        nonlocal after, first
+        rows, first = first or s.store.events(after_id=after, limit=500, **filters), []
+        # Those that are not for this one are passed over, so that they are not looked through again.
+        after = max([after, *(row["id"] for row in rows)]) if rows else max(after, s.hub.last_id)
+        return [sse(row["type"], row["id"], _event(row).model_dump_json()) for row in rows], False
 
-    return _stream(s, who, parts)
+    return _stream(s, who, more, BEAT_S)
 
 
 WorkerQuery = Annotated[str | None, Query(max_length=80, description="One worker only.")]
 RankQuery = Annotated[int | None, Query(ge=0, le=1_000_000, description="Workers of this rank only.")]
 LogTail = Annotated[
     int | None, Query(ge=0, le=100_000, description="Only the last so many lines of each worker.")
+]
+
+
+AttemptQuery = Annotated[
+    int | None, Query(ge=0, le=1_000_000, description="One attempt only: 0, and 1 after the first restart.")
 ]
 
 
@@ -143,13 +160,15 @@ async def logs(
     who: W,
     worker: WorkerQuery = None,
     rank: RankQuery = None,
+    attempt: AttemptQuery = None,
     since: datetime | None = None,
     tail: LogTail = None,
     cursor: Cursor = None,
     limit: Limit = 1000,
 ) -> m.LogPage:
     """What its workers printed, merged by time."""
-    reader = JobLogs(s, find_row(s, who, job)["id"], worker, rank, seconds(since))
+    which = Chosen(worker, rank, attempt, seconds(since))
+    reader = JobLogs(s, find_row(s, who, job)["id"], which)
     reader.begin(cursor, tail)
     lines = await asyncio.to_thread(reader.read, limit)
     return m.LogPage(items=lines, next=reader.cursor if len(lines) == limit else None)
@@ -162,6 +181,7 @@ async def follow_logs(
     who: W,
     worker: WorkerQuery = None,
     rank: RankQuery = None,
+    attempt: AttemptQuery = None,
     since: datetime | None = None,
     tail: LogTail = None,
     cursor: Cursor = None,
@@ -169,34 +189,18 @@ async def follow_logs(
 ) -> StreamingResponse:
     """What its workers print, over resizes and restarts, until the job is over and all is told."""
     job_id = find_row(s, who, job)["id"]
-    reader = JobLogs(s, job_id, worker, rank, seconds(since))
+    reader = JobLogs(s, job_id, Chosen(worker, rank, attempt, seconds(since)))
     reader.begin(last_event_id or cursor, tail)
 
-    async def parts() -> AsyncIterator[bytes]:
-        yield b": shoal\n\n"
-        quiet_s = 0.0
-        while not s.hub.closed:
-            is_over = job_id not in s.conductor.jobs
-            reader.look_for_workers()
-            lines = await asyncio.to_thread(reader.read, 500)
-            for line in lines:
-                yield sse("line", line.cursor or "", line.model_dump_json())
-            if lines:
-                quiet_s = 0.0
-                continue
-            if is_over:
-                row = s.store.job(job_id)
-                assert row is not None
-                yield sse("end", reader.cursor, s.answers.job(row, workers=True).model_dump_json())
-                return
-            await s.hub.wait(LOG_POLL_S)
-            quiet_s += LOG_POLL_S
-            if quiet_s >= BEAT_S:
-                quiet_s = 0.0
-                yield b": beat\n\n"
+    async def more() -> Messages:
+        is_over = job_id not in s.conductor.jobs  # asked before reading: what it wrote last is read, too
+        reader.look_for_workers()
+        lines = await asyncio.to_thread(reader.read, 500)
+        messages = [sse("line", line.cursor or "", line.model_dump_json()) for line in lines]
+        if messages or not is_over:
+            return messages, False
+        row = s.store.job(job_id)
+        assert row is not None
+        return [sse("end", reader.cursor, s.answers.job(row, workers=True).model_dump_json())], True
 
-    return _stream(s, who, parts)
-
-
-def dumps(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))
+    return _stream(s, who, more, LOG_POLL_S)

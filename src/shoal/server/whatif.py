@@ -1,0 +1,127 @@
+"""What would happen if: found by asking a copy of the scheduler. What it decides, no one hears of."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+from shoal.core.events import Cancelled, Submitted
+from shoal.core.job import GpuRange
+from shoal.core.job import Job as CoreJob
+from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
+from shoal.scheduler.scheduler import Scheduler
+from shoal.server import models as m
+from shoal.server.conductor import Conductor
+from shoal.server.learning import assumed_speed, fixed_profile
+from shoal.server.live_job import LiveJob, job_ref
+from shoal.server.models import JobState, Resize
+
+
+class WhatIf:
+    def __init__(self, conductor: Conductor) -> None:
+        self.c = conductor
+
+    def could(self, job: LiveJob) -> list[m.CouldDo]:
+        """The smallest change that would start it now, found by asking the planner."""
+        if job.life.state is JobState.PAUSED:
+            text = "resume it" if self._would_start(job) else "resume it; it would wait for GPUs then"
+            return [m.CouldDo(change="resume", value=job.name, sentence=text)]
+        if job.life.state is not JobState.PENDING or job.target_gpus:
+            return []
+        found: list[m.CouldDo] = []
+        smaller = self._smaller_that_starts(job)
+        if smaller is not None:
+            text = f"with a minimum of {smaller} GPUs instead of {job.min_gpus} it would start now"
+            found.append(m.CouldDo(change="min_gpus", value=smaller, sentence=text))
+        if job.spec["gpu_types"] and self._would_start(job, gpu_types=()):
+            found.append(
+                m.CouldDo(change="gpu_types", value="any", sentence="on any GPU type it would start now")
+            )
+        return found
+
+    def _smaller_that_starts(self, job: LiveJob) -> int | None:
+        size = job.min_gpus if self.c.scheduler.policy.elastic else job.requested_gpus
+        low, high, best = 1, size - 1, None
+        while low <= high:  # starting is monotone in the size: less is never harder to place
+            middle = (low + high) // 2
+            if self._would_start(job, min_gpus=middle):
+                best, low = middle, middle + 1
+            else:
+                high = middle - 1
+        return best
+
+    def _would_start(
+        self, job: LiveJob, min_gpus: int | None = None, gpu_types: tuple[str, ...] | None = None
+    ) -> bool:
+        """Whether the job, changed so and in its own place in the order, would get GPUs now."""
+        scheduler = self._copy()
+        core, profile = self.c.profiles.of(job)
+        low = min_gpus or core.gpus.min
+        high = max(low, core.gpus.max) if job.resize is not Resize.NEVER else low
+        if job.resize is Resize.NEVER:
+            profile = fixed_profile("what-if", low)
+        changed = replace(
+            core,
+            gpus=GpuRange(low, high),
+            requested_gpus=low if min_gpus else core.requested_gpus,
+            gpu_types=core.gpu_types if gpu_types is None else gpu_types,
+        )
+        now_s = self.c.now_s()
+        new_id = self._next_id()
+        if job.id in scheduler.jobs:
+            scheduler._take_in(Cancelled(job.id), now_s)
+        scheduler.step(now_s, [Submitted(new_id, changed, profile)])
+        return scheduler.outcome(new_id, now_s).share.gpus > 0
+
+    def _copy(self) -> Scheduler:
+        """A scheduler to try things on. What it decides, no one hears of."""
+        return copy.deepcopy(self.c.scheduler)
+
+    def _next_id(self) -> int:
+        ids = [*self.c.scheduler.jobs, *self.c.jobs]
+        return max(ids, default=0) + 1
+
+    def plan(self, spec: m.JobSpec, user: str, may_see: bool) -> m.PlanOutcome:
+        """What would happen if this job were submitted now."""
+        scheduler, now_s, job_id = self._copy(), self.c.now_s(), self._next_id()
+        plan = scheduler.step(now_s, [Submitted(job_id, *self._imagined(spec, user, now_s))])
+        outcome = scheduler.outcome(job_id, now_s)
+        changes = []
+        for command in plan.commands:
+            other = self.c.jobs.get(command.job)
+            if other is not None and command.share.gpus != other.target_gpus:
+                ref = job_ref(other, may_see or other.user == user)
+                changes.append(m.Change(job=ref, from_gpus=other.target_gpus, to_gpus=command.share.gpus))
+        got, reason = outcome.share.gpus, outcome.reason
+        shrunk = sum(c.to_gpus < c.from_gpus for c in changes)
+        if got:
+            sentence = f"it would start now with {got} GPUs"
+            sentence += f"; {shrunk} other jobs would shrink" if shrunk else ""
+        else:
+            sentence = f"it would wait: {reason.sentence}" if reason else "it would wait"
+        return m.PlanOutcome(
+            verdict="waits" if not got else "shrinks_others" if shrunk else "starts",
+            gpus=got,
+            reason=m.Reason.of(reason) if reason else None,
+            sentence=sentence,
+            changes=changes,
+        )
+
+    def _imagined(self, spec: m.JobSpec, user: str, now_s: float) -> tuple[CoreJob, Profile]:
+        gpus, total = spec.range, self.c.cluster.total_gpus
+        if spec.effective_resize is Resize.NEVER:
+            profile = fixed_profile("what-if", gpus.max)
+        else:
+            curve = SpeedCurve(assumed_speed(min(gpus.max, total)))
+            profile = Profile("what-if", {ANY_TYPE: {0: curve}})
+        job = CoreJob(
+            name=spec.name or "what-if",
+            submit_s=now_s,
+            gpus=gpus,
+            requested_gpus=spec.requested_gpus or max(min(gpus.max, total), gpus.min),
+            user=user,
+            iterations=spec.iterations or 3600.0,
+            gpu_types=tuple(spec.gpu_types),
+            weight=spec.weight,
+        )
+        return job, profile
