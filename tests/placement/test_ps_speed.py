@@ -12,7 +12,9 @@ from shoal.placement.ps_speed import (
     Traffic,
     layout,
     layout_time_s,
+    slowdown,
     step_time_s,
+    tasks_by_node,
 )
 
 #: 1 s of computing, 100 MB, 10 MB/s between nodes and 100 MB/s inside.
@@ -77,3 +79,42 @@ def test_what_was_not_measured_is_not_guessed():
         layout((0,), (1, 2, 3))
     with pytest.raises(ShoalError, match="did you mean 'vgg16'"):
         layout_time_s("vgg", (0,), (0, 0))
+
+
+@pytest.mark.parametrize(
+    ("placement", "servers", "apart", "tasks"),
+    [
+        (((0, 2),), 1, False, [(1, 2)]),
+        (((0, 1), (3, 1)), 1, False, [(1, 1), (0, 1)]),
+        (((0, 1), (3, 4)), 3, False, [(2, 4), (1, 1)]),  # where most workers are, first
+        (((0, 2),), 1, True, [(1, 0), (0, 2)]),
+        (((0, 1), (3, 1)), 2, True, [(2, 0), (0, 1), (0, 1)]),
+    ],
+)
+def test_servers_are_dealt_to_the_workers_nodes_or_have_one_of_their_own(placement, servers, apart, tasks):
+    assert tasks_by_node(placement, servers, apart=apart) == tasks
+
+
+@pytest.mark.parametrize(
+    ("placement", "apart", "name"),
+    [
+        (((2, 2),), False, "pww"),
+        (((2, 1), (5, 1)), False, "pw:w"),
+        (((2, 2),), True, "p:ww"),
+        (((2, 1), (5, 1)), True, "p:w:w"),
+    ],
+)
+@pytest.mark.parametrize("model", sorted(LAYOUT_TIME_S))
+def test_one_server_and_two_workers_are_as_slow_as_measured(model, placement, apart, name):
+    times = LAYOUT_TIME_S[model]
+    assert slowdown(model, placement, 1, apart=apart) == pytest.approx(times[name] / times["pww"])
+
+
+def test_other_jobs_are_as_slow_as_the_model_says_and_unknown_ones_as_on_one_node():
+    spread = ((0, 2), (1, 2))
+    expected = step_time_s(TRAFFIC["vgg-16"], [(1, 2), (1, 2)]) / step_time_s(TRAFFIC["vgg-16"], [(2, 4)])
+    assert slowdown("vgg16", spread, 2) == slowdown("VGG-16", spread, 2) == pytest.approx(expected)
+    assert expected > 1
+    assert slowdown("vgg16", ((0, 4),), 2) == 1.0
+    assert slowdown("my-net", spread, 2) == 1.0
+    assert all(slowdown(model, spread, 2) >= 1.0 for model in TRAFFIC)

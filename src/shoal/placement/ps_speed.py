@@ -7,7 +7,7 @@ servers and W workers in all and P_n, W_n of them on n,
     between = min(inter / (P - P_n), inter / (W - min W_m over nodes m with a server))   to the others
     step    = compute + 2 (size / P) / the slower of the two
 
-and the slowest worker counts. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server and two
+and the slowest worker counts. `slowdown` makes one factor of both for the simulator. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server and two
 workers, which no formula in its paper explains: two workers on one node apart from the server (p:ww) are
 slowest by far.
 """
@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.plan import Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +96,41 @@ def layout_time_s(model: str, ps_nodes: Sequence[int], worker_nodes: Sequence[in
     if model not in LAYOUT_TIME_S:
         raise ShoalError(f"nothing was measured for {model!r}; {did_you_mean(model, LAYOUT_TIME_S)}")
     return LAYOUT_TIME_S[model][layout(ps_nodes, worker_nodes)]
+
+
+def tasks_by_node(placement: Placement, servers: int, *, apart: bool = False) -> list[tuple[int, int]]:
+    """(servers, workers) on each node of a job whose workers are placed so.
+
+    Servers take no GPU. They are dealt to the nodes of the workers, where most of them are first; `apart`,
+    they are all on one node without workers.
+    """
+    workers = sorted((gpus for _, gpus in placement), reverse=True)
+    if apart:
+        return [(servers, 0), *((0, w) for w in workers)]
+    k = len(workers)
+    return [(servers // k + (i < servers % k), w) for i, w in enumerate(workers)]
+
+
+def slowdown(model: str, placement: Placement, servers: int, *, apart: bool = False) -> float:
+    """Times as long as on one node that a step takes; 1 where nothing was measured of the model.
+
+    Liquid's measured layouts for one server and two workers of a model it measured, else the step-time model
+    with the constants of DL2. Never below 1: the speeds of a profile are those of a packed share.
+    """
+    tasks = tasks_by_node(placement, servers, apart=apart)
+    workers = [node for node, (_, count) in enumerate(tasks) for _ in range(count)]
+    ps = [node for node, (count, _) in enumerate(tasks) for _ in range(count)]
+    if model in LAYOUT_TIME_S and (len(ps), len(workers)) == (1, 2):
+        return layout_time_s(model, ps, workers) / LAYOUT_TIME_S[model]["pww"]
+    traffic = _TRAFFIC_BY_PLAIN_NAME.get(_plain(model))
+    if traffic is None or not ps:
+        return 1.0
+    return max(step_time_s(traffic, tasks) / step_time_s(traffic, [(len(ps), len(workers))]), 1.0)
+
+
+def _plain(model: str) -> str:
+    """`ResNet-50` and `resnet50` are the same."""
+    return model.lower().replace("-", "").replace("_", "")
+
+
+_TRAFFIC_BY_PLAIN_NAME = {_plain(model): traffic for model, traffic in TRAFFIC.items()}
