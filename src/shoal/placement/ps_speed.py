@@ -7,9 +7,9 @@ servers and W workers in all and P_n, W_n of them on n,
     between = min(inter / (P - P_n), inter / (W - min W_m over nodes m with a server))   to the others
     step    = compute + 2 (size / P) / the slower of the two
 
-and the slowest worker counts. `slowdown` makes one factor of both for the simulator. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server and two
+and the slowest worker counts. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server and two
 workers, which no formula in its paper explains: two workers on one node apart from the server (p:ww) are
-slowest by far.
+slowest by far. `slowdown` makes one factor of both, for the simulator.
 """
 
 from __future__ import annotations
