@@ -56,6 +56,22 @@ def afs_p_shares(
     return share
 
 
+@njit(cache=True)
+def _begin_quanta(ends_s: FloatArray, share: IntArray, keep: NDArray[np.bool_], end_s: float) -> None:
+    for j in range(len(share)):
+        if share[j] > 0 and not keep[j]:
+            ends_s[j] = end_s
+
+
+@njit(cache=True)
+def _first_end(ends_s: FloatArray, share: IntArray) -> float:
+    first = np.inf
+    for j in range(len(share)):
+        if share[j] > 0:
+            first = min(first, ends_s[j])
+    return first
+
+
 @dataclass(frozen=True)
 class AfsPOptions:
     #: How long a job keeps its share while jobs outnumber GPUs.
@@ -115,10 +131,8 @@ class AfsP(CountPolicy):
             _TIES[self.options.tie],
             int(self.rng.integers(1 << 62)),
         )
-        view.memory_a[(shares > 0) & ~keep] = now_s + self.options.quantum_s
+        _begin_quanta(view.memory_a, shares, keep, now_s + self.options.quantum_s)
         return shares
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
-        if not (shares > 0).any():
-            return np.inf
-        return float(view.memory_a[shares > 0].min())
+        return float(_first_end(view.memory_a, shares))

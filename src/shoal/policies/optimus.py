@@ -16,6 +16,40 @@ from shoal.policies.optimus_ps import Tasks, allocate
 from shoal.policies.types import give_types, reference_curves
 
 
+#: So many GPUs are handed out one by one at the end.
+_LAST_FEW = 32
+
+
+@njit(cache=True, inline="always")
+def _loss(remaining: float, speeds: FloatArray, at: int, gpus: int, limit: int) -> float:
+    """L(n+1) - L(n): below 0 as far as one GPU more saves time; 0 where it does not or cannot be had."""
+    if gpus >= limit:
+        return 0.0
+    return min(remaining / speeds[at + gpus + 1] - remaining / speeds[at + gpus], 0.0)
+
+
+@njit(cache=True)
+def _grant_below(
+    level: float,
+    gpus: int,
+    share: IntArray,
+    loss: FloatArray,
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    limit: IntArray,
+) -> int:
+    """Grant all GPUs whose loss is below `level`; what is left of `gpus`, or -1 if they are not enough."""
+    for j in range(len(share)):
+        while loss[j] < level:
+            if gpus == 0:
+                return -1
+            share[j] += 1
+            gpus -= 1
+            loss[j] = _loss(remaining[j], speeds, at[j], share[j], limit[j])
+    return gpus
+
+
 @njit(cache=True)
 def optimus_shares(
     remaining: FloatArray,
@@ -27,29 +61,42 @@ def optimus_shares(
 ) -> IntArray:
     """One GPU at a time to argmax L_j(n) - L_j(n+1), the first of equals; a heap holds the gains.
 
-    L(0) is infinite, so every job gets its minimum first, in order of submission.
+    L(0) is infinite, so every job gets its minimum first, in order of submission. As long as anyone gains
+    more than some level nobody gets a GPU for less, so those above a level that are no more than there are
+    GPUs can be granted at once, in any order; only the last few go through the heap.
     """
     n = len(remaining)
-    share = np.zeros(n, np.int32)
-    heap = [(0.0, 0)]
-    heap.pop()
+    share, loss = np.zeros(n, np.int32), np.zeros(n)
     for j in range(n):
         if min_gpus[j] <= gpus:
             share[j] = min_gpus[j]
             gpus -= min_gpus[j]
-            if share[j] < max_gpus[j]:
-                a = at[j] + share[j]
-                heap.append((remaining[j] / speeds[a + 1] - remaining[j] / speeds[a], j))
+            loss[j] = _loss(remaining[j], speeds, at[j], share[j], max_gpus[j])
+    if n == 0 or gpus == 0:
+        return share
+    # All above the gain `-low` is granted; the GPUs do not last for all above `-high`.
+    low, high, level = loss.min(), 0.0, 0.0
+    while gpus > _LAST_FEW and low < level * 1.02:
+        tried, tried_loss = share.copy(), loss.copy()
+        left = _grant_below(level, gpus, tried, tried_loss, remaining, speeds, at, max_gpus)
+        if left < 0:
+            high = level
+        else:
+            share, loss, gpus, low = tried, tried_loss, left, level
+        level = -np.sqrt(low * high) if high < 0 else low / 8
+    heap = [(0.0, 0)]
+    heap.pop()
+    for j in range(n):
+        if loss[j] < 0:
+            heap.append((loss[j], j))
     heapq.heapify(heap)
     while gpus > 0 and len(heap) > 0:
-        loss, j = heap[0]
-        if loss >= 0:
-            break
+        j = heap[0][1]
         share[j] += 1
         gpus -= 1
-        if share[j] < max_gpus[j]:
-            a = at[j] + share[j]
-            heapq.heapreplace(heap, (remaining[j] / speeds[a + 1] - remaining[j] / speeds[a], j))
+        loss[j] = _loss(remaining[j], speeds, at[j], share[j], max_gpus[j])
+        if loss[j] < 0:
+            heapq.heapreplace(heap, (loss[j], j))
         else:
             heapq.heappop(heap)
     return share

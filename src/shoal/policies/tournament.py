@@ -193,9 +193,9 @@ def _next_by_length(
     """
     length, short, long_ = leaves[holder, _LENGTH], leaves[holder, _SHORT], leaves[holder, _LONG]
     rival_short, rival_long = -np.inf, -np.inf
-    i, k = start, blocks + start // _BLOCK
+    begin, k = start, blocks + start // _BLOCK
     while True:
-        for i in range(i, (k - blocks + 1) * _BLOCK):
+        for i in range(begin, (k - blocks + 1) * _BLOCK):
             if leaves[i, _LENGTH] <= length:
                 if leaves[i, _SHORT] >= long_:
                     return i, rival_short, rival_long
@@ -218,7 +218,7 @@ def _next_by_length(
             if tree[k, _LENGTH] <= length:
                 rival_short = max(rival_short, tree[k, _SHORT])
             rival_long = max(rival_long, tree[k, _LONG])
-        i = (k - blocks) * _BLOCK
+        begin = (k - blocks) * _BLOCK
 
 
 @njit(cache=True)
@@ -236,9 +236,9 @@ def _next_by_gain(
     wins; between the two the tie rule decides. With -1 comes the largest gain set against the holder."""
     long_ = leaves[holder, _LONG]
     rival = -np.inf
-    i, k = start, blocks + start // _BLOCK
+    begin, k = start, blocks + start // _BLOCK
     while True:
-        for i in range(i, (k - blocks + 1) * _BLOCK):
+        for i in range(begin, (k - blocks + 1) * _BLOCK):
             if leaves[i, _SHORT] >= long_ and _wins_without_lengths(leaves, held, i, holder, rule, nonce):
                 return i, rival
             rival = max(rival, leaves[i, _SHORT])
@@ -253,7 +253,7 @@ def _next_by_gain(
             if tree[k, _SHORT] >= long_:
                 break
             rival = max(rival, tree[k, _SHORT])
-        i = (k - blocks) * _BLOCK
+        begin = (k - blocks) * _BLOCK
 
 
 @njit(cache=True, inline="always")

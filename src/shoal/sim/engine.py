@@ -141,6 +141,8 @@ class Simulation:
             for command in plan.commands:
                 self._obey(command, now)
             wake_s = self._tick(plan.wake_s)
+            if len(heap) > 4 * self._running + 256:
+                self._forget_overtaken()
             if self.ledger:
                 self._account(now)
             if self.timeline:
@@ -160,6 +162,11 @@ class Simulation:
     def _push(self, at_s: float, kind: int, j: int) -> None:
         self._pushed += 1
         heapq.heappush(self._heap, (self._tick(at_s), self._pushed, kind, j, self._version[j]))
+
+    def _forget_overtaken(self) -> None:
+        """Drop entries that newer commands have overtaken, so that the heap stays as small as the cluster."""
+        self._heap[:] = [entry for entry in self._heap if entry[4] == self._version[entry[3]]]
+        heapq.heapify(self._heap)
 
     def _account(self, now: float) -> None:
         scheduler, policy = self.scheduler, self.scheduler.policy
