@@ -65,9 +65,21 @@ class Client(Connection):
     def job(self, job: JobId) -> m.Job:
         return self.call("GET", _job(job), m.Job)
 
-    def why(self, job: JobId) -> m.Why:
-        """Why it has what it has, who is ahead, when it may start, and what would start it now."""
-        return self.call("GET", _job(job, "why"), m.Why)
+    def why(self, job: JobId, *, at: datetime | None = None, preempted: bool = False) -> m.Why:
+        """Why it has what it has, who is ahead, when it may start, and what would start it now.
+
+        `at`: why it had what it had then. `preempted`: also who last took GPUs from it, and by which rule.
+        """
+        query = {"at": at, "preempted": preempted or None}
+        return self.call("GET", _job(job, "why"), m.Why, query=query)
+
+    def profile(self, job: JobId) -> m.Profile:
+        """What is known of its speed by share, and of the work left."""
+        return self.call("GET", _job(job, "profile"), m.Profile)
+
+    def checkpoint(self, job: JobId) -> m.Job:
+        """Ask a live job to save its state at its next step."""
+        return self.call("POST", _job(job, "checkpoint"), m.Job)
 
     def cancel(self, job: JobId, *, grace_s: float | None = None) -> m.Job:
         return self.call("POST", _job(job, "cancel"), m.Job, body=m.Cancel(grace_s=grace_s))
@@ -112,11 +124,13 @@ class Client(Connection):
         job: JobId,
         *,
         rank: int | None = None,
+        attempt: int | None = None,
         since: datetime | None = None,
         tail: int | None = None,
     ) -> list[m.LogLine]:
         """The lines of all workers, merged by time; `tail` is the last so many of them."""
-        found = self.pages(_job(job, "logs"), m.LogPage, {"rank": rank, "since": since, "tail": tail})
+        query = {"rank": rank, "attempt": attempt, "since": since, "tail": tail}
+        found = self.pages(_job(job, "logs"), m.LogPage, query)
         return found if tail is None else found[len(found) - tail if tail < len(found) else 0 :]
 
     def follow_logs(
@@ -124,11 +138,12 @@ class Client(Connection):
         job: JobId,
         *,
         rank: int | None = None,
+        attempt: int | None = None,
         since: datetime | None = None,
         tail: int | None = None,
     ) -> Iterator[m.LogLine]:
         """Lines as they are written, until the job is over: over resizes, restarts and lost connections."""
-        query = {"rank": rank, "since": since, "tail": tail}
+        query = {"rank": rank, "attempt": attempt, "since": since, "tail": tail}
         for message in self.stream(_job(job, "logs/stream"), query):
             if message is None:
                 continue
@@ -198,6 +213,21 @@ class Client(Connection):
     def shutdown(self, *, keep_jobs: bool = False) -> None:
         """End the server; its jobs are stopped, or left to train on until the next start."""
         self.request("POST", "shutdown", json={"jobs": "keep" if keep_jobs else "stop"})
+
+    # nodes
+
+    def nodes(self) -> list[m.NodeStatus]:
+        return self.pages("nodes", m.NodeList, {})
+
+    def node(self, name: str) -> m.Node:
+        return self.call("GET", f"nodes/{segment(name)}", m.Node)
+
+    def drain(self, name: str) -> m.Node:
+        """Take a node out of use: its jobs go elsewhere, or wait."""
+        return self.call("POST", f"nodes/{segment(name)}/drain", m.Node)
+
+    def uncordon(self, name: str) -> m.Node:
+        return self.call("POST", f"nodes/{segment(name)}/uncordon", m.Node)
 
     # users and tokens
 

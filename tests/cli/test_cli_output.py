@@ -5,6 +5,7 @@ import json
 import jsonschema_rs
 import pytest
 import yaml
+from live_cluster import eventually
 
 from shoal.cli.main import COMMANDS
 from shoal.server import models as m
@@ -45,7 +46,13 @@ READ = {
     "show": (["show", "done"], m.Job),
     "why of a job that waits": (["why", "waiting"], m.Why),
     "why of a job that is over": (["why", "done"], m.Why),
+    "why at a time": (["why", "waiting", "--at", "0s"], m.Why),
+    "why, who took its GPUs": (["why", "waiting", "--preempted"], m.Why),
+    "profile": (["profile", "waiting"], m.Profile),
+    "node ls": (["node", "ls"], m.NodeList),
+    "node show": (["node", "show", "local"], m.Node),
     "logs": (["logs", "done"], m.LogPage),
+    "logs of an attempt": (["logs", "done", "--attempt", "0"], m.LogPage),
     "events": (["events"], m.EventList),
     "events of a job": (["events", "done", "--type", "job."], m.EventList),
     "events of no type": (["events", "--type", "none."], m.EventList),
@@ -97,6 +104,8 @@ CHANGE = {
         m.TokenCreated,
     ),
     "policy set": (["policy", "set", "max-min"], m.Policy),
+    "node drain": (["node", "drain", "local"], m.Node),
+    "node uncordon": (["node", "uncordon", "local"], m.Node),
     "up again": (["up"], m.Status),
 }
 
@@ -113,14 +122,31 @@ def test_commands_that_change_something_answer_with_what_they_changed(live):
 
 
 def test_plan_answers_with_its_verdict_and_changes_nothing(live, tmp_path):
-    before = live.json("ps", "-a")
-    outcome = live.json("plan", "-f", job_file(tmp_path))
-    assert m.PlanOutcome.model_validate(outcome).verdict == "starts"
-    never = live.shoal("plan", "-f", job_file(tmp_path, gpus=64), "-o", "json")
-    assert never.returncode == 12, never.stderr
-    assert live.json("ps", "-a")["items"] == before["items"] or len(live.json("ps", "-a")["items"]) == len(
-        before["items"]
-    )
+    eventually(lambda: not live.json("ps", "-s", "pending,starting,running,stopping")["items"])
+    jobs = [job["id"] for job in live.json("ps", "-a")["items"]]
+    last_event = live.json("status")["last_event"]
+    for _ in range(2):  # if the first had taken the GPUs, the second would have to wait
+        outcome = live.json("plan", "-f", job_file(tmp_path, gpus=4))
+        assert m.PlanOutcome.model_validate(outcome).verdict == "starts"
+        assert outcome["gpus"] == 4
+    never = live.shoal("plan", "-f", job_file(tmp_path, gpus=64), "-o", "json", code=12)
+    assert m.PlanOutcome.model_validate_json(never.stdout).verdict == "infeasible"
+    assert [job["id"] for job in live.json("ps", "-a")["items"]] == jobs
+    assert live.json("status")["last_event"] == last_event, "not even an event tells of it"
+    assert live.json("status")["used_gpus"] == 0
+
+
+def test_plan_says_who_would_shrink_and_who_would_wait(live, tmp_path):
+    live.shoal("policy", "set", "fifo", code=0)
+    live.shoal("run", "-d", "--name", "holder", "--gpus", "3", "--", "sleep", "600", code=0)
+    live.shoal("wait", "holder", "--for", "running", "--timeout", "30s", code=0)
+    try:
+        waits = live.shoal("plan", "-f", job_file(tmp_path, gpus=2), "-o", "json", code=10)
+        assert json.loads(waits.stdout)["reason"]["code"] == "WaitingForCapacity"
+        live.shoal("plan", "-f", job_file(tmp_path, gpus=1), code=0)
+    finally:
+        live.shoal("cancel", "holder", "--grace", "0s", code=0)
+        live.shoal("policy", "set", "max-min", code=0)
 
 
 def test_without_a_job_the_answer_is_an_empty_list_and_words_go_to_stderr(live):
@@ -135,6 +161,9 @@ def test_without_a_job_the_answer_is_an_empty_list_and_words_go_to_stderr(live):
     [
         ["show"],
         ["why"],
+        ["why", "--at", "1h"],
+        ["profile"],
+        ["checkpoint"],
         ["logs"],
         ["logs", "-f"],
         ["wait"],

@@ -15,6 +15,9 @@ def logs(
     job: JobArg,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job is over.")] = False,
     rank: Annotated[str, typer.Option(help="One rank, or all.")] = "all",
+    attempt: Annotated[
+        int | None, typer.Option(min=0, help="One attempt: 0, and 1 after the first restart.")
+    ] = None,
     tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines.")] = None,
     since: Annotated[str | None, typer.Option(help="Written since: 10m, or a time.")] = None,
     timestamps: Annotated[bool, typer.Option("--timestamps", help="With the time of each line.")] = False,
@@ -34,7 +37,7 @@ def logs(
     from shoal.cli.times import since as point
     from shoal.server.models import LogPage
 
-    which = {"rank": _rank(rank), "tail": tail, "since": point(since)}
+    which = {"rank": _rank(rank), "attempt": attempt, "tail": tail, "since": point(since)}
     with connect(home, server, token_file) as client:
         found = client.job(job)
         if not follow:

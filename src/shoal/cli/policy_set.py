@@ -6,26 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile, policy_names
-from shoal.cli.report import reported
+from shoal.cli.on_server import on_server
+from shoal.cli.options import Output, policy_names
 
 if TYPE_CHECKING:
+    from shoal.client import Client
     from shoal.server.models import Policy
 
 
-@reported
+@on_server
 def set_(
+    client: Client,
     name: Annotated[str, typer.Argument(help="A policy, see shoal policy ls.", autocompletion=policy_names)],
+    output: Output,
     option: Annotated[
         list[str] | None, typer.Option("--option", help="NAME=value; see shoal policy show.")
     ] = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Change the policy of the running cluster: jobs are resized by it at once, nothing is restarted."""
-    from shoal.cli.options import connect
     from shoal.core.errors import ShoalError
 
     options = {}
@@ -34,19 +32,13 @@ def set_(
         if not equals or not key:
             raise ShoalError(f"--option {setting}: write NAME=value")
         options[key] = value
-    with connect(home, server, token_file) as client:
-        _print(client.set_policy(name, options), output)
+    _print(client.set_policy(name, options), output)
 
 
-@reported
-def get(
-    output: Out = Output.TABLE, home: Home = None, server: Server = None, token_file: TokenFile = None
-) -> None:
+@on_server
+def get(client: Client, output: Output) -> None:
     """The policy in force, and its options."""
-    from shoal.cli.options import connect
-
-    with connect(home, server, token_file) as client:
-        _print(client.policy(), output)
+    _print(client.policy(), output)
 
 
 def _print(policy: Policy, output: Output) -> None:

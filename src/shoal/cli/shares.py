@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
-from shoal.cli.report import reported
+from typing import TYPE_CHECKING
+
+from shoal.cli.on_server import on_server
+from shoal.cli.options import Output
+
+if TYPE_CHECKING:
+    from shoal.client import Client
 
 
-@reported
-def shares(
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_server
+def shares(client: Client, output: Output) -> None:
     """The fairness ledger: what each user holds and is due now, and has been given and has lent so far."""
     from shoal.cli.columns import print_table
-    from shoal.cli.options import connect
     from shoal.cli.out import duration, say
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
 
-    with connect(home, server, token_file) as client:
-        found = client.shares()
+    found = client.shares()
     if not output.for_people:
         print_document(output, found, [share.user for share in found.items])
         return

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
-from shoal.cli.report import reported
+from typing import TYPE_CHECKING
+
+from shoal.cli.on_server import on_server
+from shoal.cli.options import Output
+
+if TYPE_CHECKING:
+    from shoal.client import Client
 
 
-@reported
-def status(
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_server
+def status(client: Client, output: Output) -> None:
     """Where the server is, its GPUs, its policy, and its jobs. Exit code 6 if none answers."""
     from shoal.cli.columns import print_table
-    from shoal.cli.options import connect
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
 
-    with connect(home, server, token_file) as client:
-        found = client.status()
+    found = client.status()
     if not output.for_people:
         print_document(output, found, found.address)
         return
@@ -38,7 +36,7 @@ def status(
     ):
         print(f"{name:<10} {value}")
     print()
-    rows = [[n.name, n.gpu_type, f"{n.used}/{n.gpus}", ", ".join(n.devices)] for n in found.nodes]
-    print_table(["NODE", "TYPE", "IN USE", "DEVICES"], rows, wide=output is Output.WIDE)
+    rows = [[n.name, n.state, n.gpu_type, f"{n.used}/{n.gpus}", ", ".join(n.devices)] for n in found.nodes]
+    print_table(["NODE", "STATE", "TYPE", "IN USE", "DEVICES"], rows, wide=output is Output.WIDE)
     for warning in found.warnings:
         print(f"warning: {warning}")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shoal.cli.lazy import LazyGroup
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
-from shoal.cli.report import reported
+from shoal.cli.on_server import on_server
+from shoal.cli.options import Output
+
+if TYPE_CHECKING:
+    from shoal.client import Client
 
 COMMANDS = {
     "ls": ("shoal.cli.token:ls", "The tokens there are, without their text."),
@@ -18,19 +21,15 @@ COMMANDS = {
 GROUP = LazyGroup("token", COMMANDS, "Tokens: what people and programs show to the server.")
 
 
-@reported
-def ls(
-    output: Out = Output.TABLE, home: Home = None, server: Server = None, token_file: TokenFile = None
-) -> None:
+@on_server
+def ls(client: Client, output: Output) -> None:
     """The tokens there are (your own; all of them for admins), without their text."""
     from shoal.cli.columns import print_table
-    from shoal.cli.options import connect
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
     from shoal.server.models import TokenList
 
-    with connect(home, server, token_file) as client:
-        tokens = client.tokens()
+    tokens = client.tokens()
     if not output.for_people:
         print_document(output, TokenList(items=tokens, next=None), [str(token.id) for token in tokens])
         return
@@ -48,29 +47,24 @@ def ls(
     print_table(["ID", "USER", "AGE", "LAST USED", "EXPIRES", "LABEL"], rows, wide=output is Output.WIDE)
 
 
-@reported
+@on_server
 def create(
+    client: Client,
+    output: Output,
     user: Annotated[str | None, typer.Option(help="Whose it is. Default: yours.")] = None,
     label: Annotated[str, typer.Option(help="What it is for.")] = "",
     expires: Annotated[str | None, typer.Option(help="Worthless after: 12h, 30d.")] = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Make a token. It is printed this once: only its hash is kept.
 
     Example: shoal token create --user ada > ada.token; then SHOAL_TOKEN_FILE=ada.token shoal ps
     """
-    from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.cli.times import seconds
 
-    with connect(home, server, token_file) as client:
-        made = client.create_token(
-            user=user, label=label, expires_in_s=seconds(expires) if expires is not None else None
-        )
+    expires_in_s = seconds(expires) if expires is not None else None
+    made = client.create_token(user=user, label=label, expires_in_s=expires_in_s)
     if output.for_people:
         print(made.token)
         say(f"token {made.id} of {made.user}; it is not shown again")
@@ -78,17 +72,13 @@ def create(
         print_document(output, made, made.token)
 
 
-@reported
+@on_server
 def rm(
+    client: Client,
     token_id: Annotated[int, typer.Argument(metavar="ID", help="Number of the token.", min=0)],
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
 ) -> None:
     """Make a token worthless from now on."""
-    from shoal.cli.options import connect
     from shoal.cli.out import say
 
-    with connect(home, server, token_file) as client:
-        client.delete_token(token_id)
+    client.delete_token(token_id)
     say(f"token {token_id} is worthless now")

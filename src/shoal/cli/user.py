@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.lazy import LazyGroup
-from shoal.cli.options import Home, Out, Output, Server, TokenFile, Yes
-from shoal.cli.report import reported
+from shoal.cli.on_server import on_server
+from shoal.cli.options import Output, Yes
 
 if TYPE_CHECKING:
+    from shoal.client import Client
     from shoal.server.models import User
 
 COMMANDS = {
@@ -20,7 +21,6 @@ COMMANDS = {
     "set": ("shoal.cli.user:set_", "Change a user's role or tickets."),
     "rm": ("shoal.cli.user:rm", "Remove a user."),
 }
-HEAD = ["NAME", "ROLE", "TICKETS", "CREATED"]
 GROUP = LazyGroup("user", COMMANDS, "Users: who may use the cluster, and the weight of their claim.")
 
 UserName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user.")]
@@ -28,103 +28,60 @@ Tickets = Annotated[float | None, typer.Option(help="The weight of their claim o
 RoleName = Annotated[str | None, typer.Option(help="viewer, user or admin.")]
 
 
-def _row(user: User) -> list[str]:
+def _print(found: User | list[User], output: Output) -> None:
+    from shoal.cli.columns import print_table
+    from shoal.cli.report import print_document
     from shoal.cli.times import ago
-
-    return [user.name, user.role.value, f"{user.tickets:g}", f"{ago(user.created_at)} ago"]
-
-
-def _print(user: User, output: Output) -> None:
-    from shoal.cli.columns import print_table
-    from shoal.cli.report import print_document
-
-    if output.for_people:
-        print_table(HEAD, [_row(user)])
-    else:
-        print_document(output, user, user.name)
-
-
-@reported
-def ls(
-    output: Out = Output.TABLE, home: Home = None, server: Server = None, token_file: TokenFile = None
-) -> None:
-    """The users."""
-    from shoal.cli.columns import print_table
-    from shoal.cli.options import connect
-    from shoal.cli.report import print_document
     from shoal.server.models import UserList
 
-    with connect(home, server, token_file) as client:
-        users = client.users()
+    users = found if isinstance(found, list) else [found]
     if output.for_people:
-        print_table(HEAD, [_row(user) for user in users], wide=output is Output.WIDE)
+        rows = [[u.name, u.role.value, f"{u.tickets:g}", f"{ago(u.created_at)} ago"] for u in users]
+        print_table(["NAME", "ROLE", "TICKETS", "CREATED"], rows, wide=output is Output.WIDE)
     else:
-        print_document(output, UserList(items=users, next=None), [user.name for user in users])
+        document = UserList(items=found, next=None) if isinstance(found, list) else found
+        print_document(output, document, [user.name for user in users])
 
 
-@reported
-def show(
-    name: UserName,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+@on_server
+def ls(client: Client, output: Output) -> None:
+    """The users."""
+    _print(client.users(), output)
+
+
+@on_server
+def show(client: Client, name: UserName, output: Output) -> None:
     """One user."""
-    from shoal.cli.options import connect
-
-    with connect(home, server, token_file) as client:
-        _print(client.user(name), output)
+    _print(client.user(name), output)
 
 
-@reported
+@on_server
 def create(
-    name: UserName,
-    role: RoleName = None,
-    tickets: Tickets = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    client: Client, name: UserName, output: Output, role: RoleName = None, tickets: Tickets = None
 ) -> None:
     """Add a user. Then give them a token: shoal token create --user NAME."""
-    from shoal.cli.options import connect
-
-    with connect(home, server, token_file) as client:
-        user = client.create_user(name, role=role or "user", tickets=1.0 if tickets is None else tickets)
-        _print(user, output)
+    user = client.create_user(name, role=role or "user", tickets=1.0 if tickets is None else tickets)
+    _print(user, output)
 
 
-@reported
+@on_server
 def set_(
-    name: UserName,
-    role: RoleName = None,
-    tickets: Tickets = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    client: Client, name: UserName, output: Output, role: RoleName = None, tickets: Tickets = None
 ) -> None:
     """Change a user's role or tickets; tickets count from the next decision, which is now."""
-    from shoal.cli.options import connect
     from shoal.core.errors import ShoalError
 
     if role is None and tickets is None:
         raise ShoalError("give --role or --tickets")
-    with connect(home, server, token_file) as client:
-        _print(client.change_user(name, role=role, tickets=tickets), output)
+    _print(client.change_user(name, role=role, tickets=tickets), output)
 
 
-@reported
-def rm(
-    name: UserName, yes: Yes = False, home: Home = None, server: Server = None, token_file: TokenFile = None
-) -> None:
+@on_server
+def rm(client: Client, name: UserName, yes: Yes = False) -> None:
     """Remove a user and their tokens."""
-    from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.several import confirmed
 
-    with connect(home, server, token_file) as client:
-        confirmed(f"Remove user {name}?", yes=yes)
-        client.delete_user(name)
+    confirmed(f"Remove user {name}?", yes=yes)
+    client.delete_user(name)
     say(f"removed {name}")

@@ -2,44 +2,90 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
-from shoal.cli.report import reported
+import typer
+
+from shoal.cli.on_server import on_server
+from shoal.cli.options import JobArg, Output
 
 if TYPE_CHECKING:
-    from shoal.server.models import Estimate, JobRef, Why
+    from shoal.client import Client
+    from shoal.server.models import Estimate, JobRef, Preemption, Why
 
 
-@reported
+@on_server
 def why(
+    client: Client,
     job: JobArg,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    output: Output,
+    at: Annotated[str | None, typer.Option(help="Why it was so then: 10m (ago), or a time.")] = None,
+    preempted: Annotated[
+        bool, typer.Option("--preempted", help="Who last took GPUs from it, and by which rule.")
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="And the last decisions about it.")
+    ] = False,
 ) -> None:
     """Why a job waits or is not larger: a sentence, the evidence, who is ahead, when, and what would help."""
-    from shoal.cli.options import connect
     from shoal.cli.report import print_document
+    from shoal.cli.times import since
 
-    with connect(home, server, token_file) as client:
-        answer = client.why(job)
-    if output.for_people:
-        print("\n".join(explain(answer)))
-    else:
+    answer = client.why(job, at=since(at), preempted=preempted)
+    if not output.for_people:
         print_document(output, answer, answer.reason.code if answer.reason else "None")
+        return
+    lines = explain(answer)
+    if preempted:
+        lines += taken(answer.preempted)
+    if verbose:
+        lines += _decisions(client, answer)
+    print("\n".join(lines))
+
+
+def taken(found: Preemption | None) -> list[str]:
+    """Who took its GPUs."""
+    from shoal.cli.times import clock
+
+    if found is None:
+        return ["\nPreempted\n  never: no decision has given its GPUs to others"]
+    lines = ["\nPreempted", f"  {clock(found.at)}: {found.sentence}"]
+    lines += [f"  {_ref(ref)}" for ref in found.by]
+    if found.reason is not None:
+        lines.append(f"  {found.reason.code}: {found.reason.sentence}")
+        lines += _evidence(found.reason.evidence, indent=4)
+    return lines
+
+
+def _decisions(client: Client, answer: Why) -> list[str]:
+    from shoal.cli.times import clock
+
+    events = client.events(job=answer.job.id, type="job.", tail=20)
+    events = [event for event in events if answer.at is None or event.at <= answer.at]
+    made = f"decision {answer.last_decision}" if answer.last_decision is not None else "no decision yet"
+    if answer.decided_at is not None:
+        made += f" at {clock(answer.decided_at)}"
+    return [
+        "\nWhat happened to it",
+        *(f"  {clock(e.at)}  {e.type:<15} {e.message}" for e in events),
+        f"  the answer is that of {made}",
+    ]
+
+
+def _evidence(evidence: dict[str, float | int | str], indent: int = 2) -> list[str]:
+    return [f"{' ' * indent}{key.replace('_', ' '):<24} {_number(v)}" for key, v in evidence.items()]
 
 
 def explain(answer: Why) -> list[str]:
     """The answer as lines; what there is nothing to say about is left out."""
     code = f"{answer.reason.code}: " if answer.reason else ""
     name = answer.job.name or f"job {answer.job.id}"
-    lines = [f"{name} is {answer.job.state.value}, {_size(answer.job)} (policy {answer.policy})"]
+    was = "is" if answer.at is None else f"at {answer.at.astimezone():%Y-%m-%d %H:%M:%S} was"
+    lines = [f"{name} {was} {answer.job.state.value}, {_size(answer.job)} (policy {answer.policy})"]
     lines.append(f"{code}{answer.sentence}")
     if answer.reason and answer.reason.evidence:
         lines.append("\nEvidence")
-        lines += [f"  {key.replace('_', ' '):<24} {_number(v)}" for key, v in answer.reason.evidence.items()]
+        lines += _evidence(answer.reason.evidence)
     if answer.ahead:
         more = answer.ahead_total - len(answer.ahead)
         lines.append(f"\nAhead of you ({answer.ahead_total})")

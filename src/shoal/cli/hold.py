@@ -1,0 +1,35 @@
+"""`shoal pause`, `shoal resume`, `shoal checkpoint JOB...`: one thing, done to each job that is named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.cli.on_server import on_server
+from shoal.cli.options import JobArgs, Output
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+
+
+@on_server
+def pause(client: Client, jobs: JobArgs, output: Output) -> None:
+    """Hold jobs back: they give up their GPUs and keep their state."""
+    from shoal.cli.several import each
+
+    each(jobs, client.pause, "paused", output)
+
+
+@on_server
+def resume(client: Client, jobs: JobArgs, output: Output) -> None:
+    """Let paused jobs go on."""
+    from shoal.cli.several import each
+
+    each(jobs, client.resume, "resumed", output)
+
+
+@on_server
+def checkpoint(client: Client, jobs: JobArgs, output: Output) -> None:
+    """Ask running jobs that use shoal.torch to save their state at their next step."""
+    from shoal.cli.several import each
+
+    each(jobs, client.checkpoint, "asked to save its state", output)

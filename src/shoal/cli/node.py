@@ -1,0 +1,83 @@
+"""`shoal node`: the machines, who is on them, and taking one out of use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.lazy import LazyGroup
+from shoal.cli.on_server import on_server
+from shoal.cli.options import Output, Yes
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+    from shoal.server.models import Node, NodeStatus
+
+COMMANDS = {
+    "ls": ("shoal.cli.node:ls", "The nodes there are."),
+    "show": ("shoal.cli.node:show", "One node, and the jobs on it."),
+    "drain": ("shoal.cli.node:drain", "Take a node out of use."),
+    "uncordon": ("shoal.cli.node:uncordon", "Use a drained node again."),
+}
+GROUP = LazyGroup("node", COMMANDS, "Nodes: which there are, and who is on them.")
+NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
+
+
+def _row(node: NodeStatus) -> list[str]:
+    kind = f"{node.gpu_type} (virtual)" if node.virtual and node.gpu_type != "virtual" else node.gpu_type
+    return [node.name, node.state, kind, f"{node.used}/{node.gpus}", ", ".join(node.devices)]
+
+
+def _print(node: Node, output: Output) -> None:
+    from shoal.cli.columns import print_table
+    from shoal.cli.report import print_document
+
+    if not output.for_people:
+        print_document(output, node, node.name)
+        return
+    print_table(["NODE", "STATE", "TYPE", "IN USE", "DEVICES"], [_row(node)], wide=output is Output.WIDE)
+    if node.jobs:
+        print()
+        rows = [
+            [j.name or f"a job of {j.user}", j.user, j.state.value, str(j.gpus), str(j.target_gpus)]
+            for j in node.jobs
+        ]
+        print_table(["JOB", "USER", "STATE", "GPUS", "TARGET"], rows)
+
+
+@on_server
+def ls(client: Client, output: Output) -> None:
+    """The nodes there are."""
+    from shoal.cli.columns import print_table
+    from shoal.cli.report import print_document
+    from shoal.server.models import NodeList
+
+    nodes = client.nodes()
+    if output.for_people:
+        head = ["NODE", "STATE", "TYPE", "IN USE", "DEVICES"]
+        print_table(head, [_row(node) for node in nodes], wide=output is Output.WIDE)
+    else:
+        print_document(output, NodeList(items=nodes, next=None), [node.name for node in nodes])
+
+
+@on_server
+def show(client: Client, name: NodeName, output: Output) -> None:
+    """One node, and the jobs that hold GPUs on it."""
+    _print(client.node(name), output)
+
+
+@on_server
+def drain(client: Client, name: NodeName, output: Output, yes: Yes = False) -> None:
+    """Take a node out of use: elastic jobs move away or wait with their state saved, fixed ones stand still."""
+    from shoal.cli.several import confirmed
+
+    if output.for_people:
+        confirmed(f"Take {name} out of use?", yes=yes)
+    _print(client.drain(name), output)
+
+
+@on_server
+def uncordon(client: Client, name: NodeName, output: Output) -> None:
+    """Use a drained node again."""
+    _print(client.uncordon(name), output)

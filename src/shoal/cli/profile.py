@@ -1,0 +1,53 @@
+"""`shoal profile JOB`: what is known of its speed by size."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.on_server import on_server
+from shoal.cli.options import JobArg, Output
+
+if TYPE_CHECKING:
+    from shoal.client import Client
+    from shoal.server.models import Profile
+
+BAR = 40
+
+
+@on_server
+def profile(
+    client: Client,
+    job: JobArg,
+    output: Output,
+    plot: Annotated[bool, typer.Option("--plot", help="With a bar for each size.")] = False,
+) -> None:
+    """Speed by number of GPUs, measured or estimated, what each further GPU adds, and the time left."""
+    from shoal.cli.report import print_document
+
+    found = client.profile(job)
+    if output.for_people:
+        print("\n".join(describe(found, plot=plot)))
+    else:
+        print_document(output, found, found.job.name or str(found.job.id))
+
+
+def describe(profile: Profile, *, plot: bool) -> list[str]:
+    from shoal.cli.columns import lines
+    from shoal.cli.why import when
+
+    head = ["GPUS", "STEPS/S", "SPEED-UP", "THE LAST ADDS", "BASIS", *([""] if plot else [])]
+    best = max((point.speed for point in profile.points), default=0.0)
+    one = next((point.speed for point in profile.points if point.gpus == 1), 0.0)
+    before, rows = 0.0, []
+    for point in profile.points:
+        gain = f"{point.speed / before - 1:+.0%}" if before else "-"
+        speedup = f"{point.speed / one:.2f}x" if one else "-"
+        bar = ["#" * round(BAR * point.speed / best)] if plot else []
+        here = " <- now" if point.gpus == profile.job.gpus else ""
+        basis = ("measured" if point.measured else "estimated") + here
+        rows.append([str(point.gpus), f"{point.speed:.3g}", speedup, gain, basis, *bar])
+        before = point.speed
+    table = lines(head, rows) if rows else []
+    return [*table, f"speeds: {profile.basis}", f"left: {when(profile.remaining)}"]
