@@ -16,9 +16,9 @@ from shoal.core.profile import Profile
 from shoal.core.view import View
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.grouping_ga import Search, place_batch
-from shoal.placement.keep_and_pack import KeepAndPack
 from shoal.placement.liquid_score import Containers
 from shoal.placement.optimus_place import place
+from shoal.placement.registry import Setting, make_placer
 from shoal.placement.topology import Topology
 from shoal.policies import optimus_ps
 from shoal.policies.base import Decision, Supply
@@ -121,13 +121,20 @@ def liquid_batch() -> dict[str, Any]:
     return out
 
 
-def keep_and_pack() -> list[dict[str, Any]]:
+def one_event() -> list[dict[str, Any]]:
     """One event on a busy cluster: a job leaves, one comes, and ten others change by a GPU."""
+    sizes = ((16, 4, 60), (128, 8, 600), (1250, 8, 1000), (1250, 8, 8000))
+    cases = [("keep-and-pack", *size) for size in sizes]
+    cases += [(name, *sizes[2]) for name in ("node-or-whole-nodes", "moving", "optimus", "liquid")]
     out = []
-    for nodes, gpus, jobs in ((16, 4, 60), (128, 8, 600), (1250, 8, 1000), (1250, 8, 8000)):
+    for name, nodes, gpus, jobs in cases:
         cluster = Cluster.of(nodes, gpus, rack_nodes=16)
-        view, supply, placer = View(cluster.gpu_types, nodes * gpus), Supply.of(cluster), KeepAndPack()
-        profile = Profile.of("m", {g: 1.0 / g for g in range(1, 9)})
+        view, supply = View(cluster.gpu_types, nodes * gpus), Supply.of(cluster)
+        # Each node more takes a fifth of the speed, so that moving pays.
+        rows = [("*", g, n, 1.25 ** (n - 1) / g) for g in range(1, 9) for n in range(1, g + 1)]
+        profile = Profile.from_rows("m", rows)
+        beliefs = dict.fromkeys(range(jobs + 300), profile)
+        placer = make_placer(name, Setting(cluster, profiles=lambda beliefs=beliefs: beliefs))
         current: dict[int, Placement] = {}
         rng = np.random.default_rng(0)
 
@@ -160,6 +167,7 @@ def keep_and_pack() -> list[dict[str, Any]]:
                     current[job_id] = where
         out.append(
             {
+                "placement": name,
                 "nodes": nodes,
                 "gpus": nodes * gpus,
                 "jobs": jobs,
@@ -181,7 +189,7 @@ def main() -> None:
         "optimus_allocation": optimus_allocation(),
         "liquid_best_fit": liquid_best_fit(),
         "liquid_batch": liquid_batch(),
-        "keep_and_pack": keep_and_pack(),
+        "one_event": one_event(),
     }
     print(json.dumps(results, indent=2))
 

@@ -178,10 +178,10 @@ class MovingPlacer:
             return placed
         given = {int(view.job_ids[row]) for row in decision.placements or ()}
         # Who changes now is being reconfigured anyway: leave it, and those the policy placed, alone.
-        settled = {j: p for j, p in after.items() if j not in placed.placements and j not in given}
-        free = free_gpus(supply.gpus_of_node, after.values())
-        usable = free + sum((_on_nodes(p, len(free)) for p in settled.values()), np.zeros_like(free))
-        left = {j: float(view.remaining[view.row(j)]) for j in settled}
+        unsettled = {j: p for j, p in after.items() if j in placed.placements or j in given}
+        settled = {j: p for j, p in after.items() if j not in unsettled}
+        usable = free_gpus(supply.gpus_of_node, unsettled.values())
+        left = {j: float(view.remaining[view.row(j)]) for j, p in settled.items() if len(p) > 1}
         moves = find_moves(supply.cluster, usable, settled, left, self.speed, self.rule)
         moved = {j: p for move in moves for j, p in move.placements.items()}
         return Placed(placed.placements | moved, placed.cut)
