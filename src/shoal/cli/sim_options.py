@@ -47,6 +47,12 @@ WholeSeconds = Annotated[
 Interpolate = Annotated[
     str, typer.Option("--interpolate", help="Between measured shares, what is linear: time or throughput.")
 ]
+AutoGpus = Annotated[
+    bool,
+    typer.Option(
+        "--auto-gpus", help="Jobs request what is worth it by their profile, not what the trace says."
+    ),
+]
 Sample = Annotated[
     bool, typer.Option("--sample", help="Use the trace, profiles and cluster size that come along.")
 ]

@@ -34,6 +34,7 @@ def run(
     knowledge: so.KnowledgeWord = "true",
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
+    auto_gpus: so.AutoGpus = False,
     per_job: Annotated[
         Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")
     ] = None,
@@ -51,6 +52,7 @@ def run(
         policy, jobs, profiles, gpus, cluster, sample,
         option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
         knowledge=knowledge, placement=placement, whole_seconds=whole_seconds, interpolate=interpolate,
+        auto_gpus=auto_gpus,
     )  # fmt: skip
     inputs = load(setup)
     if not is_compiled(policy):

@@ -6,15 +6,19 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
 from shoal.core.profile import Interpolation, Profile
+from shoal.knowledge.marginal_utility import right_share
+from shoal.knowledge.unknown import Unknown
 from shoal.placement.base import Placer
 from shoal.placement.registry import Setting, make_placer
 from shoal.policies.base import Policy
@@ -45,6 +49,8 @@ class Setup:
     whole_seconds: bool = False
     interpolation: Interpolation = "time"
     timeline: bool = True
+    #: Jobs request what is worth it by their profile, not what the trace says.
+    auto_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +74,21 @@ def load(setup: Setup) -> Inputs:
     profiles = read_profiles(setup.profiles, setup.interpolation)
     cluster = read_cluster(setup.cluster) if setup.cluster else _pool(setup.gpus or 0, profiles)
     jobs = read_jobs(setup.jobs, profiles, cluster)
+    if setup.auto_gpus:
+        jobs = tuple(_with_right_share(job, profiles[job.model], cluster) for job in jobs)
     return Inputs(jobs, profiles, cluster_with_users_of(cluster, jobs))
+
+
+def _with_right_share(job: Job, profile: Profile, cluster: Cluster) -> Job:
+    """The job, requesting the last GPU that still adds half of a GPU's worth (Liquid's `--gpus auto`).
+
+    On a mixed cluster by its first type of GPU that the job may use. A job with no speed on one GPU keeps its
+    request: gains have no measure.
+    """
+    allowed = [t for t in job.gpu_types or cluster.gpu_types if t in cluster.gpu_types and profile.knows(t)]
+    speed = profile.curve(allowed[0]).speed
+    found = right_share(np.where(speed > 0, speed, np.nan), min_gpus=job.gpus.min, max_gpus=job.gpus.max)
+    return job if isinstance(found, Unknown) else replace(job, requested_gpus=found.gpus)
 
 
 def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
@@ -106,7 +126,10 @@ def placer_for(
     setup: Setup, cluster: Cluster, policy: Policy, believed: Callable[[], Mapping[int, Profile]]
 ) -> Placer:
     """Where shares go, by the setup's placement; moves cost what its cost model says."""
-    return make_placer(setup.placement, Setting(cluster, policy.elastic, believed, setup.costs.move_s))
+    word = setup.placement
+    if word == "auto" and policy.name == "optimus" and not cluster.pooled:
+        word = "optimus"  # its own rule belongs to it
+    return make_placer(word, Setting(cluster, policy.elastic, believed, setup.costs.move_s))
 
 
 def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = None) -> Result:
