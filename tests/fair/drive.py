@@ -107,3 +107,9 @@ class Drive:
         """GPU-seconds each user had beyond what it was entitled to."""
         total = self.ledger.account.sum(axis=1)
         return total[:, RECEIVED] - total[:, ENTITLED]
+
+    def off_by_of_what_was_given(self) -> np.ndarray:
+        """The same against the entitled part of what was given out: GPUs no gang fitted on are owed by nobody."""
+        total = self.ledger.account.sum(axis=1)
+        given = total[:, RECEIVED].sum() / total[:, ENTITLED].sum()
+        return total[:, RECEIVED] - total[:, ENTITLED] * given

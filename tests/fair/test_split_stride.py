@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
-from shoal.policies.fair.kernels import SPANS, recentre, split_stride
+from shoal.policies.fair.accounts import settle
+from shoal.policies.fair.kernels import SPANS, compare_siblings, split_stride
 from shoal.policies.fair.split_stride import SplitStride, aggregate_pass
 from shoal.policies.fair.stride import GangStride, Strider
 
@@ -127,22 +128,29 @@ def test_recentring_forgets_what_a_whole_node_lacks_but_not_the_order_on_it():
     lag = np.array([-50.0, -10.0, 2.0])
     rate = np.array([2.0, 1.0, 1.0])
     apart = lag[0] / rate[0] - lag[1] / rate[1]
-    recentre(lag, rate, np.array([0, 0, 1], np.int32), 2, np.ones(3, bool))
+    compare_siblings(lag, rate, np.array([0, 0, 1], np.int32), np.zeros(3, np.int32), 2, 1)
     assert lag.tolist() == [-10.0, 10.0, 0.0]
     assert lag[0] / rate[0] - lag[1] / rate[1] == apart
 
 
-def test_recentred_lags_are_those_of_gang_stride():
-    """Charging lags by time and recentring them is the same as keeping passes, quantum by quantum."""
+@pytest.mark.parametrize("owners", [(0, 0, 0), (0, 1, 2)], ids=["of one user", "of three users"])
+def test_lags_of_jobs_and_users_are_those_of_gang_stride(owners):
+    """Charging lags by time is the same as keeping passes, quantum by quantum, among siblings and users."""
     node = GangStride(4, [Strider(n, float(t), s) for n, t, s in (("a", 1, 3), ("b", 2, 2), ("c", 1, 2))])
     rate, size = np.array([1.0, 2.0, 1.0]), np.array([3, 2, 2])
-    lag, group = np.zeros(3), np.zeros(3, np.int32)
+    user, gpu_type = np.array(owners, np.int32), np.zeros(3, np.int32)
+    lag, beyond, part = np.zeros(3), np.zeros((3, 1)), np.zeros((3, 1))
+    np.add.at(part[:, 0], user, rate)
     for _ in range(50):
         names = node.quantum()
-        ran = np.array([name in names for name in "abc"])
-        lag += size * ran - rate
-        recentre(lag, rate, group, 1, np.ones(3, bool))
-        np.testing.assert_allclose(lag, [node.lag(name) for name in "abc"], atol=1e-9)
+        gpus = size * np.array([name in names for name in "abc"])
+        lag += gpus - rate
+        compare_siblings(lag, rate, user, gpu_type, 3, 1)
+        had = np.zeros((3, 1))
+        np.add.at(had[:, 0], user, gpus)
+        settle(had, part, 1.0, beyond)
+        passed = lag / rate + beyond[user, 0] / part[user, 0]
+        np.testing.assert_allclose(passed * rate, [node.lag(name) for name in "abc"], atol=1e-9)
 
 
 def test_a_home_that_does_not_hold_the_gang_is_refused():

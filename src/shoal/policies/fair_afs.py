@@ -132,8 +132,7 @@ class FairAfs(Policy):
         if self._gpu_types != view.gpu_types:
             self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
         self.accounts.know(supply.cluster.users)
-        span_s = max(now_s - self.accounts.since_s, 0.0)
-        self.accounts.book_users(now_s)
+        span_s = self.accounts.book(now_s)
         view.memory_a[rigid] += (view.gpus[rigid] - view.memory_c[rigid]) * span_s
         more = len(self.accounts.names) - len(self.pool_lag)
         if more or self.pool_lag.shape[1] != len(view.gpu_types):
@@ -145,9 +144,7 @@ class FairAfs(Policy):
         np.clip(self.pool_lag, -self.options.quantum_s, self.options.quantum_s, out=self.pool_lag)
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        part = self.market.weights
-        zero = np.zeros(len(view))
-        self.accounts.go_on(zero, gpus, types, zero, view.user, part, self.options.credit_s)
+        self.accounts.go_on(gpus, types, view.user, self.market.weights, self.options.credit_s)
 
     def _bind(
         self,

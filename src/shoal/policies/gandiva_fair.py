@@ -44,17 +44,19 @@ class GandivaFairOptions:
     rest_s: float = 1800.0
     #: Who goes first of equals: oldest, newest or widest.
     tie_order: str = "oldest"
-    #: How much a user's lag counts in the order of its jobs, next to the job's own.
-    pull: float = 1.0
-    #: A user that is behind or ahead of its part gets it back over about this long.
-    correct_s: float = 1800.0
+    #: How much a user's pass counts in the order of its jobs, next to the job's own among its siblings.
+    pull: float = 20.0
+    #: What a job had less or more than its siblings is forgotten over about this long; what users had is not.
+    forget_s: float = 3600.0
+    #: Parts of users that are behind or ahead are made larger or smaller, to get it back in about this long.
+    correct_s: float = 3600.0
     #: What a user may be owed, or owe, at most, in quanta of its part; more is forgotten.
     credit_quanta: float = 60.0
     #: Rounds of trades that are kept on record.
     keep_rounds: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("quantum_s", "visit_s", "balance_s", "correct_s", "credit_quanta"):
+        for name in ("quantum_s", "visit_s", "balance_s", "forget_s", "correct_s", "credit_quanta"):
             if not getattr(self, name) > 0:
                 raise ShoalError(f"option {name} of policy 'gandiva-fair' must be above 0")
         for name in ("migrations", "visits", "min_gain", "rest_s", "pull"):
@@ -74,9 +76,10 @@ class GandivaFair(Policy):
     A user's tickets entitle it to a part of every GPU type (water-filling over the users with jobs); trading
     changes the parts; a part is divided equally among the user's jobs on that type. That gives each job its
     due, the GPUs it should have on average. Jobs are bound to nodes. At the end of every quantum each node
-    runs gang-aware stride over its jobs, by pass = lag / due, and gangs that span nodes are ordered against
-    the nodes' aggregates (Chaudhary et al., EuroSys'20). Between quanta only free GPUs are given out. A
-    balancer keeps the due per GPU even over the nodes; idle GPUs take in waiting jobs from anywhere.
+    runs gang-aware stride over its jobs, and gangs that span nodes are ordered against the nodes' aggregates
+    (Chaudhary et al., EuroSys'20). A pass is that of the user, for what it had on all nodes, and then that of
+    the job among its user's. Between quanta only free GPUs are given out. A balancer keeps the due per GPU
+    even over the nodes; idle GPUs take in waiting jobs from anywhere.
 
     Remembers of each job: `memory_a` its lag in GPU-seconds, `memory_b` its node + 1 (0: none yet, -1: it
     spans nodes, see `Binding`), `memory_c` its due in GPUs.
@@ -107,7 +110,7 @@ class GandivaFair(Policy):
             self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
         # 1. book what everybody had since the last decision
         self.accounts.know(supply.cluster.users)
-        self.accounts.book(view.memory_a, view.gpus, view.memory_c, view.user, now_s)
+        self._book(view, now_s)
         if not len(view):
             self.market.close(len(supply.cluster.users), len(view.gpu_types))
             self._go_on(view, view.gpus, view.gpu_type)
@@ -117,7 +120,7 @@ class GandivaFair(Policy):
         # 3. bind jobs to types and nodes, and give each its due
         visits = self.measuring.send(view, r.types, r.speed, now_s) if r.new_quantum else {}
         corrections = self.accounts.corrections(self.options.correct_s)
-        self.binding.bind(r, corrections, visits, lambda: self._order(view, self._passes(view)))
+        self.binding.bind(r, corrections, visits, lambda: self._order(view, self._passes(r)))
         # 4. who runs: all anew at the end of a quantum, else on what is free
         runs = self._run(r)
         self._go_on(view, np.where(runs, r.size, 0).astype(np.int32), r.types)
@@ -151,25 +154,27 @@ class GandivaFair(Policy):
             spans,
         )
 
+    def _book(self, view: View, now_s: float) -> None:
+        span_s = self.accounts.book(now_s)
+        view.memory_a *= np.exp(-span_s / self.options.forget_s)
+        view.memory_a += (view.gpus - view.memory_c) * span_s
+
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        part = self.market.weights
-        lag, rate = view.memory_a, view.memory_c
-        self.accounts.go_on(lag, gpus, types, rate, view.user, part, self._credit_s)
+        credit_s = float(self.options.credit_quanta * self.options.quantum_s)
+        self.accounts.go_on(gpus, types, view.user, self.market.weights, credit_s)
 
-    @property
-    def _credit_s(self) -> float:
-        return float(self.options.credit_quanta * self.options.quantum_s)
-
-    def _passes(self, view: View) -> FloatArray:
-        users, pull = len(self.accounts.names), float(self.options.pull)
-        passed = pass_of_jobs(view.memory_a, view.memory_c, view.user, users, NO_RATE, pull)
+    def _passes(self, r: Round) -> FloatArray:
+        view, pull = r.view, float(self.options.pull)
+        passed = pass_of_jobs(
+            r.lag, r.rate, view.user, r.types, self.accounts.beyond, r.weights, NO_RATE, pull
+        )
         if self.measuring.under_way:
             passed[self.measuring.rows_on_visit(view)] = -1e15
         return passed
 
     def _order(self, view: View, passed: FloatArray) -> NDArray[np.int64]:
-        """Rows by pass, and in the tie order where equal."""
-        order = self.options.tie_order
+        """Rows by pass, and in the tie order where equal but for rounding (a microsecond)."""
+        order, passed = self.options.tie_order, passed.round(6)
         if order == "newest":
             return np.lexsort((-view.job_ids, passed))
         if order == "widest":
@@ -179,12 +184,23 @@ class GandivaFair(Policy):
     def _run(self, r: Round) -> BoolArray:
         """Who runs from now on; jobs that idle GPUs take in from elsewhere are bound there."""
         view, bound = r.view, r.bound
-        # With gangs across nodes these are not apart: what counts is the lag within the whole type.
-        group, groups = (r.types, len(r.speed)) if len(r.spans.rows) else (r.home, len(r.nodes.gpus))
-        kernels.recentre(r.lag, r.rate, group, groups, bound)
-        passed = self._passes(view)
+        kernels.compare_siblings(r.lag, r.rate, view.user, r.types, *r.weights.shape)
+        passed = self._passes(r)
         order = self._order(view, passed)
         keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus == r.size) & bound
+        due = bound & r.owned[view.user, np.maximum(r.types, 0)]
+        due[self.measuring.rows_on_visit(view)] = True
+        runs, free = self._stride(r, order, passed, due, keep)
+        if not np.array_equal(due, bound):
+            # Jobs whose user has no part of their type to speak of run on what others leave.
+            self.binding.attract(r, order, runs, free, borrow=False)
+            runs, free = self._stride(r, order, passed, bound, runs)
+        self.binding.attract(r, order, runs, free, borrow=True)
+        return runs
+
+    def _stride(
+        self, r: Round, order: NDArray[np.int64], passed: FloatArray, eligible: BoolArray, keep: BoolArray
+    ) -> tuple[BoolArray, IntArray]:
         runs, free = kernels.split_stride(
             order,
             passed,
@@ -195,11 +211,10 @@ class GandivaFair(Policy):
             r.spans.node,
             r.spans.gpus,
             r.nodes.gpus,
-            bound,
+            eligible,
             keep,
         )
-        self.binding.attract(r, order, runs, free)
-        return runs
+        return runs, free
 
     def _decision(self, r: Round, runs: BoolArray) -> Decision:
         gpus = np.where(runs, r.size, 0).astype(np.int32)
@@ -241,6 +256,7 @@ class GandivaFair(Policy):
             else 0.0,
             "due_gpus": rate,
             "lag_gpu_s": float(view.memory_a[row]),
+            "user_ahead_gpu_s": float(self.accounts.beyond[u].sum()),
         }
         if view.gpus[row] == 0 and rate > 0:
             found["quantum_end_s"] = float(self.quantum_end_s)

@@ -1,4 +1,4 @@
-"""What users are owed or owe: GPU time beyond their due, handed on from jobs that leave to the others."""
+"""What users are owed or owe: GPU time beyond their part of each type, on all nodes together."""
 
 from __future__ import annotations
 
@@ -15,58 +15,29 @@ IntArray = NDArray[np.int32]
 
 
 @njit(cache=True)
-def charge(
+def pass_of_jobs(
     lag: FloatArray,
-    gpus: IntArray,
     rate: FloatArray,
     user: IntArray,
-    span_s: float,
-    user_lag: FloatArray,
-    user_gpus: FloatArray,
-    user_rate: FloatArray,
-) -> None:
-    """Book `span_s` seconds: jobs got `gpus` and were due `rate`; so did users, with the jobs that left.
-
-    A user's lag is what all its jobs ever had beyond their due. What a job that has left had too much or too
-    little of is shared out among the user's other jobs, now or when the next one comes: so neither does a
-    stream of short jobs, each new and owed its turn, gain anything, nor does anyone lose by finishing.
-    """
-    n, users = len(lag), len(user_lag)
-    booked, jobs = np.zeros(users), np.zeros(users)
-    for i in range(n):
-        lag[i] += (gpus[i] - rate[i]) * span_s
-        booked[user[i]] += lag[i]
-        jobs[user[i]] += 1.0
-    for u in range(users):
-        user_lag[u] += (user_gpus[u].sum() - user_rate[u]) * span_s
-        if jobs[u] > 0.0:
-            booked[u] = (user_lag[u] - booked[u]) / jobs[u]
-    for i in range(n):
-        lag[i] += booked[user[i]]
-
-
-@njit(cache=True)
-def pass_of_jobs(
-    lag: FloatArray, rate: FloatArray, user: IntArray, users: int, least_rate: float, pull: float
+    gpu_type: IntArray,
+    beyond: FloatArray,
+    part: FloatArray,
+    least_rate: float,
+    pull: float,
 ) -> FloatArray:
-    """The pass each job goes by: its own, lag / rate, plus `pull` times that of its user.
+    """The pass each job goes by: its own among its user's jobs, plus `pull` times that of its user.
 
-    With the user's part a user whose many jobs all came late in the order is served next, and the cluster as
-    a whole evens out what single nodes cannot. For users of one job it changes no order. Jobs without a due
-    come after all others.
+    The job's own is lag / rate. The user's, beyond / part, counts what it had of the type on all nodes: who
+    is held short on one node is served first on the others. For users of one job on one node it is plain
+    stride. Jobs without a due come after all others.
     """
-    total, due = np.zeros(users), np.zeros(users)
-    for i in range(len(lag)):
-        total[user[i]] += lag[i]
-        due[user[i]] += rate[i]
     out = np.empty(len(lag))
     for i in range(len(lag)):
-        if rate[i] <= least_rate:
+        u, t = user[i], max(gpu_type[i], 0)
+        if rate[i] <= least_rate or part[u, t] <= 0.0:
             out[i] = 1e15 + lag[i]
-            continue
-        out[i] = lag[i] / rate[i]
-        if pull > 0.0:
-            out[i] += pull * total[user[i]] / due[user[i]]
+        else:
+            out[i] = lag[i] / rate[i] + pull * beyond[u, t] / part[u, t]
     return out
 
 
@@ -96,50 +67,46 @@ def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
 
 
 @njit(cache=True)
-def bound_credit(owed: FloatArray, rate: FloatArray, credit_s: float) -> None:
-    """Nobody is owed, or owes, more than `credit_s` seconds of its rate; who has none keeps what it has."""
-    flat, rates = owed.ravel(), rate.ravel()
-    for i in range(len(flat)):
-        if rates[i] > 0.0:
-            flat[i] = min(max(flat[i], -credit_s * rates[i]), credit_s * rates[i])
+def keep_in_bounds(beyond: FloatArray, part: FloatArray, credit_s: float) -> None:
+    """Nobody is owed, or owes, more than `credit_s` seconds of its part, and in all nothing is owed.
+
+    What users who have left owe to those present, or are owed, is shared out in proportion to parts: so who
+    comes new stands where the others do on average. Who has no part of a type keeps what it has.
+    """
+    users, types = part.shape
+    for t in range(types):
+        total = owed = 0.0
+        for u in range(users):
+            if part[u, t] > 0.0:
+                bound = credit_s * part[u, t]
+                beyond[u, t] = min(max(beyond[u, t], -bound), bound)
+                owed += beyond[u, t]
+                total += part[u, t]
+        for u in range(users):
+            if part[u, t] > 0.0:
+                beyond[u, t] -= part[u, t] * owed / total
 
 
 @njit(cache=True)
-def sum_up(
-    lag: FloatArray, gpus: IntArray, gpu_type: IntArray, rate: FloatArray, user: IntArray,
-    user_lag: FloatArray, user_rate: FloatArray, user_gpus: FloatArray,
-) -> None:  # fmt: skip
-    """Lags, dues and GPUs by user; who has no job keeps its lag."""
-    total, present = np.zeros_like(user_lag), np.zeros(len(user_lag), np.bool_)
-    user_rate[:] = 0.0
-    user_gpus[:] = 0.0
+def gpus_of_users(gpus: IntArray, gpu_type: IntArray, user: IntArray, out: FloatArray) -> None:
+    """GPUs that each user has of each type."""
+    out[:] = 0.0
     for i in range(len(user)):
-        u = user[i]
-        present[u] = True
-        total[u] += lag[i]
-        user_rate[u] += rate[i]
-        user_gpus[u, max(gpu_type[i], 0)] += gpus[i]
-    for u in range(len(user_lag)):
-        if present[u]:
-            user_lag[u] = total[u]
+        out[user[i], max(gpu_type[i], 0)] += gpus[i]
 
 
 class Accounts:
-    """What users had and were due since the last booking, and what that came to, in GPU-seconds.
+    """What users have and are due of each type since the last booking, and what that came to.
 
-    `lag[user]` is what a user's jobs had beyond their dues on their nodes. `beyond[user, type]` is what the
-    user had of a type beyond its part of it, whatever its jobs were due where they are: it tells of nodes
-    with uneven loads.
+    `beyond[user, type]`, in GPU-seconds, is what the user had of a type beyond its part of what was given out
+    of it, on whatever nodes.
     """
 
     def __init__(self, types: int) -> None:
         self.names: tuple[str, ...] = ()
-        self.types = types
         self.since_s = 0.0
         self._users: tuple[User, ...] = ()
         self.tickets: FloatArray = np.zeros(0)
-        self.lag: FloatArray = np.zeros(0)
-        self.rate: FloatArray = np.zeros(0)
         self.gpus: FloatArray = np.zeros((0, types))
         self.part: FloatArray = np.zeros((0, types))
         self.beyond: FloatArray = np.zeros((0, types))
@@ -158,16 +125,12 @@ class Accounts:
             setattr(self, column, np.concatenate([before, nothing])[old])
         self.names = names
 
-    def book(self, lag: FloatArray, gpus: IntArray, rate: FloatArray, user: IntArray, now_s: float) -> None:
-        """Charge jobs and users for the time since the last booking."""
+    def book(self, now_s: float) -> float:
+        """Charge users for the time since the last booking; how long that is, in seconds."""
         span_s = max(now_s - self.since_s, 0.0)
-        charge(lag, gpus, rate, user, span_s, self.lag, self.gpus, self.rate)
-        self.book_users(now_s)
-
-    def book_users(self, now_s: float) -> None:
-        """Charge users only, for the time since the last booking."""
-        settle(self.gpus, self.part, max(now_s - self.since_s, 0.0), self.beyond)
+        settle(self.gpus, self.part, span_s, self.beyond)
         self.since_s = now_s
+        return span_s
 
     def corrections(self, over_s: float) -> FloatArray:
         """[user, type]: what to multiply parts with, so that who has had too little gets it back.
@@ -178,21 +141,12 @@ class Accounts:
         return np.asarray(factors(self.beyond, self.part, over_s))
 
     def go_on(
-        self,
-        lag: FloatArray,
-        gpus: IntArray,
-        gpu_type: IntArray,
-        rate: FloatArray,
-        user: IntArray,
-        part: FloatArray,
-        credit_s: float,
+        self, gpus: IntArray, gpu_type: IntArray, user: IntArray, part: FloatArray, credit_s: float
     ) -> None:
-        """From now on users have these GPUs, dues and parts. Nobody is owed, or owes, more than `credit_s`
-        seconds of its part; who has no job keeps what it has."""
-        bound_credit(self.lag, self.rate, credit_s)
-        bound_credit(self.beyond, self.part, credit_s)
+        """From now on jobs have these GPUs, and users these parts."""
         self.part = np.array(part, np.float64)
-        sum_up(lag, gpus, gpu_type, rate, user, self.lag, self.rate, self.gpus)
+        keep_in_bounds(self.beyond, self.part, credit_s)
+        gpus_of_users(gpus, gpu_type, user, self.gpus)
 
     def state(self) -> dict[str, Any]:
         return {
@@ -209,4 +163,4 @@ class Accounts:
             setattr(self, column, np.array(state[column], np.float64).reshape(shape))
 
 
-_COLUMNS = ("lag", "rate", "gpus", "part", "beyond")
+_COLUMNS = ("gpus", "part", "beyond")

@@ -156,21 +156,33 @@ class Binding:
         r.view.memory_b[small] = r.home[small] + 1.0
         r.view.memory_b[r.home == NOWHERE] = 0.0
 
-    def attract(self, r: Round, order: Rows, runs: BoolArray, free: IntArray) -> None:
-        """Idle GPUs take in waiting jobs from elsewhere: they run, and are bound there from now on."""
+    def attract(self, r: Round, order: Rows, runs: BoolArray, free: IntArray, *, borrow: bool) -> None:
+        """Idle GPUs take in waiting jobs from elsewhere: they run, and are bound there from now on.
+
+        Users who have a part of the type come first, and those who would `borrow` it only then, if at all.
+        """
         waiting = r.bound & ~runs
         if not (waiting.any() and free.any()):
             return
-        # Users who have a part of the type come before those who would borrow it.
-        theirs = np.where(r.weights[r.view.user].T > 0, r.speed, 0.0)
-        for speed in (theirs, r.speed) if len(r.speed) > 1 else (r.speed,):
-            for row, node in balancer.attract(
-                order, r.size, r.bound & ~runs & (r.home >= 0), speed, r.nodes.type_of, free, r.home
-            ):
-                runs[row] = True
-                r.types[row] = r.nodes.type_of[node]
-                r.moved.add(row)
-                self._note(r, row)
+        theirs = np.where(r.owned[r.view.user].T, r.speed, 0.0)
+        self._attract_small(r, order, runs, free, theirs)
+        if borrow:
+            if len(r.speed) > 1:
+                self._attract_small(r, order, runs, free, r.speed)
+            self._attract_spans(r, order, runs, free)
+        self._store(r)
+
+    def _attract_small(
+        self, r: Round, order: Rows, runs: BoolArray, free: IntArray, speed: FloatArray
+    ) -> None:
+        waiting = r.bound & ~runs & (r.home >= 0)
+        for row, node in balancer.attract(order, r.size, waiting, speed, r.nodes.type_of, free, r.home):
+            runs[row] = True
+            r.types[row] = r.nodes.type_of[node]
+            r.moved.add(row)
+            self._note(r, row)
+
+    def _attract_spans(self, r: Round, order: Rows, runs: BoolArray, free: IntArray) -> None:
         nothing = np.zeros(len(free))
         for row in order[(r.home[order] <= SPANS) & ~runs[order]].tolist():
             size = int(r.size[row])
@@ -185,7 +197,6 @@ class Binding:
                 r.moved.add(row)
                 self._note(r, row)
                 break
-        self._store(r)
 
     def left(self, job_id: int) -> None:
         self.spans.pop(job_id, None)

@@ -1,8 +1,8 @@
 """The hot loops of fair sharing: what every job is due, and who runs in this quantum.
 
-A job is due `rate` GPUs on average. Its `lag` is the GPU time it has had beyond that, so that its pass, as
-stride knows it, is lag / rate past the pass of someone with exactly their due. Keeping the lag rather than
-the pass makes a change of tickets a change of the rate and nothing else.
+A job is due `rate` GPUs on average. Its `lag` is the GPU time it has had beyond that, next to its user's
+other jobs, so that its pass, as stride knows it, is lag / rate past the pass of its user. Keeping the lag
+rather than the pass makes a change of tickets a change of the rate and nothing else.
 """
 
 from __future__ import annotations
@@ -198,21 +198,19 @@ def _run_node(
 
 
 @njit(cache=True)
-def recentre(lag: FloatArray, rate: FloatArray, group: IntArray, groups: int, active: BoolArray) -> None:
-    """Make the lags of each group add up to nothing, with all passes in it moved alike.
+def compare_siblings(
+    lag: FloatArray, rate: FloatArray, user: IntArray, gpu_type: IntArray, users: int, types: int
+) -> None:
+    """Make the lags of a user's jobs on one type add up to nothing, with all their passes moved alike.
 
-    What a node gave out is shared out justly by its jobs' passes; that it gave more or less than all are due,
-    because its load is uneven or its gangs leave gaps, is nobody's debt to the others on it. This is the
-    node's own pass, growing by used GPUs / sum of tickets, in terms of lags: who comes new stands at it.
+    What all of them had too much or too little of is the user's (see `accounts`), whoever of them had it; a
+    job that comes new stands where its siblings do on average.
     """
-    total, tickets = np.zeros(groups), np.zeros(groups)
+    total, due = np.zeros((users, types)), np.zeros((users, types))
     for i in range(len(lag)):
-        if active[i] and group[i] >= 0:
-            total[group[i]] += lag[i]
-            tickets[group[i]] += rate[i]
-    for g in range(groups):
-        if tickets[g] > 0.0:
-            total[g] /= tickets[g]
+        if gpu_type[i] >= 0:
+            total[user[i], gpu_type[i]] += lag[i]
+            due[user[i], gpu_type[i]] += rate[i]
     for i in range(len(lag)):
-        if active[i] and group[i] >= 0:
-            lag[i] -= rate[i] * total[group[i]]
+        if gpu_type[i] >= 0 and due[user[i], gpu_type[i]] > 0.0:
+            lag[i] -= rate[i] * total[user[i], gpu_type[i]] / due[user[i], gpu_type[i]]

@@ -28,6 +28,10 @@ class Nodes:
         return cls(supply.gpus_of_node, supply.cluster.type_of_node, False)
 
 
+#: Less than this part of all that a user has is nothing to bind jobs for.
+_CRUMB = 0.01
+
+
 @dataclass(slots=True)
 class Round:
     """Filled in step by step by `GandivaFair.decide`."""
@@ -63,8 +67,9 @@ class Round:
         return self.view.memory_c
 
     @property
-    def can_run(self) -> BoolArray:
-        return np.asarray(self.speed.max(axis=0) > 0)
+    def owned(self) -> BoolArray:
+        """[user, type]: whether the user has a part of the type worth the name, not a crumb that trading left."""
+        return np.asarray(self.weights > _CRUMB * self.weights.sum(axis=1, keepdims=True))
 
     @property
     def bound(self) -> BoolArray:
