@@ -28,21 +28,26 @@ def active(cluster, name):
 
 
 def test_a_job_shrinks_when_another_arrives_and_grows_when_it_ends(shared):
-    submit(shared, "a", gpus="1..4", step_s=0.4)
+    # Steps long enough that each GPU plainly makes them shorter, also where four workers share busy cores.
+    submit(shared, "a", gpus="1..4", step_s=1.6)
     await_size(shared, "a", 4)
-    submit(shared, "b", gpus="1..4", steps=20)
+    submit(shared, "b", gpus="1..4", steps=4, step_s=1.6)
     await_size(shared, "a", 2)
     survivors = active(shared, "a")
     shared.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
-    # To 4, or to 3 where the machine is so busy that the fourth was measured to be worth nothing.
-    larger = eventually(lambda: len(found := active(shared, "a")) > 2 and found)
+    await_size(shared, "a", 4)
+    larger = active(shared, "a")
+    assert len(larger) == 4
     assert survivors <= larger, "the survivors trained on, without a restart"
     job = shared.json("show", "a")
     assert job["resizes"] >= 2
     assert job["restarts"] == 0
     sizes = [e["data"]["gpus"] for e in shared.json("events", "a", "--type", "job.resized")["items"]]
     assert sizes[0] == 2
-    assert sizes[-1] > 2
+    assert sizes[-1] == 4
+    took = shared.json("why", "a", "--preempted")["preempted"]
+    assert (took["from_gpus"], took["to_gpus"]) == (4, 2)
+    assert [job["name"] for job in took["by"]] == ["b"]
     steps = [
         int(line.split()[2]) for line in shared.shoal("logs", "a").stdout.splitlines() if " step " in line
     ]
@@ -127,3 +132,33 @@ def test_a_policy_is_changed_under_running_jobs(shared):
     await_size(shared, "a", 2)
     shared.shoal("wait", "b", "--timeout", "60s", code=0, timeout=90)
     assert shared.json("show", "a")["restarts"] == 0
+
+
+def test_a_job_paused_as_it_starts_survives_a_change_of_policy_and_can_be_cancelled(shared):
+    submit(shared, "a", gpus="1..4")
+    shared.shoal("pause", "a", code=0)
+    shared.shoal("policy", "set", "afs-l", code=0)
+    shared.shoal("run", "--name", "other", "--gpus", "4", "--", "true", code=0)
+    job = shared.json("show", "a")
+    assert job["state"] == "paused", job
+    assert job["reason"]["code"] == "Held"
+    assert shared.json("status")["policy"] == "afs-l", "no decision failed: fifo did not have to take over"
+    shared.shoal("resume", "a", code=0)
+    shared.shoal("wait", "a", "--for", "running", "--timeout", "60s", code=0, timeout=90)
+    shared.shoal("pause", "a", code=0)
+    shared.shoal("policy", "set", "max-min", code=0)
+    shared.shoal("cancel", "a", "-y", "--grace", "1s", code=0)
+    shared.shoal("wait", "a", "--timeout", "30s", code=103)
+    eventually(lambda: shared.json("status")["used_gpus"] == 0)
+    assert not [w for w in shared.json("status")["warnings"] if "failed" in w]
+
+
+def test_a_job_saves_its_state_when_it_is_asked_to(shared):
+    submit(shared, "a", gpus="1..2")
+    await_size(shared, "a", 2)
+    eventually(lambda: shared.json("show", "a")["step"])
+    shared.shoal("checkpoint", "a", code=0)
+    eventually(lambda: shared.json("show", "a")["checkpoint_at"])
+    found = shared.json("profile", "a")
+    assert [p["gpus"] for p in found["points"]] == [1, 2]
+    assert "GPUS" in shared.shoal("profile", "a", "--plot", code=0).stdout

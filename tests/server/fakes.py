@@ -209,7 +209,7 @@ class Fleet:
             report = Report(
                 step=done, total_steps=total, steps=1, seconds=seconds / len(members),
                 workers=len(members), samples=1.0,
-                compute_s=0.05 * self.slow.get(worker.id, 1.0), values={"loss": 1.0 / (1 + done)},
+                compute_s=seconds / len(members) * self.slow.get(worker.id, 1.0), values={"loss": 1.0 / (1 + done)},
             )  # fmt: skip
             worker.send(report)
             if done >= total:

@@ -191,6 +191,30 @@ def test_a_paused_live_job_saves_its_state_and_resumes_on_new_workers(tmp_path: 
     run(story())
 
 
+def test_a_live_job_that_is_paused_before_its_first_step_is_paused_and_not_failed(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2, policy="max-min") as here:
+            # It is connected and waits for its fellow, which never becomes ready: there is no generation yet.
+            job = (await here.submit("2..2", resize="live"))["id"]
+            live = here.conductor.jobs[job]
+            await here.until(lambda: len(here.fleet.live) == 2)
+            here.fleet.live[f"{job}.1"].end()
+            await here.until(lambda: live.workers[f"{job}.0"].state == "ready")
+            assert live.generation == 0
+            leaving: list[str] = []  # who was asked over the wire, and ends by itself with exit code 0
+            end, here.fleet.end = here.fleet.end, lambda worker, *_: leaving.append(worker)  # type: ignore[method-assign]
+            await here.post(f"/jobs/{job}/pause")
+            await here.until(lambda: here.fleet.running.keys() == {f"{job}.0"} and leaving)
+            end(leaving[0], 0)
+            await here.until(lambda: not live.workers and here.gpus(job) == 0)
+            await asyncio.sleep(0.02)
+            assert here.state(job) == "paused"
+            await here.post(f"/jobs/{job}/resume")
+            await here.until(lambda: here.state(job) == "running")
+
+    run(story())
+
+
 def test_a_command_that_never_joins_its_live_job_fails_with_advice(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, 1, policy="max-min") as here:
@@ -358,5 +382,47 @@ def test_a_straggler_stays_where_no_gpu_is_free(tmp_path: Path) -> None:
             here.fleet.slow[f"{job}.1"] = 3.0
             await here.until(lambda: here.control.store.events(type="worker.kept"), train=(job,))
             assert here.conductor.jobs[job].workers.keys() == {f"{job}.0", f"{job}.1"}
+
+    run(story())
+
+
+def test_a_job_that_would_not_be_faster_with_more_is_told_so_and_its_own_maximum_stays(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="max-min") as here:
+            job = (await here.submit("1..4"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            live = here.conductor.jobs[job]
+            live.gpu_type = "virtual"
+            for gpus, step_s in ((1, 1.0), (2, 0.5), (3, 0.8), (4, 0.9)):
+                for _ in range(30):
+                    here.conductor.profiles.measured(live, gpus, 1, step_s)
+            here.conductor.scheduler.cool_down_s = 0.0
+            await here.until(lambda: live.size == 2, train=(job,))
+            reason = (await here.get(f"/jobs/{job}"))["reason"]
+            assert reason["code"] == "NotWorthIt"
+            assert reason["evidence"] == {"useful_gpus": 2, "max_gpus": 4}
+            assert "faster" in (await here.get(f"/jobs/{job}/why"))["sentence"]
+
+    run(story())
+
+
+def test_a_job_whose_own_workers_are_ending_says_that_it_waits_for_them(tmp_path: Path) -> None:
+    async def story() -> None:
+        fleet = Fleet(4)
+        fleet.stubborn = True
+        async with server(tmp_path, fleet=fleet, policy="max-min") as here:
+            job = (await here.submit("1..4", resize="restart"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            await here.post(f"/jobs/{job}/scale", json={"max": 2})
+            await here.until(lambda: len(fleet.told) == 4)
+            reason = (await here.get(f"/jobs/{job}"))["reason"]
+            assert reason["code"] == "WaitingForRelease"
+            assert reason["evidence"] == {"leaving": 4}
+            for worker in list(fleet.running):
+                fleet._ended(worker, None, "SIGTERM", True)
+            await here.until(lambda: here.gpus(job) == 2 and here.state(job) == "running")
+            assert (await here.get(f"/jobs/{job}"))["reason"] is None
 
     run(story())

@@ -224,11 +224,12 @@ class Elastic(CrewBase):
             await handle._exited(worker.id, describe_exit(exit_))
         if not job.is_over:
             with self.c.as_of(then_s):
-                self._after_exit(job, handle, exit_)
+                self._after_exit(job, worker, handle, exit_)
         self.c.soon(job)
 
-    def _after_exit(self, job: LiveJob, handle: JobHandle | None, exit_: Exit) -> None:
-        newborn = job.generation == 0 and job.ending is None and exit_.began and not exit_.told
+    def _after_exit(self, job: LiveJob, worker: LiveWorker, handle: JobHandle | None, exit_: Exit) -> None:
+        of_itself = exit_.began and not exit_.told and worker.state != LEAVING
+        newborn = job.generation == 0 and job.ending is None and of_itself
         if newborn and job.life.state is not JobState.STOPPING and not (exit_.ok and job.workers):
             job.ending = NO_RUNTIME if exit_.ok else describe_exit(exit_)
             self.c.outbox.job(job)
@@ -310,6 +311,7 @@ class Elastic(CrewBase):
                 worker.rank, worker.state = rank, ACTIVE
                 self.c.outbox.worker(worker_id, rank=rank, state=ACTIVE)
         job.generation, job.refused = event.generation, 0
+        self.c.profiles.learner(job).pace.begin(event.step)
         gpus = len(event.members)
         data = {"gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind)}
         if may(job.life, Verb.RUN):
@@ -346,8 +348,8 @@ class Elastic(CrewBase):
         learner.step, learner.total_steps = float(report.step), progress.total_steps
         if "loss" in report.values and report.steps:
             learner.convergence.observe(report.step, report.values["loss"])
-        if report.steps > 0 and report.seconds > 0 and report.pause_s is None:
-            step_s = report.seconds / report.steps
+        step_s = learner.pace.take(report)
+        if step_s is not None:
             progress.speed = 1.0 / step_s
             nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
             self.c.profiles.measured(job, report.workers, nodes, step_s)

@@ -18,10 +18,12 @@ from shoal.knowledge.remaining import ConvergenceEstimator, LossAtMost
 from shoal.knowledge.speed_estimator import Source, SpeedEstimator
 from shoal.knowledge.unknown import Unknown
 from shoal.server.models import Estimate
+from shoal.wire.messages import Report
 
 ASSUMED_LENGTH_S = 3600.0
 ASSUMED_SERIAL = 0.1
 """Part of a step that more GPUs do not make shorter, for a job of which nothing is known (Amdahl's law)."""
+ENOUGH_STEPS = 4
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 LEVEL = 1e-6
 """As good as no difference of two speeds, but one."""
@@ -41,6 +43,35 @@ class Length:
 
 
 @dataclass(slots=True)
+class Pace:
+    """Seconds per step of one generation, from reports that come at their own times.
+
+    A report may be made in the middle of a step, or tell of steps of the generation before. So only reports
+    that lie within the generation count, and of those the time spent in steps that were completed.
+    """
+
+    first_step: int = 0
+    steps: int = 0
+    busy_s: float = 0.0
+
+    def begin(self, step: int) -> None:
+        """A new generation works from this step on."""
+        self.first_step, self.steps, self.busy_s = step, 0, 0.0
+
+    def take(self, report: Report) -> float | None:
+        """Seconds per step, once there are enough of them; then it begins anew."""
+        if report.step - report.steps < self.first_step or report.pause_s is not None:
+            return None
+        self.steps += report.steps
+        self.busy_s += report.compute_s + report.sync_s + report.input_s
+        if self.steps < ENOUGH_STEPS or self.busy_s <= 0:
+            return None
+        step_s = self.busy_s / self.steps
+        self.steps, self.busy_s = 0, 0.0
+        return step_s
+
+
+@dataclass(slots=True)
 class Learner:
     """Of one job. `speed` is shared by all jobs of the same model word."""
 
@@ -53,6 +84,7 @@ class Learner:
     target_loss: float | None
     #: From jobs before it: seconds that such a job took at the requested size.
     convergence: ConvergenceEstimator = field(default_factory=ConvergenceEstimator)
+    pace: Pace = field(default_factory=Pace)
     step: float = 0.0
     total_steps: float | None = None
     profile: Profile | None = None
