@@ -1,0 +1,115 @@
+"""The next job prepares on a GPU whose job is about to end: Liquid's pre-scheduling on top of any policy.
+
+Who gets the GPU is decided by the policy when it is free, as ever. Before that, after each of the scheduler's
+cycles, the first job that waits and wants one GPU may be launched on a GPU whose job ends soon
+(`placement.preschedule`): it prepares there without using it. If the policy then gives it that GPU, it has
+prepared already; if not, it is withdrawn and nothing was lost but the preparation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from shoal.placement.base import Unplaced
+from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
+from shoal.scheduler.scheduler import Scheduler
+
+#: A rule that begins to hold after a moment is asked this much later.
+_JUST_AFTER_S = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Seconds before a job's first use of its GPU, and after its last, as predicted."""
+
+    pre_s: float
+    post_s: float
+
+
+#: The phases of a job (by id); None where nothing is known of them.
+PhasesOf = Callable[[int], Phases | None]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyPlan:
+    """Jobs to launch (job, job on the GPU), jobs to withdraw, and when to ask again though nothing happens."""
+
+    launch: tuple[tuple[int, int], ...] = ()
+    withdraw: tuple[int, ...] = ()
+    wake_s: float = np.inf
+
+
+class EarlyStarts:
+    """Who prepares on whose GPU. Changed only by `step`."""
+
+    def __init__(self, scheduler: Scheduler, phases_of: PhasesOf, rule: PreRule | None = None) -> None:
+        self.scheduler = scheduler
+        self.phases_of = phases_of
+        self.rule = rule or PreRule()
+        #: Job that prepares -> job whose GPU it waits for.
+        self.beside: dict[int, int] = {}
+
+    def step(self, now_s: float) -> EarlyPlan:
+        """After a cycle of the scheduler: who is withdrawn, who is launched."""
+        view = self.scheduler.view
+        waits = {job for job in self.beside if job in view and view.gpus[view.row(job)] == 0}
+        ended = {job for job, host in self.beside.items() if not self._has_one_gpu(host)}
+        withdraw = tuple(sorted(waits & ended))
+        self.beside = {job: host for job, host in self.beside.items() if job in waits and job not in ended}
+        launch, wake_s = self._launch(now_s)
+        return EarlyPlan(launch, withdraw, wake_s)
+
+    def _has_one_gpu(self, job: int) -> bool:
+        view = self.scheduler.view
+        return bool(job in view and view.gpus[view.row(job)] == 1)
+
+    def _launch(self, now_s: float) -> tuple[tuple[tuple[int, int], ...], float]:
+        view, supply = self.scheduler.view, self.scheduler.supply
+        wants = view.min_gpus if self.scheduler.policy.elastic else view.requested_gpus
+        rows = np.flatnonzero((view.gpus == 0) & (wants == 1)).tolist()
+        waiting = [job for job in (int(view.job_ids[row]) for row in rows) if job not in self.beside]
+        busy = int(view.gpus.sum())
+        if not waiting or busy < supply.total_gpus or busy < self.rule.busy_from * supply.total_gpus:
+            return (), np.inf
+        hosts = [int(view.job_ids[row]) for row in np.flatnonzero(view.gpus == 1).tolist()]
+        left_s = self._left_s(hosts, now_s)
+        launched: list[tuple[int, int]] = []
+        wake_s = np.inf
+        for job in waiting:
+            phases = self.phases_of(job)
+            if phases is None:
+                continue
+            running = [self._running(host, left_s[host], now_s) for host in hosts]
+            found = find_ending_gpu(running, phases.pre_s, 1, self.rule)
+            if not isinstance(found, Unplaced):
+                self.beside[job] = hosts[found]
+                launched.append((job, hosts[found]))
+                continue
+            taken = set(self.beside.values())
+            known = [s for host, s in left_s.items() if host not in taken and not np.isnan(s)]
+            soonest = min(known, default=np.inf)
+            at_s = now_s + soonest - phases.pre_s - self.rule.extra_s + _JUST_AFTER_S
+            wake_s = min(wake_s, max(at_s, now_s + _JUST_AFTER_S))
+        return tuple(launched), wake_s
+
+    def _left_s(self, hosts: list[int], now_s: float) -> dict[int, float]:
+        """Seconds that each job still uses its GPU, as predicted; nan where its speed is not known."""
+        view = self.scheduler.view
+        left = view.remaining_now(now_s)
+        out = {}
+        for host in hosts:
+            row = view.row(host)
+            rate = float(view.rate[row])
+            known = rate > 0 and self.phases_of(host) is not None
+            begins_s = max(float(view.settled_s[row]) - now_s, 0.0)  # between two shares it stands still
+            out[host] = begins_s + float(left[row]) / rate if known else np.nan
+        return out
+
+    def _running(self, host: int, left_s: float, now_s: float) -> Running:
+        view, phases = self.scheduler.view, self.phases_of(host)
+        elapsed_s = now_s - float(view.last_start_s[view.row(host)])
+        post_s = phases.post_s if phases is not None else np.nan
+        return Running(elapsed_s, elapsed_s + left_s + post_s, post_s, host not in self.beside.values())
