@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
 from pathlib import Path
 from typing import Any
 
+from shoal.executors.base import NodeInfo
 from shoal.server.app import make_app
 from shoal.server.limits import Buckets
+from shoal.wire.messages import Report
 
 from .fakes import run, server
 
@@ -267,22 +270,73 @@ def test_scale_changes_the_range_and_the_share_follows(tmp_path: Path) -> None:
     run(story())
 
 
-def test_metrics_are_in_the_format_prometheus_reads(tmp_path: Path) -> None:
+#: The families of users.md (section 3) and their labels; a queue is a user here, an agent the workers of a node.
+FAMILIES = {
+    "jobs": {"user", "state", "reason"},
+    "gpus": {"user", "type", "state"},
+    "fair_share_ratio": {"user"},
+    "queue_wait_seconds_bucket": {"user", "le"},
+    "job_completion_seconds_bucket": {"user", "le"},
+    "resize_seconds_bucket": {"phase", "le"},
+    "resizes_total": {"direction", "outcome"},
+    "preemptions_total": {"preemptor_user", "victim_user", "kind"},
+    "lost_gpu_seconds_total": {"cause"},
+    "decision_seconds_bucket": {"policy", "le"},
+    "plan_superseded_total": set(),
+    "agent_heartbeat_age_seconds": {"node"},
+}
+
+
+def test_metrics_have_the_families_that_operators_expect_in_the_format_prometheus_reads(
+    tmp_path: Path,
+) -> None:
     async def story() -> None:
-        async with server(tmp_path, 1) as here:
-            job = (await here.submit("1", name="a"))["id"]
-            await here.submit("1")
-            await here.until(lambda: here.state(job) == "running")
-            here.fleet.end(f"{job}.0")
-            await here.until(lambda: here.state(job) == "succeeded")
+        async with server(tmp_path, 4, policy="max-min") as here:
+            await here.add_user("ada")
+            first = (await here.submit("1..4"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            second = (await here.submit("1..4", user="ada"))["id"]
+            await here.until(lambda: here.state(second) == "running", train=(first, second))
+            await here.until(lambda: here.conductor.jobs[first].size == 2, train=(first, second))
+            here.fleet.crew(first)[0].send(Report(step=9, pause_generation=2, pause_s=0.25))
+            await here.until(lambda: here.conductor.jobs[first].stalled_s > 0, train=(first, second))
+            here.fleet.step(second, total=1)
+            await here.until(lambda: here.state(second) == "succeeded", train=(first,))
             text = await here.get("/metrics")
-            names = {line.split("{")[0].split(" ")[0] for line in text.splitlines() if line[0] != "#"}
-            families = {"shoal_jobs", "shoal_gpus", "shoal_fair_share_ratio", "shoal_resizes_total"}
-            families |= {"shoal_decision_seconds_bucket", "shoal_queue_wait_seconds_count"}
-            assert families <= names
+            found: dict[str, set[str]] = {}
             for line in text.splitlines():
-                assert line.startswith("# ") or float(line.rsplit(" ", 1)[1]) >= 0
+                match = re.fullmatch(r"# (HELP|TYPE) shoal_\w+ .+|shoal_(\w+?)(?:{(.*)})? ([0-9.e+-]+)", line)
+                assert match, line
+                if match[2]:
+                    labels = re.findall(r'(\w+)="(?:[^"\\]|\\.)*"', match[3] or "")
+                    found.setdefault(match[2], set()).update(labels)
+                    assert float(match[4]) >= 0
+            found.setdefault("plan_superseded_total", set())  # nothing was superseded in this story
+            assert {name: found.get(name) for name in FAMILIES} == FAMILIES
+            states = set(re.findall(r'shoal_gpus{state="(\w+)"', text))
+            assert states == {"allocated", "borrowed", "lent", "idle", "fragmented"}
+            assert 'resizes_total{direction="shrink",outcome="done"} 1' in text
             await here.get("/metrics", user=None, status=401)  # this client is not on loopback
+
+    run(story())
+
+
+def test_free_gpus_that_suffice_for_a_waiting_job_but_lie_apart_are_counted_as_fragmented(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        nodes = (NodeInfo("a", 2, "v100", True), NodeInfo("b", 2, "k80", True))
+        async with server(tmp_path, nodes, policy="fifo") as here:
+            for gpu_type in ("v100", "k80"):
+                await here.submit("1", gpu_types=[gpu_type])
+            await here.until(lambda: here.conductor.devices.used == 2)
+            waits = (await here.submit("2"))["id"]
+            await here.until(lambda: waits in here.conductor.scheduler.jobs)
+            text = await here.get("/metrics")
+            reason = (await here.get(f"/jobs/{waits}"))["reason"]["code"]
+            assert reason == "Fragmented"
+            assert 'shoal_gpus{state="fragmented",type="k80",user=""} 1' in text
+            assert 'shoal_gpus{state="idle",type="k80",user=""} 0' in text
 
     run(story())
 
