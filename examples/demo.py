@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import json
 import os
 import shutil
 import signal
@@ -32,7 +33,8 @@ from rich.text import Text
 from shoal.cli.jobs_table import reason, want
 from shoal.cli.why import explain
 from shoal.client import Client
-from shoal.client_errors import ClientError, TimedOut
+from shoal.client_errors import TimedOut
+from shoal.core.errors import ShoalError
 from shoal.server.models import Job, JobSpec, Why
 
 GPUS = 4
@@ -84,6 +86,8 @@ class Run:
     """What one run of the arrivals came to."""
 
     policy: str
+    #: Of jobs that failed: their last words.
+    words: dict[str, list[str]] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     why: Why | None = None
     took_s: float = 0.0
@@ -104,10 +108,14 @@ def main() -> int:
         console.print("torch is not installed: the elastic jobs are left out (pip install 'shoal[torch]').")
         arrivals = tuple(a for a in ARRIVALS if not a.elastic)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    console.print(
+        f"Two private clusters of {GPUS} virtual GPUs start: one for policy {options.policy}, one for fifo.\n"
+        "Jobs run on this machine's CPU; all of it is gone when the demo ends. (Ctrl-C ends it at any time.)"
+    )
+    runs: list[Run] = []
     try:
         with private_place() as place:
             deadline_s = time.monotonic() + LIMIT_S
-            runs: list[Run] = []
             # The second server starts while the first run goes on; until its turn it does nothing.
             clusters = [Cluster(place / "one", options.policy), Cluster(place / "two", "fifo")]
             for cluster in clusters:
@@ -119,10 +127,10 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("interrupted; everything that was started is gone")
         return 130
-    except ClientError as error:
-        print(f"demo: {error}", file=sys.stderr)
+    except ShoalError as error:
+        console.print(f"demo: {error}\neverything that was started is gone", markup=False)
         return 1
-    return 0
+    return 1 if any(run.words for run in runs) else 0
 
 
 def warm_up(client: Client) -> None:
@@ -167,7 +175,9 @@ class Cluster:
         """Once it is up."""
         _, said = self._up.communicate()
         if self._up.returncode:
-            raise ClientError(said.strip().removeprefix("shoal: "))
+            log = self.home / "server.log"
+            last = log.read_text(errors="replace")[-2000:].strip() if log.exists() else "it wrote no log"
+            raise ShoalError(f"the cluster did not start: {said.strip().removeprefix('shoal: ')}\n{last}")
         return Client(home=self.home)
 
 
@@ -179,12 +189,13 @@ def clean(place: Path, pipe: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     os.read(pipe, 1)
     for home in place.iterdir():
-        with contextlib.suppress(ClientError), Client(home=home, timeout_s=5) as client:
+        with contextlib.suppress(Exception), Client(home=home, timeout_s=5) as client:
             client.shutdown()
     deadline_s = time.monotonic() + 5
     quiet = 0
     while quiet < 3:  # what dies may have started another just before
-        left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _of_home(p, str(place))]
+        left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _of_place(p, str(place))]
+        left += _workers(place)
         quiet = 0 if left else quiet + 1
         for process in left if time.monotonic() > deadline_s else ():
             with contextlib.suppress(psutil.Error):
@@ -193,14 +204,34 @@ def clean(place: Path, pipe: int) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def _of_home(process: Any, home: str) -> bool:
-    """Whether a process was started for this home: its path, made at random, is in what it was given."""
+def _of_place(process: Any, place: str) -> bool:
+    """Whether it is one of ours: a Python that was given the path of the place, which was made at random."""
     import psutil
 
     try:
-        return any(home in text for text in [*process.cmdline(), *process.environ().values()])
+        given = [v for k, v in process.environ().items() if k.startswith("SHOAL_")]
+        if "python" in process.name():
+            given += process.cmdline()
     except psutil.Error:
         return False
+    return any(place in text for text in given)
+
+
+def _workers(place: Path) -> list[Any]:
+    """Keepers and workers that outlived their server, by the pids and start times that the keepers wrote down."""
+    import psutil
+
+    from shoal.executors.shim import start_time
+
+    found = []
+    for path in place.glob("*/jobs/*/workers/*/started"):
+        with contextlib.suppress(OSError, ValueError, KeyError, psutil.Error):
+            said = json.loads(path.read_text())
+            for who in ("keeper_", ""):
+                pid, began = said[f"{who}pid"], said[f"{who}start_time"]
+                if began is not None and start_time(pid) == began:
+                    found.append(psutil.Process(pid))
+    return found
 
 
 def play(
@@ -209,9 +240,11 @@ def play(
     """Submit the jobs at their times and watch until all are over."""
     run = Run(cluster.policy)
     with contextlib.ExitStack() as stack:
+        began_s = time.monotonic()
         admin = stack.enter_context(cluster.client())
         if any(arrival.elastic for arrival in arrivals):
             warm_up(admin)
+        console.print(f"ready after {time.monotonic() - began_s:.0f} s: the server is up and torch is loaded")
         users = {}
         for name in dict.fromkeys(a.user for a in arrivals):
             admin.create_user(name)
@@ -236,6 +269,8 @@ def play(
                 if run.why is not None and plain:
                     console.print("\n".join(["", f"$ shoal why {run.why.job.name}", *explain(run.why), ""]))
             if not waiting and all(job.state.is_final for job in run.jobs.values()):
+                failed = [job for job in run.jobs.values() if job.state.value == "failed"]
+                run.words = {job.name: [line.text for line in admin.logs(job.id, tail=8)] for job in failed}
                 break
             run.cut_off = now_s > limit_s
             if run.cut_off:
@@ -291,7 +326,8 @@ def summary(console: Console, runs: Sequence[Run]) -> None:
         console.print(where_time_went(run))
         for job in run.jobs.values():
             if job.state.value == "failed":
-                console.print(f"{job.name} failed: {job.message}")
+                console.print(f"{job.name} failed: {job.message}. Its last words:", markup=False)
+                console.print("\n".join(f"  {line}" for line in run.words.get(job.name, [])), markup=False)
     names = list(dict.fromkeys(name for run in runs for name in run.jobs))
     console.print("seconds from submission to end", style="italic")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)

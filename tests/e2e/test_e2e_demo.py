@@ -1,5 +1,7 @@
 """The demo leaves nothing behind, whatever happens to it."""
 
+import contextlib
+import json
 import signal
 import subprocess
 import sys
@@ -9,18 +11,31 @@ import pytest
 from live_cluster import ROOT, eventually
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_everything_the_demo_started_is_gone_when_it_is_ended(number, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("number", "servers_die_too"),
+    [(signal.SIGKILL, True), (signal.SIGINT, False)],
+)
+def test_everything_the_demo_started_is_gone_when_it_is_ended(number, servers_die_too, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     demo = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples" / "demo.py"), "--plain"], stdout=subprocess.PIPE, text=True
+        [sys.executable, str(ROOT / "examples" / "demo.py"), "--plain"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
-    while "starting" not in (line := demo.stdout.readline()):
+    while " running " not in (line := demo.stdout.readline()):
         assert line, "the demo ended by itself"
     (place,) = tmp_path.glob("shoal-demo-*")
 
+    workers = []
+    for path in place.glob("*/jobs/*/workers/*/started"):
+        said = json.loads(path.read_text())
+        for pid in (said["pid"], said["keeper_pid"]):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                workers.append(psutil.Process(pid))
+    assert workers
+
     def of_the_demo():
-        found = []
+        found = [worker for worker in workers if worker.is_running()]
         for process in psutil.process_iter():
             try:
                 found += [process] if any(str(place) in text for text in process.cmdline()) else []
@@ -29,6 +44,9 @@ def test_everything_the_demo_started_is_gone_when_it_is_ended(number, tmp_path, 
         return found
 
     assert of_the_demo()
+    if servers_die_too:
+        for path in place.glob("*/server.json"):
+            psutil.Process(json.loads(path.read_text())["pid"]).kill()
     demo.send_signal(number)
     demo.communicate()
     eventually(lambda: not of_the_demo() and not place.exists(), what="the end of all it started")
