@@ -159,10 +159,12 @@ def random_curve(rng: np.random.Generator, longest: int) -> np.ndarray:
     return speed * rng.uniform(0.01, 100)
 
 
-def random_view(seed: int, *, min_one: bool = False, doubling: bool = True) -> tuple[View, int]:
-    """A view of up to 40 jobs with curves of all kinds, and a number of GPUs."""
+def random_view(
+    seed: int, *, min_one: bool = False, doubling: bool = True, jobs: int = 40, most_gpus: int = 120
+) -> tuple[View, int]:
+    """A view of fewer than so many jobs with curves of all kinds, and a number of GPUs."""
     rng = np.random.default_rng(seed)
-    n, gpus = int(rng.integers(1, 40)), int(rng.integers(1, 120))
+    n, gpus = int(rng.integers(1, jobs)), int(rng.integers(1, most_gpus))
     view = View(("gpu",), gpus)
     pool = []
     while len(pool) < 8:

@@ -15,7 +15,6 @@ from shoal.policies.base import CountPolicy, Decision, FloatArray, IntArray, Sup
 from shoal.policies.optimus_ps import Tasks, allocate
 from shoal.policies.types import give_types, reference_curves
 
-
 #: So many GPUs are handed out one by one at the end.
 _LAST_FEW = 32
 
@@ -84,11 +83,7 @@ def optimus_shares(
         else:
             share, loss, gpus, low = tried, tried_loss, left, level
         level = -np.sqrt(low * high) if high < 0 else low / 8
-    heap = [(0.0, 0)]
-    heap.pop()
-    for j in range(n):
-        if loss[j] < 0:
-            heap.append((loss[j], j))
+    heap = [(loss[j], j) for j in range(n) if loss[j] < 0]
     heapq.heapify(heap)
     while gpus > 0 and len(heap) > 0:
         j = heap[0][1]
@@ -175,7 +170,8 @@ class Optimus(CountPolicy):
         # [GPUs, places for servers]; a job without servers takes one that costs next to nothing.
         worker = np.tile([1.0, 0.0], (len(view), 1))
         server = np.where(has_servers[:, None], [0.0, 1.0], [0.0, 1e-9])
-        left = view.remaining_now(now_s)
+        # Of unknown length: it keeps what it starts with, as more cannot be weighed.
+        left = np.nan_to_num(view.remaining_now(now_s), nan=0.0)
         young = left > (1 - self.options.young_progress) * view.total
         return allocate(
             left,
