@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -108,6 +109,11 @@ class Profile:
     @property
     def gpu_types(self) -> tuple[str, ...]:
         return tuple(self.curves)
+
+    @cached_property
+    def tells_nodes(self) -> bool:
+        """Whether it says how the speed depends on the number of nodes."""
+        return any(nodes > 0 for by_nodes in self.curves.values() for nodes in by_nodes)
 
     def knows(self, gpu_type: str) -> bool:
         return gpu_type in self.curves or ANY_TYPE in self.curves

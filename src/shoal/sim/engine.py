@@ -19,13 +19,15 @@ from shoal.core.ledger import Ledger
 from shoal.core.plan import Placement, Reconfigure
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
+from shoal.placement.ps_speed import slowdown
 from shoal.policies.base import Policy
 from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.beliefs import Knowledge, beliefs_for
 from shoal.sim.costs import Costs
+from shoal.sim.fragments import FragmentationMeter
 from shoal.sim.record import Record
 
-_FINISH, _SWITCH, _MEASURE = 0, 1, 2
+FINISH, _SWITCH, _MEASURE = 0, 1, 2
 _INF = math.inf
 
 #: A share and where it is: (GPUs, type, placement, servers).
@@ -50,6 +52,7 @@ class Simulation:
         knowledge: Knowledge | None = None,
         whole_seconds: bool = False,
         timeline: bool = True,
+        servers_apart: bool = False,
         seed: int = 0,
     ) -> None:
         self.jobs = tuple(jobs)
@@ -87,6 +90,9 @@ class Simulation:
         self._given = [0] * n
         self._running = 0  # jobs that have any
         self._speed_tables: dict[tuple[int, str], list[float]] = {}
+        #: Whether parameter servers are on a node of their own, not beside their workers.
+        self.servers_apart = servers_apart
+        self._meter = None if cluster.pooled else FragmentationMeter(cluster)
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -101,6 +107,9 @@ class Simulation:
             self.ledger.settle(record.end_s)
             record.extra["ledger"] = self.ledger.totals()
             record.ledger_over_time = self.ledger.over_time()
+        if self._meter:
+            self._meter.settle(record.end_s)
+            record.extra.update(self._meter.figures())
         record.extra.update(self.scheduler.policy.report())
         record.decisions = self.scheduler.plans
         record.events = self.scheduler.events_seen
@@ -122,7 +131,7 @@ class Simulation:
                 _, _, kind, j, version = heapq.heappop(heap)
                 if version != self._version[j]:
                     continue  # a newer command has overtaken this one
-                if kind == _FINISH:
+                if kind == FINISH:
                     self._finish(j, now)
                     events.append(Finished(j))
                     done += 1
@@ -140,7 +149,7 @@ class Simulation:
             plan = scheduler.step(now, events)
             for command in plan.commands:
                 self._obey(command, now)
-            wake_s = self._tick(plan.wake_s)
+            wake_s = self._tick(min(plan.wake_s, self._after(now)))
             if len(heap) > 4 * self._running + 256:
                 self._forget_overtaken()
             if self.ledger:
@@ -154,6 +163,10 @@ class Simulation:
             if progress and scheduler.plans % every == 0 and not progress(now, done, total):
                 record.interrupted = True
                 break
+
+    def _after(self, now: float) -> float:
+        """What else happens after a plan, for those who add to this; returns when to ask again."""
+        return _INF
 
     def _tick(self, at_s: float) -> float:
         """Event times as they are, or rounded up to whole seconds as the AFS authors' simulator does."""
@@ -186,6 +199,9 @@ class Simulation:
     def _obey(self, command: Reconfigure, now: float) -> None:
         j, share = command.job, command.share
         self._count(j, share.gpus)
+        if self._meter:
+            self._meter.settle(now)
+            self._meter.observe(command)
         record = self.record
         self._settle(j, now)
         self._version[j] += 1
@@ -240,7 +256,7 @@ class Simulation:
             ready = max(pending[1], now)
         self._target[j] = (spot, ready)
         end = self._since[j] + self._left[j] / self._rate[j] if self._rate[j] > 0 else _INF
-        self._push(min(end, ready), _FINISH if end <= ready else _SWITCH, j)
+        self._push(min(end, ready), FINISH if end <= ready else _SWITCH, j)
         self._observe(j, self._rate[j], self._since[j])
 
     def _switch(self, j: int, now: float) -> None:
@@ -256,7 +272,7 @@ class Simulation:
         rate = self._speed(j, spot)
         self._gpus[j], self._spot[j], self._rate[j], self._since[j] = spot[0], spot, rate, at_s
         self._observe(j, rate, at_s)
-        self._push(at_s + self._left[j] / rate if rate > 0 else _INF, _FINISH, j)
+        self._push(at_s + self._left[j] / rate if rate > 0 else _INF, FINISH, j)
         if self.beliefs.measure_after_s is not None:
             self._push(at_s + self.beliefs.measure_after_s, _MEASURE, j)
 
@@ -265,10 +281,10 @@ class Simulation:
 
     def _measure(self, j: int) -> list[Event]:
         """A job has trained a while at its share: its step time is measured, and beliefs follow."""
-        gpus, gpu_type, placement, _ = self._spot[j]
+        gpus, gpu_type, placement, servers = self._spot[j]
         if self._rate[j] <= 0:
             return []
-        believed = self.beliefs.measure(j, gpus, len(placement), gpu_type, self._rate[j])
+        believed = self.beliefs.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers)
         return [] if believed is None else [Measured(j, believed)]
 
     def _settle(self, j: int, now: float) -> None:
@@ -283,14 +299,22 @@ class Simulation:
         profile = self.profiles[j]
         if servers and profile.by_servers is not None:
             table = profile.by_servers
-            return float(table[min(servers, table.shape[0]) - 1, min(gpus, table.shape[1]) - 1])
+            rate = float(table[min(servers, table.shape[0]) - 1, min(gpus, table.shape[1]) - 1])
+            return rate / self._slowdown(j, placement, servers)
         if len(placement) > 1:
-            return profile.speed(gpu_type, gpus, len(placement))
+            rate = profile.speed(gpu_type, gpus, len(placement))
+            return rate if profile.tells_nodes else rate / self._slowdown(j, placement, servers)
         key = (id(profile), gpu_type)
         speeds = self._speed_tables.get(key)
         if speeds is None:
             speeds = self._speed_tables[key] = profile.curve(gpu_type).speed.tolist()
         return speeds[gpus]
+
+    def _slowdown(self, j: int, placement: Placement, servers: int) -> float:
+        """What a parameter-server job loses by where it is, where that is known of its model."""
+        if not servers or not placement:
+            return 1.0
+        return slowdown(self.jobs[j].model, placement, servers, apart=self.servers_apart)
 
     def _finish(self, j: int, now: float) -> None:
         record, view = self.record, self.scheduler.view.cells
@@ -299,6 +323,9 @@ class Simulation:
         record.gpu_s[j] = view.attained_gpu_s[row] + view.gpus[row] * (now - view.changed_s[row])
         self._version[j] += 1
         self._count(j, 0)
+        if self._meter:
+            self._meter.settle(now)
+            self._meter.forget(j)
         if self.timeline:
             record.change_s.append(now)
             record.change_job.append(j)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +21,9 @@ from shoal.core.profile import Interpolation, Profile
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.unknown import Unknown
 from shoal.placement.base import Placer
+from shoal.placement.preschedule import PreRule
 from shoal.placement.registry import Setting, make_placer
+from shoal.placement.sharing import SharingRule
 from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy
 from shoal.sim.beliefs import Knowledge
@@ -51,6 +54,12 @@ class Setup:
     timeline: bool = True
     #: Jobs request what is worth it by their profile, not what the trace says.
     auto_gpus: bool = False
+    #: What a worker of each model does with its GPU (needs.csv), and what may be made of it.
+    needs: Path | None = None
+    share: bool = False
+    pre_schedule: bool = False
+    #: Whether parameter servers are on a node of their own, not beside their workers.
+    servers_apart: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,12 +141,29 @@ def placer_for(
     return make_placer(word, Setting(cluster, policy.elastic, believed, setup.costs.move_s))
 
 
+def _make_simulation(setup: Setup) -> Callable[..., Simulation]:
+    """The engine, or the one in which jobs use GPUs of others."""
+    if setup.needs is None:
+        if setup.share or setup.pre_schedule:
+            raise ShoalError("say what jobs do with their GPUs: --needs FILE (model,gpu_util,gpu_mem_mb)")
+        return Simulation
+    from shoal.sim.inputs.needs import read_uses
+    from shoal.sim.sharing import SharingSimulation
+
+    return partial(
+        SharingSimulation,
+        uses=read_uses(setup.needs),
+        share=SharingRule() if setup.share else None,
+        early=PreRule() if setup.pre_schedule else None,
+    )
+
+
 def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = None) -> Result:
     """Run one policy over one trace."""
     inputs = inputs or load(setup)
     policy = make_policy(setup.policy, setup.options, setup.seed)
     believed = _Believed()
-    simulation = Simulation(
+    simulation = _make_simulation(setup)(
         inputs.jobs,
         inputs.profiles,
         inputs.cluster,
@@ -148,6 +174,7 @@ def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = 
         seed=setup.seed,
         whole_seconds=setup.whole_seconds,
         timeline=setup.timeline,
+        servers_apart=setup.servers_apart,
     )
     believed.profiles = simulation.scheduler.profiles
     began = time.perf_counter()

@@ -1,0 +1,82 @@
+"""How broken up the free GPUs of a simulated cluster are over time, and how spread out its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from shoal.core.cluster import Cluster
+from shoal.core.plan import Placement, Reconfigure
+
+
+class FragmentationMeter:
+    """Follows the placements of a run. Figures are averages over time, weighed by what they are parts of.
+
+    fragmentation by size: the part of the free GPUs that jobs of that size within a node could not use.
+    spread: the part of the GPUs in use whose job spans more nodes than it would on an empty cluster.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        largest = int(cluster.gpus_of_node.max())
+        self.sizes = [1 << i for i in range(1, largest.bit_length())] or [1]
+        self._free = cluster.gpus_of_node.astype(np.int64)
+        self._node_size = largest
+        self._placed: dict[int, Placement] = {}
+        self._spread_gpus = 0
+        self._used_gpus = 0
+        self._since_s: float | None = None
+        self._free_s = 0.0
+        self._stranded_s = np.zeros(len(self.sizes))
+        self._used_s = 0.0
+        self._spread_s = 0.0
+        self.moves = 0
+
+    def observe(self, command: Reconfigure) -> None:
+        """A job has been given another place, or none."""
+        self.forget(command.job)
+        if command.verb == "migrate":
+            self.moves += 1
+        if command.placement:
+            self._placed[command.job] = command.placement
+            self._add(command.placement, 1)
+
+    def forget(self, job_id: int) -> None:
+        """A job has left its GPUs."""
+        before = self._placed.pop(job_id, None)
+        if before:
+            self._add(before, -1)
+
+    def _add(self, placement: Placement, sign: int) -> None:
+        gpus = 0
+        for node, here in placement:
+            self._free[node] -= sign * here
+            gpus += here
+        self._used_gpus += sign * gpus
+        if len(placement) > -(-gpus // self._node_size):
+            self._spread_gpus += sign * gpus
+
+    def settle(self, now_s: float) -> None:
+        """Count what was true since the last time; call before anything changes."""
+        lasted_s = 0.0 if self._since_s is None else now_s - self._since_s
+        self._since_s = now_s
+        if lasted_s <= 0:
+            return
+        free = int(self._free.sum())
+        self._free_s += lasted_s * free
+        self._used_s += lasted_s * self._used_gpus
+        self._spread_s += lasted_s * self._spread_gpus
+        for i, size in enumerate(self.sizes):
+            self._stranded_s[i] += lasted_s * int((self._free % size).sum())
+
+    def figures(self) -> Mapping[str, Any]:
+        by_size = {
+            str(size): float(stranded / self._free_s) if self._free_s else 0.0
+            for size, stranded in zip(self.sizes, self._stranded_s)
+        }
+        return {
+            "fragmentation": by_size,
+            "spread": self._spread_s / self._used_s if self._used_s else 0.0,
+            "moves": self.moves,
+        }

@@ -1,0 +1,140 @@
+"""Sharing and pre-scheduling in whole runs: small ones by hand, random ones by what must hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shoal.core.cluster import Cluster
+from shoal.core.errors import InputError
+from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.preschedule import PreRule
+from shoal.placement.sharing import SharingRule
+from shoal.policies.registry import make_policy
+from shoal.scheduler.early import Phases
+from shoal.scheduler.guests import Need
+from shoal.sim.inputs.needs import read_uses
+from shoal.sim.sharing import SharingSimulation, Use
+
+from .small import PROFILES, job, simulate
+
+
+def run(
+    jobs, *, utilisation=0.5, pre_s=0.0, post_s=0.0, gpus=1, policy="fifo", share=True, early=False, **more
+):
+    use = Use(Need(4_000, utilisation), Phases(pre_s, post_s))
+    simulation = SharingSimulation(
+        jobs, PROFILES, more.pop("cluster", None) or Cluster.pool(gpus), make_policy(policy),
+        uses=dict.fromkeys(PROFILES, use),
+        share=SharingRule() if share else None,
+        early=PreRule() if early else None,
+        **more,
+    )  # fmt: skip
+    return simulation.run()
+
+
+@pytest.mark.parametrize(
+    ("utilisation", "ends"),
+    [
+        (0.5, [100.0, 100.0]),  # both at full speed
+        (0.6, [120.0, 120.0]),  # together they want 120 %
+        (0.65, [100.0, 200.0]),  # 130 % is not below the limit: one after the other
+    ],
+)
+def test_two_jobs_on_one_gpu_are_as_fast_as_their_utilisations_allow(utilisation, ends):
+    record = run([job("a", 0, 100.0), job("b", 0, 100.0)], utilisation=utilisation)
+    assert record.finish_s.tolist() == pytest.approx(ends)
+
+
+def test_a_guest_comes_and_goes_and_the_host_is_slower_only_meanwhile():
+    record = run([job("host", 0, 100.0), job("guest", 40, 10.0)], utilisation=0.6)
+    # 40 alone; the guest's 10 take 12 s, in which the host does 10; then 50 more alone.
+    assert record.finish_s.tolist() == pytest.approx([102.0, 52.0])
+    assert record.wait_s.tolist() == [0.0, 0.0]
+    assert record.extra["sharing"]["guests"] == 1
+    assert record.extra["sharing"]["guest_s"] == pytest.approx(12.0)
+
+
+def test_a_guest_goes_on_with_a_gpu_of_its_own_when_its_host_ends():
+    record = run([job("host", 0, 60.0), job("guest", 0, 100.0), job("late", 70, 10.0)], utilisation=0.6)
+    # Both at 1/1.2 until the host ends at 72; the guest has done 60, and hosts the late one until 82.
+    assert record.finish_s[0] == pytest.approx(72.0)
+    assert record.finish_s[2] == pytest.approx(72.0 + 12.0)
+    assert record.finish_s[1] == pytest.approx(84.0 + (100 - 60 - 10))
+    assert record.gpu_s[0] == pytest.approx(72.0)
+
+
+def test_the_next_job_has_prepared_when_it_gets_the_gpu():
+    jobs = [job("a", 0, 100.0), job("b", 0, 100.0)]
+    plain = run(jobs, pre_s=20, post_s=5, share=False)
+    early = run(jobs, pre_s=20, post_s=5, share=False, early=True)
+    assert plain.finish_s.tolist() == pytest.approx([125.0, 250.0])
+    assert early.finish_s.tolist() == pytest.approx([125.0, 230.0])
+    assert early.extra["sharing"]["prepared_early_s"] == pytest.approx(20.0)
+
+
+def test_who_prepared_on_another_node_prepares_again():
+    jobs = [job("a", 0, 30.0), job("b", 0, 31.0), job("c", 0, 50.0), job("e", 49, 5.0)]
+    record = run(
+        jobs, pre_s=20, share=False, early=True, policy="srtf", cluster=Cluster.of(2, 1), placer=KeepAndPack()
+    )
+    # c prepares beside a on the first node, e beside b on the second. At 50 the first is free, and e is the
+    # shortest: what it prepared is elsewhere. c moves over to the second, where it has one second until 51.
+    assert record.finish_s.tolist() == pytest.approx([50.0, 51.0, 51 + 20 - 1 + 50, 50 + 20 + 5])
+    assert record.extra["sharing"]["launched_early"] == 3
+    assert record.extra["sharing"]["prepared_early_s"] == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "afs-p", "max-min", "optimus"])
+@pytest.mark.parametrize("nodes", [False, True])
+def test_every_job_does_all_its_work_and_sharing_never_makes_the_makespan_much_longer(policy, nodes):
+    rng = np.random.default_rng(4)
+    at = np.sort(rng.uniform(0, 300, 50))
+    jobs = [
+        job(f"j{i}", float(at[i]), float(rng.integers(5, 200)), gpus=int(rng.choice([1, 1, 1, 2])), most=2)
+        for i in range(50)
+    ]
+    cluster = Cluster.of(2, 2) if nodes else Cluster.pool(4)
+    kwargs = {"cluster": cluster, "policy": policy}
+    if nodes:
+        kwargs["placer"] = KeepAndPack(all_or_nothing=not make_policy(policy).elastic)
+    shared = run(jobs, utilisation=0.4, pre_s=3.0, post_s=1.0, early=True, **kwargs)
+    assert np.isfinite(shared.finish_s).all()
+    fastest = np.array([j.iterations / j.gpus.max for j in jobs])
+    assert (shared.finish_s - at >= fastest - 1e-9).all(), "no one is faster than its work allows"
+    alone = simulate(jobs, policy, cluster=cluster, **({"placer": kwargs["placer"]} if nodes else {}))
+    assert shared.finish_s.max() < 1.5 * alone.finish_s.max()
+    assert shared.extra["sharing"]["guests"] > 0
+
+
+def test_guests_end_jobs_sooner_on_average_when_gpus_are_half_used():
+    rng = np.random.default_rng(5)
+    jobs = [job(f"j{i}", 2.0 * i, float(rng.integers(20, 80))) for i in range(40)]
+    shared, alone = run(jobs, gpus=4, utilisation=0.4), run(jobs, gpus=4, share=False)
+    assert shared.finish_s.mean() < 0.7 * alone.finish_s.mean()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("model,gpu_util\nm,50\n", "gpu_mem_mb"),
+        ("model,gpu_util,gpu_mem_mb\n", "no models"),
+        ("model,gpu_util,gpu_mem_mb\nm,150,100\n", "per cent"),
+        ("model,gpu_util,gpu_mem_mb\nm,x,100\n", "not a number"),
+        ("model,gpu_util,gpu_mem_mb\nm,50,0\n", "above 0"),
+        ("model,gpu_util,gpu_mem_mb\nm,50,10\nm,50,10\n", "twice"),
+        ("model,gpu_util,gpu_mem_mb,pre_s\nm,50,10,-1\n", "negative"),
+    ],
+)
+def test_bad_needs_are_told_with_their_place(tmp_path, text, told):
+    (tmp_path / "needs.csv").write_text(text)
+    with pytest.raises(InputError, match=told):
+        read_uses(tmp_path / "needs.csv")
+
+
+def test_needs_are_read(tmp_path):
+    (tmp_path / "needs.csv").write_text("model,gpu_util,gpu_mem_mb,pre_s\na,50,4096,7\nb,80,100,\n")
+    assert read_uses(tmp_path / "needs.csv") == {
+        "a": Use(Need(4096.0, 0.5), Phases(7.0, 0.0)),
+        "b": Use(Need(100.0, 0.8), Phases(0.0, 0.0)),
+    }
