@@ -349,7 +349,11 @@ def summary(console: Console, runs: Sequence[Run]) -> None:
 
 def where_time_went(run: Run) -> Table:
     table = Table(
-        title=f"policy {run.policy}: seconds", box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left"
+        title=f"policy {run.policy}: seconds",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title_justify="left",
+        padding=(0, 1, 0, 0),
     )
     for head in ("", "ended", "waited", "ran", "paused", "resizes", "stood still", "GPU-s"):
         table.add_column(head, justify="left" if head in ("", "ended") else "right", no_wrap=True)

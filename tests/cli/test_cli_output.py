@@ -1,6 +1,7 @@
 """Every command's output against a real server: one document that fits its schema, or a clear error."""
 
 import json
+from importlib import import_module
 
 import jsonschema_rs
 import pytest
@@ -198,6 +199,34 @@ def test_without_a_server_every_command_says_so_in_one_line_with_exit_code_6(now
         assert found.stderr.count("\n") == 1
     assert nowhere.shoal("down", code=0).stderr.startswith("no server runs on ")
     assert json.loads(nowhere.shoal("doctor", "-o", "json", code=1).stdout)["healthy"] is False
+
+
+#: Commands whose `-o json` is tried elsewhere, or which have no answer but an exit code.
+ELSEWHERE = {
+    "submit": "test_cli_jobs", "plan": "here", "checkpoint": "test_e2e_elastic", "version": "here",
+    "policy ls": "here", "policy show": "for people", "sim": "tests/sim", "completion": "for a shell",
+    "down": "an exit code", "user rm": "an exit code", "token rm": "an exit code",
+}  # fmt: skip
+
+
+def test_the_json_of_every_command_is_tried():
+    groups = {
+        name: import_module(where.split(":")[0]).COMMANDS
+        for name, (where, _) in COMMANDS.items()
+        if where.endswith(":GROUP")
+    }
+    every = {f"{group} {verb}" for group, verbs in groups.items() for verb in verbs if group != "sim"}
+    every |= {name for name in COMMANDS if name not in groups} | {"sim"}
+    tried = {tuple(args[:2]) for args, _ in (*READ.values(), *CHANGE.values())}
+    found = {words[0] for words in tried} | {" ".join(words) for words in tried}
+    assert every - found == set(ELSEWHERE)
+
+
+def test_version_and_the_list_of_policies_are_documents_too(live, nowhere):
+    assert live.json("version")["server"] == live.json("version")["client"]
+    assert nowhere.json("version")["server"] is None
+    items = nowhere.json("policy", "ls")["items"]
+    assert {"fifo", "max-min"} <= {item["name"] for item in items}
 
 
 def test_every_command_has_help_that_says_what_it_does(nowhere):

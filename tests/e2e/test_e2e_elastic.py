@@ -162,3 +162,20 @@ def test_a_job_saves_its_state_when_it_is_asked_to(shared):
     found = shared.json("profile", "a")
     assert [p["gpus"] for p in found["points"]] == [1, 2]
     assert "GPUS" in shared.shoal("profile", "a", "--plot", code=0).stdout
+
+
+def test_a_script_that_raises_fails_the_job_with_its_last_line(shared, tmp_path):
+    script = tmp_path / "broken.py"
+    script.write_text("import shoal.torch\nshoal.torch.init()\nraise ValueError('no such dataset')\n")
+    done = shared.shoal("run", "--name", "broken", "--gpus", "1..2", "--", sys.executable, script, code=100)
+    assert "no such dataset" in done.stderr, "the reason is told to who waits"
+    assert "no such dataset" in shared.shoal("logs", "broken").stdout
+    assert "no such dataset" in shared.json("show", "broken")["message"]
+
+
+def test_a_script_that_cannot_be_found_fails_the_job_and_is_named(shared, tmp_path):
+    missing = tmp_path / "missing.py"
+    done = shared.shoal("run", "--name", "lost", "--gpus", "1..2", "--", sys.executable, missing, code=100)
+    assert "missing.py" in done.stdout + done.stderr
+    assert shared.json("show", "lost")["state"] == "failed"
+    eventually(lambda: shared.json("status")["used_gpus"] == 0)

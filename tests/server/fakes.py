@@ -182,8 +182,11 @@ class Fleet:
     def crew(self, job: int) -> list[FakeLive]:
         return [w for w in self.live.values() if w.job == str(job) and w.alive]
 
-    def step(self, job: int, *, total: int = 1000, seconds: float = 0.1) -> None:
-        """One step of the job's generation, if all its members are there; a switch happens at its end."""
+    def step(self, job: int, *, total: int = 1000, seconds: float = 0.1, counted: bool = True) -> None:
+        """One step of the job's generation, if all its members are there; a switch happens at its end.
+
+        `counted`: it tells how many steps there are in all.
+        """
         by_id = {w.id: w for w in self.crew(job)}
         active = [w for w in by_id.values() if w.member.phase is Phase.ACTIVE and not w.member.torn]
         if not active:
@@ -207,7 +210,7 @@ class Fleet:
             done = worker.member.done
             self._boundary(worker, by_id)
             report = Report(
-                step=done, total_steps=total, steps=1, seconds=seconds / len(members),
+                step=done, total_steps=total if counted else 0, steps=1, seconds=seconds / len(members),
                 workers=len(members), samples=1.0,
                 compute_s=seconds / len(members) * self.slow.get(worker.id, 1.0), values={"loss": 1.0 / (1 + done)},
             )  # fmt: skip

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +12,8 @@ from hypothesis import strategies as st
 
 from shoal.server.learning import ENOUGH_STEPS, NEWS, Pace, plain_speed
 from shoal.wire.messages import Report
+
+from .fakes import run, server
 
 
 def reports(step_s: float, every_s: float, count: int, first: int = 0) -> list[Report]:
@@ -80,3 +85,54 @@ def test_the_minimum_is_always_worth_having_and_no_speed_is_changed_by_much(
     changed = np.flatnonzero(made[low:] != given_[low:]) + low
     best = np.maximum.accumulate(made)
     assert all(given_[n] >= (1 - NEWS) * best[n - 1] * (1 - 1e-4) for n in changed)
+
+
+def test_a_job_begins_with_what_earlier_jobs_of_its_command_taught_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="max-min") as here:
+            first = (await here.submit("1..4", name="first"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            assert "assumed" in (await here.get(f"/jobs/{first}/profile"))["basis"]
+            await here.until(lambda: here.conductor.jobs[first].progress.speed, train=(first,))
+            here.fleet.step(first, total=1)
+            await here.until(lambda: here.state(first) == "succeeded")
+        async with server(tmp_path, 4, policy="max-min") as here:
+            known = (await here.submit("1..4", name="known"))["id"]
+            found = await here.get(f"/jobs/{known}/profile")
+            assert "measured on virtual" in found["basis"]
+            measured = {p["gpus"]: p["speed"] for p in found["points"] if p["measured"]}
+            assert measured[4] == pytest.approx(40.0, rel=0.05), "0.1 s by four workers"
+            other = (await here.submit("1..4", name="other", command=["another"]))["id"]
+            assert "assumed" in (await here.get(f"/jobs/{other}/profile"))["basis"]
+
+    run(story())
+
+
+def test_what_is_left_comes_from_the_best_source_there_is_and_says_which(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="max-min") as here:
+            loss = (await here.submit("1", resize="live", target_loss=0.01, name="loss"))["id"]
+            steps = (await here.submit("1", resize="live", name="steps"))["id"]
+            owner = (await here.submit("1", expected_s=100, name="owner"))["id"]
+            nothing = (await here.submit("1", name="nothing"))["id"]
+            every = (loss, steps, owner, nothing)
+            await here.until(lambda: all(here.state(j) == "running" for j in every))
+            for _ in range(60):
+                here.fleet.step(loss, counted=False)
+                here.fleet.step(steps, total=500)
+                await asyncio.sleep(0.002)
+            await here.until(lambda: (here.conductor.jobs[loss].progress.step or 0) >= 60)
+            left = {j: (await here.get(f"/jobs/{j}"))["remaining"] for j in every}
+            assert left[steps]["basis"] == "the job's own count of steps"
+            assert left[steps]["low_s"] == left[steps]["high_s"] == pytest.approx(44.0, rel=0.1)
+            assert left[owner]["basis"] == "what its owner expects"
+            assert left[owner]["low_s"] < left[owner]["high_s"]
+            assert "nothing is known" in left[nothing]["unknown"]
+            assert left[loss]["basis"] == "its loss curve"
+            # The loss is 1/(1+step): 0.01 comes at step 99, about 39 steps of 0.1 s from here.
+            assert left[loss]["low_s"] <= 3.9 * 1.2
+            assert left[loss]["high_s"] >= 3.9 * 0.8
+
+    run(story())

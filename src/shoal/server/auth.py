@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from fastapi import Request
 from shoal.server.errors import Forbidden, NotFound, Unauthorized
 from shoal.server.home import Home, write_atomically
 from shoal.server.models import Role
-from shoal.server.store import Store
+from shoal.server.store import Store, StoreFull
 from shoal.server.verbs import Verbs, hash_of
 
 ADMIN = "admin"
@@ -88,5 +89,6 @@ class Gate:
     def _touch(self, row: dict[str, Any], now_s: float) -> None:
         if row["last_used_s"] is None or now_s - row["last_used_s"] > TOUCH_S:
             row["last_used_s"] = now_s
-            with self.store.change(now_s) as change:
+            # A full disk is no reason not to answer who only wants to look.
+            with contextlib.suppress(StoreFull), self.store.change(now_s) as change:
                 change.update_token(row["id"], last_used_s=now_s)

@@ -1,0 +1,41 @@
+"""How a server is told where to be: its home, its address, its port."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from shoal.server.home import default_home
+from shoal.server.options import PortInUse, bind, parse, warn_of_address
+
+
+def test_the_home_is_where_the_xdg_rules_put_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.delenv("SHOAL_HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert default_home() == Path("/home/ada/.local/state/shoal")
+    monkeypatch.setenv("XDG_STATE_HOME", "/var/ada")
+    assert default_home() == Path("/var/ada/shoal")
+    monkeypatch.setenv("SHOAL_HOME", "/srv/shoal")
+    assert default_home() == Path("/srv/shoal")
+
+
+def test_it_listens_on_this_machine_only_and_a_wider_address_warns() -> None:
+    assert parse(["--home", "/x"]).host == "127.0.0.1"
+    assert warn_of_address("127.0.0.1") is None
+    assert warn_of_address("::1") is None
+    assert "TLS" in (warn_of_address("0.0.0.0") or "")
+    assert "TLS" in (warn_of_address("10.1.2.3") or "")
+
+
+def test_a_port_that_was_asked_for_must_be_free_and_one_that_was_used_last_is_only_preferred() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUse, match=str(port)):
+            bind("127.0.0.1", port, None)
+        with bind("127.0.0.1", 0, port) as other:
+            assert other.getsockname()[1] != port
