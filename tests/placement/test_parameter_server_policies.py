@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
+from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
+from shoal.core.events import Submitted
+from shoal.core.job import GpuRange, Job, Kind
+from shoal.core.profile import Profile
 from shoal.policies import drf, optimus_ps, tetris
+from shoal.policies.registry import make_policy
+from shoal.scheduler.scheduler import Scheduler
 
 #: θ of synchronous models fitted to measurements: steps per second as a function of servers and workers.
 RESNET = [0.0039, 0.4178, 0.4213, 0.0074, 0.0]
@@ -193,3 +199,15 @@ def test_tetris_and_drf_stay_within_what_there_is(seed):
     assert (placed.sum(axis=1) <= 16).all()
     bundles = drf.allocate(needs, capacity.sum(axis=0))
     assert (bundles @ needs <= capacity.sum(axis=0) + 1e-6).all()
+
+
+def test_a_job_of_unknown_length_keeps_what_it_starts_with_and_stops_no_one():
+    profile = Profile.of_servers("m", optimus_ps.sync_speed(np.array([RESNET]), np.array([32.0]), 8, 8)[0])
+    scheduler = Scheduler(Cluster.pool(8), make_policy("optimus"))
+    jobs = [
+        Job(f"j{i}", 0.0, GpuRange(1, 8), 2, iterations=work, kind=Kind.PARAMETER_SERVER)
+        for i, work in enumerate((None, 100.0))
+    ]
+    scheduler.step(0.0, [Submitted(i, job, profile) for i, job in enumerate(jobs)])
+    assert (scheduler.view.servers[0], scheduler.view.gpus[0]) == (1, 1)
+    assert scheduler.view.servers[1] > 1
