@@ -280,7 +280,7 @@ def test_a_jobs_range_is_cut_to_the_profile_the_cluster_and_the_types_it_accepts
         "0,alpha,1,1,64,",
         "0,beta,1,2,64,",
         "0,beta,1,2,64,v100",
-        "0,gamma,1,1,64,",
+        "0,gamma,1,1,64,v100",
         "0,alpha,1,1,2,k80|v100",
     ]
     jobs = read_jobs(trace(tmp_path, *rows, header=header), PROFILES, mixed)

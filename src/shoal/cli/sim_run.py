@@ -35,6 +35,10 @@ def run(
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     auto_gpus: so.AutoGpus = False,
+    needs: so.Needs = None,
+    share: so.Share = False,
+    pre_schedule: so.PreSchedule = False,
+    servers: so.Servers = "beside",
     per_job: Annotated[
         Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")
     ] = None,
@@ -52,7 +56,7 @@ def run(
         policy, jobs, profiles, gpus, cluster, sample,
         option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
         knowledge=knowledge, placement=placement, whole_seconds=whole_seconds, interpolate=interpolate,
-        auto_gpus=auto_gpus,
+        auto_gpus=auto_gpus, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
     )  # fmt: skip
     inputs = load(setup)
     if not is_compiled(policy):
@@ -105,12 +109,14 @@ ROWS = (
 
 
 def show(summary: dict[str, Any]) -> None:
+    from shoal.cli.fair_tables import show_fairness
     from shoal.cli.out import duration, table
 
     rows = []
     for label, what in ROWS:
         rows.append([label, what(summary) if callable(what) else duration(summary[what])])
     table([summary["policy"], ""], rows, right=[1])
+    show_fairness(summary)
 
 
 run.__doc__ = f"{run.__doc__}\n\n{EXAMPLES}"

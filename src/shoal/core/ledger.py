@@ -181,9 +181,10 @@ class Ledger:
         self.now_s = now_s
 
     def deviation(self) -> FloatArray:
-        """Per user, (received - entitled) / entitled over all types and time; nan for who was due nothing."""
+        """Per user, (received - due) / due over all types and time, due being entitled and traded; nan for who
+        was due nothing."""
         total = self.account.sum(axis=1)
-        due = total[:, ENTITLED]
+        due = total[:, ENTITLED] + total[:, TRADED]
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(due > 0, (total[:, RECEIVED] - due) / np.where(due > 0, due, 1), np.nan)
 
@@ -219,7 +220,7 @@ class Ledger:
         }
 
     def worst_deviation(self, *, window_s: float = 0.0) -> float:
-        """Largest shortfall or excess of a user in any window: |received - entitled| / entitled GPU time.
+        """Largest shortfall or excess of a user in any window: |received - due| / due GPU time.
 
         Windows in which a user was due less than a tenth of its usual do not count: with little due, one
         job more or less is a large part of it. 0: the whole time as one window.
@@ -231,7 +232,9 @@ class Ledger:
         n = len(self.users)
         table = np.zeros((len(self._samples), n, 2))
         for k, sample in enumerate(self._samples):
-            table[k, : len(sample)] = sample.sum(axis=1)[:, :2]
+            total = sample.sum(axis=1)
+            table[k, : len(sample), 0] = total[:, ENTITLED] + total[:, TRADED]
+            table[k, : len(sample), 1] = total[:, RECEIVED]
         windows = np.diff(table[::step], axis=0)
         if not len(windows):
             return self.worst_deviation()

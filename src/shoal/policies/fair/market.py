@@ -70,7 +70,7 @@ class Market:
         self._seen = b""
 
     def report(self, users: tuple[str, ...], gpu_types: tuple[str, ...]) -> list[dict[str, Any]]:
-        """All rounds of trades, with names."""
+        """All rounds of trades, with names; each holds from `time_s` to `until_s`, the last one to the end."""
 
         def named(t: Trade) -> dict[str, Any]:
             return {
@@ -81,7 +81,11 @@ class Market:
                 "slow": gpu_types[t.slow],
             }
 
-        return [{"time_s": r["time_s"], "trades": [named(t) for t in r["trades"]]} for r in self.rounds]
+        ends = [*(r["time_s"] for r in self.rounds[1:]), None]
+        return [
+            {"time_s": r["time_s"], "until_s": until_s, "trades": [named(t) for t in r["trades"]]}
+            for r, until_s in zip(self.rounds, ends)
+        ]
 
     def state(self) -> dict[str, Any]:
         return {

@@ -58,6 +58,15 @@ class Limits:
             "model",
             lambda row: _no_common_type(model[row], profiles, types[type_index[row]] or cluster.gpu_types),
         )
+        missing = [
+            _missing_types(profiles.get(models[p // len(types)]), types[p % len(types)], cluster)
+            for p in distinct.tolist()
+        ]
+        problems.add(
+            usable & np.array([bool(found) for found in missing])[back],
+            "model",
+            lambda row: _say_missing(model[row], missing[back[row]], types[type_index[row]], cluster),
+        )
         return cls(
             np.where(usable, smallest, 1),
             np.where(usable, largest, 1),
@@ -98,6 +107,21 @@ class Limits:
 def _no_common_type(model: str, profiles: Mapping[str, Profile], accepted: tuple[str, ...]) -> str:
     known = ", ".join(profiles[model].gpu_types) if model in profiles else "none"
     return f"{model!r} has a profile for GPUs of type {known}; the job may use {', '.join(accepted)}"
+
+
+def _missing_types(profile: Profile | None, accepted: tuple[str, ...], cluster: Cluster) -> tuple[str, ...]:
+    """Types of the cluster that the job may use and its profile says nothing of."""
+    if profile is None:
+        return ()
+    return tuple(t for t in cluster.gpu_types if (not accepted or t in accepted) and not profile.knows(t))
+
+
+def _say_missing(model: str, missing: tuple[str, ...], accepted: tuple[str, ...], cluster: Cluster) -> str:
+    rest = "|".join(t for t in accepted or cluster.gpu_types if t not in missing)
+    return (
+        f"{model!r} has no profile for GPUs of type {', '.join(missing)}, which the job may use; "
+        f"measure it there, or set gpu_types to {rest}"
+    )
 
 
 def _bounds(

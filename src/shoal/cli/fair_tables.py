@@ -1,0 +1,83 @@
+"""Tables of the fairness ledger and of the trades, for `shoal sim run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Users and trades that a table shows at most; JSON has all.
+MOST_ROWS = 24
+_COLUMNS = ("entitled", "traded", "received", "borrowed", "lent")
+
+
+def ledger_rows(ledger: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """A row per user and GPU type, in GPU-hours; the last column is how far the user is off over all types."""
+    rows = []
+    for user, account in ledger.items():
+        types = [t for t in account if t != "deviation"]
+        used = [t for t in types if any(abs(account[t][c]) >= 1.0 for c in _COLUMNS)]
+        off = account["deviation"]
+        for k, gpu_type in enumerate(used):
+            hours = [_hours(account[gpu_type][c], signed=c == "traded") for c in _COLUMNS]
+            last = k == len(used) - 1
+            rows.append(
+                [
+                    "" if k else user,
+                    gpu_type,
+                    *hours,
+                    f"{100 * off:+.1f} %" if last and off is not None else "",
+                ]
+            )
+    return rows
+
+
+def trade_rows(rounds: list[Mapping[str, Any]], end_s: float) -> list[list[str]]:
+    """A row per buyer, seller and pair of types, over all rounds: GPU-hours exchanged, prices, gains."""
+    sums: dict[tuple[str, str, str, str], list[float]] = {}
+    for r in rounds:
+        until_s = end_s if r["until_s"] is None else r["until_s"]
+        hours = max(until_s - r["time_s"], 0.0) / 3600
+        for t in r["trades"]:
+            key = (t["buyer"], t["seller"], t["fast"], t["slow"])
+            found = sums.setdefault(key, [0.0, 0.0, 0.0, 0.0, t["price"], t["price"]])
+            for k, name in enumerate(("fast_gpus", "slow_gpus", "buyer_gain", "seller_gain")):
+                found[k] += t[name] * hours
+            found[4], found[5] = min(found[4], t["price"]), max(found[5], t["price"])
+    most_first = sorted(sums.items(), key=lambda item: (-item[1][2] - item[1][3], item[0]))
+    return [
+        [
+            buyer,
+            f"{fast_h:.1f} {fast}",
+            seller,
+            f"{slow_h:.1f} {slow}",
+            f"{low:.2f}" if high - low < 0.005 else f"{low:.2f} .. {high:.2f}",
+            f"{buyer_gain:+.1f}",
+            f"{seller_gain:+.1f}",
+        ]
+        for (buyer, seller, fast, slow), (fast_h, slow_h, buyer_gain, seller_gain, low, high) in most_first
+        if fast_h >= 0.05
+    ]
+
+
+def show_fairness(summary: Mapping[str, Any]) -> None:
+    """What users were due, traded and received, and the trades; nothing where there is one user."""
+    from shoal.cli.out import say, table
+
+    rows = ledger_rows(summary.get("ledger", {}))
+    if rows:
+        print()
+        head = ["GPU-hours", "type", *_COLUMNS, "off its due"]
+        table(head, rows[:MOST_ROWS], right=range(2, len(head)))
+        if len(rows) > MOST_ROWS:
+            say(f"and {len(rows) - MOST_ROWS} rows more; -o json has all")
+    trades = trade_rows(summary.get("trades", []), summary.get("makespan_s") or 0.0)
+    if trades:
+        print()
+        head = ["buyer", "got GPU-h", "from", "for GPU-h", "price", "buyer gains", "seller gains"]
+        table(head, trades[:MOST_ROWS], right=(1, 3, 5, 6))
+        say("gains are in GPU-hours of the type that was given for it, by each user's own speed-up")
+
+
+def _hours(gpu_s: float, *, signed: bool) -> str:
+    hours = gpu_s / 3600
+    return f"{hours:+,.1f}" if signed and round(hours, 1) else f"{hours:,.1f}"
