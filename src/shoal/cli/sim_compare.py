@@ -56,6 +56,10 @@ def compare(
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     auto_gpus: so.AutoGpus = False,
+    needs: so.Needs = None,
+    share: so.Share = False,
+    pre_schedule: so.PreSchedule = False,
+    servers: so.Servers = "beside",
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
     workers: Annotated[int | None, typer.Option(help="Processes. Default: one per core.")] = None,
@@ -73,7 +77,7 @@ def compare(
             names[0] if names else "", jobs, profiles, gpus, cluster, sample,
             option=option, seed=seed, costs=kind, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
             knowledge=known, placement=where, whole_seconds=whole_seconds, interpolate=interpolate,
-            auto_gpus=auto_gpus,
+            auto_gpus=auto_gpus, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
         )  # fmt: skip
         setups += [replace(setup, policy=name, options=_options_of(name, setup.options)) for name in names]
     _check_options(names, so.parse_options(option or []))

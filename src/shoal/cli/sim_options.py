@@ -53,6 +53,20 @@ AutoGpus = Annotated[
         "--auto-gpus", help="Jobs request what is worth it by their profile, not what the trace says."
     ),
 ]
+Needs = Annotated[
+    Path | None,
+    typer.Option("--needs", help="needs.csv: model,gpu_util,gpu_mem_mb[,pre_s][,post_s] of one worker."),
+]
+Share = Annotated[
+    bool, typer.Option("--share", help="Jobs that wait may be guests on GPUs of others; with --needs.")
+]
+PreSchedule = Annotated[
+    bool,
+    typer.Option("--pre-schedule", help="The next job prepares where one is about to end; with --needs."),
+]
+Servers = Annotated[
+    str, typer.Option("--servers", help="Parameter servers are beside their workers, or apart from them.")
+]
 Sample = Annotated[
     bool, typer.Option("--sample", help="Use the trace, profiles and cluster size that come along.")
 ]
@@ -95,6 +109,9 @@ def setup(
         pause_s=rest.pop("pause_s"),
     )
     options = parse_options(rest.pop("option") or [])
+    servers = rest.pop("servers")
+    if servers not in ("beside", "apart"):
+        raise ShoalError(f"--servers {servers}: say beside or apart")
     parse_placement(rest["placement"])  # a mistake in it is told before anything is read
     return Setup(
         jobs=jobs,
@@ -106,6 +123,7 @@ def setup(
         costs=costs,
         knowledge=Knowledge.parse(rest.pop("knowledge")),
         interpolation=interpolation,
+        servers_apart=servers == "apart",
         **rest,
     )
 
