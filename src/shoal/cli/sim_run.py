@@ -39,10 +39,6 @@ def run(
     share: so.Share = False,
     pre_schedule: so.PreSchedule = False,
     servers: so.Servers = "beside",
-    needs: so.Needs = None,
-    share: so.Share = False,
-    pre_schedule: so.PreSchedule = False,
-    servers: so.Servers = "beside",
     per_job: Annotated[
         Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")
     ] = None,
