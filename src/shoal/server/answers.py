@@ -176,8 +176,11 @@ class Answers:
 
     def _waits_for_release(self, job: LiveJob) -> m.Reason:
         holders = [j for j in self.c.jobs.values() if j.id != job.id and j.gpus > j.target_gpus]
-        names = ", ".join(str(j.id) for j in holders[:3]) or "others"
-        text = f"it was given {job.target_gpus} GPUs and waits until job {names} has let them go"
+        ids = [str(j.id) for j in holders[:3]]
+        who = (
+            f"job {ids[0]} has" if len(ids) == 1 else f"jobs {', '.join(ids)} have" if ids else "others have"
+        )
+        text = f"it was given {job.target_gpus} GPUs and waits until {who} let them go"
         evidence: dict[str, float | int | str] = {"gpus": job.gpus, "given_gpus": job.target_gpus}
         return m.Reason(code="WaitingForRelease", sentence=text, evidence=evidence)
 
