@@ -82,3 +82,13 @@ def test_moves_go_by_what_the_scheduler_believes_in_a_whole_run(files):
     assert run(costly).record.finish_s[4] == pytest.approx(300 + 50 + (2000 - 299) / 2)
     no_gain = setup(files, placement="moving:horizon_s=60", costs=Costs("restart", restart_s=50.0))
     assert run(no_gain).record.finish_s[4] == 1 + 2000
+
+
+def test_a_job_that_is_nearly_done_does_not_move_though_it_has_not_been_looked_at_since_it_started(files):
+    """Progress is settled lazily: what counts is what is left now, not what was left at its last change."""
+    # As above, but the job that spans two nodes has only 20 s of its 320 left when room appears at 300.
+    lines = ["0,steep,900,3,3,3"] * 2 + ["0,steep,30000,4,4,4"] * 2 + ["1,steep,319,2,2,2"]
+    (files / "jobs.csv").write_text(HEAD + "\n".join(lines) + "\n")
+    result = run(setup(files, placement="moving", costs=Costs("restart", restart_s=50.0)))
+    assert result.record.finish_s[4] == 1 + 319
+    assert result.summary["moves"] == 0

@@ -154,6 +154,8 @@ class View:
         self._order: list[int] = []
         #: By job id, of parameter-server jobs where it is known: speed by [servers - 1, workers - 1].
         self.by_servers: dict[int, FloatArray] = {}
+        #: The time of the cycle that is being decided.
+        self.now_s = 0.0
         self.cells = SimpleNamespace()
         self._lay_cells()
         self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, IntArray, int]] = {}

@@ -181,7 +181,8 @@ class MovingPlacer:
         unsettled = {j: p for j, p in after.items() if j in placed.placements or j in given}
         settled = {j: p for j, p in after.items() if j not in unsettled}
         usable = free_gpus(supply.gpus_of_node, unsettled.values())
-        left = {j: float(view.remaining[view.row(j)]) for j, p in settled.items() if len(p) > 1}
+        remaining = view.remaining_now(view.now_s)
+        left = {j: float(remaining[view.row(j)]) for j, p in settled.items() if len(p) > 1}
         moves = find_moves(supply.cluster, usable, settled, left, self.speed, self.rule)
         moved = {j: p for move in moves for j, p in move.placements.items()}
         return Placed(placed.placements | moved, placed.cut)

@@ -71,6 +71,7 @@ class Scheduler:
         for event in events:
             self._take_in(event, now_s)
         self.events_seen += len(events)
+        self.view.now_s = now_s
         wake_s = self._cooling_until(now_s, events)
         if wake_s > now_s:
             return self._plan(now_s, [], wake_s, first_event)
