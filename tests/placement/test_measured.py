@@ -7,7 +7,8 @@ import csv
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.placement.measured import profile_from_placements
+from shoal.placement.measured import iteration_times, profile_from_placements
+from shoal.sim.runner import Setup, run
 
 ROWS = [
     ("1", 16, 1.0), ("1", 32, 1.8), ("2", 16, 1.1), ("2", 32, 2.0),
@@ -51,3 +52,26 @@ def test_four_gpus_of_one_node_beat_four_of_several_as_measured(shared_data, mod
     one, two, four = (profile.speed("gpu", 4, nodes) for nodes in (1, 2, 4))
     assert one > 1.2 * two
     assert one > 1.05 * four
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("model", "batch"), [("bert", 48), ("cifar10", 512)])
+def test_measured_placements_written_to_profiles_csv_decide_how_long_a_simulated_job_takes(
+    shared_data, tmp_path, model, batch
+):
+    with (shared_data / "pollux" / model / "placements.csv").open() as file:
+        rows = [(r["placement"], float(r["local_bsz"]), float(r["step_time"])) for r in csv.DictReader(file)]
+    times = {(gpus, nodes): s for gpus, nodes, s in iteration_times(model, rows, batch)}
+    lines = [
+        "model,gpus,nodes,seconds_per_iteration",
+        *(f"{model},{g},{n},{s}" for (g, n), s in times.items()),
+    ]
+    (tmp_path / "profiles.csv").write_text("\n".join(lines))
+    head = "submit_s,model,iterations,requested_gpus,max_gpus,min_gpus\n"
+    (tmp_path / "jobs.csv").write_text(f"{head}0,{model},1000,4,4,4\n")
+    for nodes, gpus in ((1, 4), (2, 2), (4, 1)):
+        (tmp_path / "cluster.yaml").write_text(f"nodes:\n  - {{count: {nodes}, gpus: {gpus}}}\n")
+        setup = Setup(
+            tmp_path / "jobs.csv", tmp_path / "profiles.csv", "fifo", cluster=tmp_path / "cluster.yaml"
+        )
+        assert run(setup).record.finish_s[0] == pytest.approx(1000 * times[4, nodes])

@@ -124,3 +124,30 @@ def test_wrong_beliefs_keep_the_servers_of_a_job_and_are_wrong_about_them():
     assert ratio.std() > 0.01
     right = WrongBeliefs(jobs, profiles, 0.0, np.random.default_rng(0)).profile(0).by_servers
     np.testing.assert_allclose(right, SERVERS.by_servers)
+
+
+def test_in_a_run_with_parameter_servers_their_speeds_are_learned_as_jobs_train():
+    jobs = [
+        Job(
+            f"j{i}",
+            40.0 * i,
+            GpuRange(1, 8),
+            2,
+            model="servers",
+            iterations=200.0,
+            kind=Kind.PARAMETER_SERVER,
+        )
+        for i in range(12)
+    ]
+    simulation = Simulation(
+        jobs,
+        {"servers": SERVERS},
+        Cluster.pool(12),
+        make_policy("optimus"),
+        knowledge=Knowledge.parse("learned:0.02"),
+    )
+    before = np.abs(simulation.beliefs.profile(0).by_servers / SERVERS.by_servers - 1).mean()
+    record = simulation.run()
+    assert np.isfinite(record.finish_s).all()
+    after = np.abs(simulation.beliefs.profile(0).by_servers / SERVERS.by_servers - 1).mean()
+    assert after < 0.25 < before

@@ -23,7 +23,15 @@ def profile_from_placements(
     global_batch: float,
     gpu_type: str = ANY_TYPE,
 ) -> Profile:
-    """A profile from rows (placement, batch per GPU, seconds per step), for one global batch per iteration.
+    """A profile from rows (placement, batch per GPU, seconds per step), for one global batch per iteration."""
+    rows = iteration_times(model, measured, global_batch)
+    return Profile.from_rows(model, [(gpu_type, gpus, nodes, seconds) for gpus, nodes, seconds in rows])
+
+
+def iteration_times(
+    model: str, measured: Iterable[tuple[str, float, float]], global_batch: float
+) -> list[tuple[int, int, float]]:
+    """(GPUs, nodes, seconds per iteration): the columns of profiles.csv, for one global batch per iteration.
 
     Placements with the same GPUs on the same number of nodes ("31" and "22") count by their mean.
     """
@@ -43,8 +51,7 @@ def profile_from_placements(
             seconds_by[gpus, len(placement)].append(took_s)
     if not seconds_by:
         raise ShoalError(f"no placement of {model!r} was measured near a global batch of {global_batch:g}")
-    rows = [(gpu_type, gpus, nodes, float(np.mean(s))) for (gpus, nodes), s in sorted(seconds_by.items())]
-    return Profile.from_rows(model, rows)
+    return [(gpus, nodes, float(np.mean(s))) for (gpus, nodes), s in sorted(seconds_by.items())]
 
 
 def _iteration_s(points: dict[float, float], batch: float) -> float | None:
