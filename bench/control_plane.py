@@ -80,7 +80,8 @@ def serve(options: argparse.Namespace) -> None:
                     stepped[worker.job] = time.monotonic()
                     fleet.step(int(worker.job), total=10**9)
                     break  # one job a turn: real workers are other processes and do not stop the loop
-            if not mode["end"] or turn % 4:
+            # A job ends only when another has come: there are always as many active ones.
+            if not mode["end"] or turn % 4 or len(conductor.jobs) < options.jobs:
                 continue
             running = [
                 j for j in conductor.jobs.values() if j.resize.value == "never" and j.workers and j.gpus
@@ -142,7 +143,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as home:
         command = [sys.executable, __file__, "--home", home, "--nodes", str(options.nodes)]
-        command += ["--policy", options.policy]
+        command += ["--policy", options.policy, "--jobs", str(options.jobs)]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert child.stdin is not None
         assert child.stdout is not None

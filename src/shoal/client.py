@@ -156,18 +156,20 @@ class Client(Connection):
         self,
         *,
         job: JobId | None = None,
+        user: str | None = None,
         type: str | None = None,
         since: datetime | None = None,
         tail: int | None = None,
     ) -> list[m.Event]:
         """What happened, oldest first. `type` is a prefix: `job.`, `worker.`, `policy.changed`."""
-        query = {"job": job, "type": type, "since": since, "tail": tail}
+        query = {"job": job, "user": user, "type": type, "since": since, "tail": tail}
         return self.pages("events", m.EventList, query, empty_ends=True)
 
     def watch_events(
         self,
         *,
         job: JobId | None = None,
+        user: str | None = None,
         type: str | None = None,
         since: datetime | None = None,
         tail: int | None = None,
@@ -178,7 +180,7 @@ class Client(Connection):
 
         `cursor` is the id after which to begin; `deadline` (of `time.monotonic`) ends it.
         """
-        query = {"job": job, "type": type, "since": since, "tail": tail}
+        query = {"job": job, "user": user, "type": type, "since": since, "tail": tail}
         start = None if cursor is None else str(cursor)
         for message in self.stream("events/stream", query, cursor=start, deadline=deadline):
             yield None if message is None else parsed(m.Event, message.data)
@@ -198,9 +200,9 @@ class Client(Connection):
     def doctor(self) -> m.Doctor:
         return self.call("GET", "doctor", m.Doctor)
 
-    def shares(self) -> m.ShareList:
-        """The fairness ledger."""
-        return self.call("GET", "shares", m.ShareList)
+    def shares(self, *, since: datetime | None = None) -> m.ShareList:
+        """The fairness ledger, from its last sample before `since`, or from its beginning."""
+        return self.call("GET", "shares", m.ShareList, query={"since": since})
 
     def policy(self) -> m.Policy:
         return self.call("GET", "policy", m.Policy)

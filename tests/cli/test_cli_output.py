@@ -58,6 +58,8 @@ READ = {
     "events of a job": (["events", "done", "--type", "job."], m.EventList),
     "events of no type": (["events", "--type", "none."], m.EventList),
     "shares": (["shares"], m.ShareList),
+    "shares over a time": (["shares", "--over", "7d"], m.ShareList),
+    "events of a user": (["events", "user/admin"], m.EventList),
     "policy get": (["policy", "get"], m.Policy),
     "user ls": (["user", "ls"], m.UserList),
     "user show": (["user", "show", "admin"], m.User),
@@ -148,6 +150,12 @@ def test_plan_says_who_would_shrink_and_who_would_wait(live, tmp_path):
     finally:
         live.shoal("cancel", "holder", "--grace", "0s", code=0)
         live.shoal("policy", "set", "max-min", code=0)
+
+
+def test_quiet_is_without_words_and_no_color_without_colours(live):
+    assert live.shoal("--quiet", "ps", "-u", "nobody", code=0).stderr == ""
+    assert "no job" in live.shoal("--quiet", "show", "none-such", code=3).stderr, "errors are always said"
+    assert live.shoal("--no-color", "--quiet", "ps", "-a", code=0).stdout.startswith("NAME")
 
 
 def test_without_a_job_the_answer_is_an_empty_list_and_words_go_to_stderr(live):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from asyncio import base_events
 from pathlib import Path
 
 import pytest
@@ -39,3 +40,14 @@ def test_a_port_that_was_asked_for_must_be_free_and_one_that_was_used_last_is_on
             bind("127.0.0.1", port, None)
         with bind("127.0.0.1", 0, port) as other:
             assert other.getsockname()[1] != port
+
+
+def test_answers_do_not_wait_for_acknowledgements() -> None:
+    """asyncio turns Nagle's algorithm off only for sockets that name their protocol."""
+    with bind("127.0.0.1", 0, None) as listening:
+        listening.setblocking(True)
+        with socket.create_connection(listening.getsockname()):
+            accepted, _ = listening.accept()
+            with accepted:
+                base_events._set_nodelay(accepted)  # type: ignore[attr-defined]
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

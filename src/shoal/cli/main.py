@@ -41,17 +41,21 @@ COMMANDS = {
 }
 
 
+GLOBAL = {"--no-color": "NO_COLOR", "--quiet": "SHOAL_QUIET"}
+
 cli = LazyGroup(
     "shoal",
     COMMANDS,
     "Share a GPU cluster among many deep-learning training jobs, elastically and fairly.",
-    epilog="Start with:  shoal up --gpus 4    or, without a cluster:  shoal sim compare --sample",
+    epilog="Start with:  shoal up --gpus 4    or, without a cluster:  shoal sim compare --sample\n\n"
+    "Before any command: --no-color, and --quiet for no words but errors.",
 )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a command. Exit codes: 0 ok, 1 unexpected, 2 bad usage or input, 130 interrupted."""
-    if (sys.argv[1:] if argv is None else argv) in (["-V"], ["--version"]):
+    argv = _with_global(sys.argv[1:] if argv is None else argv)
+    if argv in (["-V"], ["--version"]):
         print(f"shoal {__version__}")
         return
     if "_SHOAL_COMPLETE" in os.environ:  # a shell asks what could follow
@@ -81,6 +85,14 @@ def main(argv: list[str] | None = None) -> None:
         if isinstance(error, ShoalError):
             fail(str(error), getattr(error, "exit_code", 2))
         raise
+
+
+def _with_global(argv: list[str]) -> list[str]:
+    """Heed what stands before the command and holds for all of them."""
+    while argv and argv[0] in GLOBAL:
+        os.environ[GLOBAL[argv[0]]] = "1"
+        argv = argv[1:]
+    return argv
 
 
 def fail(message: str, code: int) -> None:

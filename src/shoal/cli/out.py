@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,8 +44,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
 
 
 def say(text: str) -> None:
-    """A word for the person at the terminal."""
-    print(text, file=sys.stderr)
+    """A word for the person at the terminal; none with --quiet."""
+    if not os.environ.get("SHOAL_QUIET"):
+        print(text, file=sys.stderr)
 
 
 def duration(seconds: float | None) -> str:

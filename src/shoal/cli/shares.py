@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from shoal.cli.on_server import on_server
 from shoal.cli.options import Output
@@ -12,14 +14,19 @@ if TYPE_CHECKING:
 
 
 @on_server
-def shares(client: Client, output: Output) -> None:
+def shares(
+    client: Client,
+    output: Output,
+    over: Annotated[str | None, typer.Option(help="Only the last: 24h, 7d. Default: since it began.")] = None,
+) -> None:
     """The fairness ledger: what each user holds and is due now, and has been given and has lent so far."""
     from shoal.cli.columns import print_table
     from shoal.cli.out import duration, say
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
+    from shoal.cli.times import since as point
 
-    found = client.shares()
+    found = client.shares(since=point(over))
     if not output.for_people:
         print_document(output, found, [share.user for share in found.items])
         return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from shoal.core.ledger import COLUMNS
 from shoal.core.plan import Outcome
@@ -283,34 +286,40 @@ class Answers:
 
     # -- shares ------------------------------------------------------------------------------------
 
-    def shares(self) -> m.ShareList:
-        c = self.c
-        c.ledger.settle(c.now_s())
-        totals = c.ledger.totals()
-        rate = c.ledger.rate
+    def shares(self, since_s: float | None = None) -> m.ShareList:
+        """The ledger: since it began, or since the last of its samples before `since_s`."""
+        c, ledger = self.c, self.c.ledger
+        ledger.settle(c.now_s())
+        begin_s, before = c.ledger_since_s, {}
+        if since_s is not None:
+            begin_s, before = _sample(ledger.state(), since_s)
         items = []
         for i, user in enumerate(c.scheduler.cluster.users):
-            known = i < len(c.ledger.users)
-            account = dict.fromkeys(("entitled", "received", "lent", "borrowed", "traded"), 0.0)
+            known = i < len(ledger.users)
+            account = dict.fromkeys(COLUMNS, 0.0)
             if known:
-                for gpu_type in c.ledger.gpu_types:
-                    for key in account:
-                        account[key] += totals[user.name][gpu_type][key]
+                total = ledger.account[i].sum(axis=0) - np.sum(before.get(i, 0.0), axis=0)
+                account = dict(zip(COLUMNS, map(float, total)))
             mine = [j for j in c.jobs.values() if j.user == user.name]
             items.append(
                 m.Share(
                     user=user.name,
                     tickets=user.tickets,
                     gpus=sum(j.gpus for j in mine),
-                    entitled_gpus=float(rate[i, :, 0].sum()) if known else 0.0,
+                    entitled_gpus=float(ledger.rate[i, :, 0].sum()) if known else 0.0,
                     running_jobs=sum(j.gpus > 0 for j in mine),
                     pending_jobs=sum(j.life.state is JobState.PENDING and not j.gpus for j in mine),
                     **{f"{k}_gpu_s": v for k, v in account.items()},
                 )
             )
-        return m.ShareList(
-            items=items, since=as_time(c.ledger_since_s), total_gpus=c.cluster.total_gpus, next=None
-        )
+        return m.ShareList(items=items, since=as_time(begin_s), total_gpus=c.cluster.total_gpus, next=None)
+
+
+def _sample(state: dict[str, Any], since_s: float) -> tuple[float, dict[int, Any]]:
+    """(when, accounts by user): the last sample of the ledger before this time, or its first."""
+    times = state["times"]
+    k = max(bisect_right(times, since_s) - 1, 0)
+    return times[k], dict(enumerate(state["samples"][k]))
 
 
 def _fraction(step: int | None, total: int | None) -> float | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import shutil
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 
 from shoal import __version__
 from shoal.policies.registry import policy_class, policy_names
@@ -15,7 +16,7 @@ from shoal.server import models as m
 from shoal.server.clock import as_time
 from shoal.server.errors import Unauthorized
 from shoal.server.gauges import gauges
-from shoal.server.routes.common import ERRORS, S, Server, W, get_server, get_who
+from shoal.server.routes.common import ERRORS, S, Server, W, get_server, get_who, seconds
 from shoal.server.routes.nodes import node_status
 from shoal.server.verbs import Infeasible
 
@@ -136,9 +137,16 @@ def _torch_check() -> m.Check:
 
 
 @router.get("/shares", response_model=m.ShareList)
-async def shares(s: S, who: W) -> m.ShareList:
-    """The fairness ledger: what each user was due, got, lent and borrowed."""
-    found = s.answers.shares()
+async def shares(
+    s: S,
+    who: W,
+    since: Annotated[
+        datetime | None,
+        Query(description="From the last sample before this time; from the beginning if left out."),
+    ] = None,
+) -> m.ShareList:
+    """The fairness ledger: what each user was due, got, lent and borrowed. Samples are an hour apart or more."""
+    found = s.answers.shares(seconds(since))
     if who.only is not None:
         # A user sees everyone's share, because one's own means nothing without the others'; but not their jobs.
         for line in found.items:

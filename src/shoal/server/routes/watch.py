@@ -13,9 +13,21 @@ from fastapi.responses import StreamingResponse
 from shoal.server import models as m
 from shoal.server.auth import Who
 from shoal.server.clock import as_time
-from shoal.server.errors import Busy
+from shoal.server.errors import Busy, NotFound
 from shoal.server.joblogs import Chosen, JobLogs
-from shoal.server.routes.common import ERRORS, Cursor, JobId, Limit, S, Server, W, find_row, number, seconds
+from shoal.server.routes.common import (
+    ERRORS,
+    Cursor,
+    JobId,
+    Limit,
+    S,
+    Server,
+    W,
+    find_row,
+    number,
+    printable,
+    seconds,
+)
 
 router = APIRouter(tags=["watch"], responses=ERRORS)
 BEAT_S = 15.0
@@ -44,13 +56,23 @@ def _event(row: dict[str, Any]) -> m.Event:
 
 
 def _filters(
-    s: Server, who: Who, job: str | None, type: str | None, since: datetime | None
+    s: Server, who: Who, job: str | None, user: str | None, type: str | None, since: datetime | None
 ) -> dict[str, Any]:
     job_id = find_row(s, who, job)["id"] if job else None
-    return {"job": job_id, "type": type or None, "since_s": seconds(since), "user": who.only}
+    if user and who.only not in (None, user):
+        raise NotFound(f"there is no user {printable(user)!r} that you may see")
+    return {
+        "job": job_id,
+        "type": type or None,
+        "since_s": seconds(since),
+        "user": who.only or user or None,
+    }
 
 
 JobQuery = Annotated[str | None, Query(max_length=100, description="Number or name of a job.")]
+UserQuery = Annotated[
+    str | None, Query(max_length=64, pattern=m.NAME, description="Of this user's jobs and doings.")
+]
 TypeQuery = Annotated[str | None, Query(max_length=32, description="A prefix: `job.`, `worker.lost`.")]
 Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last so many.")]
 
@@ -60,6 +82,7 @@ async def list_events(
     s: S,
     who: W,
     job: JobQuery = None,
+    user: UserQuery = None,
     type: TypeQuery = None,
     since: datetime | None = None,
     tail: Tail = None,
@@ -68,7 +91,7 @@ async def list_events(
 ) -> m.EventList:
     """What happened, oldest first; `next` is where to go on, now or later."""
     after = number(cursor) or 0
-    rows = s.store.events(after_id=after, tail=tail, limit=limit, **_filters(s, who, job, type, since))
+    rows = s.store.events(after_id=after, tail=tail, limit=limit, **_filters(s, who, job, user, type, since))
     last = rows[-1]["id"] if rows else max(after, 0)
     return m.EventList(items=[_event(row) for row in rows], next=str(last))
 
@@ -116,6 +139,7 @@ async def stream_events(
     s: S,
     who: W,
     job: JobQuery = None,
+    user: UserQuery = None,
     type: TypeQuery = None,
     since: datetime | None = None,
     tail: Tail = None,
@@ -123,7 +147,7 @@ async def stream_events(
     last_event_id: LastId = None,
 ) -> StreamingResponse:
     """Events as they happen. Without a cursor: from now on, after the last `tail`."""
-    filters = _filters(s, who, job, type, since)
+    filters = _filters(s, who, job, user, type, since)
     begin = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
     first: list[dict[str, Any]] = []
     if begin is None:
