@@ -65,7 +65,7 @@ def bind(host: str, port: int, preferred: int | None) -> socket.socket:
     """A listening socket: at the given port, else at the one used last, else at any that is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in [port] if port else [preferred or 0, 0]:
-        # With the protocol named, asyncio turns Nagle's delay off; else every answer waits 40 ms for an acknowledgement.
+        # With the protocol named asyncio turns Nagle's delay off; else answers wait 40 ms for acknowledgements.
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
