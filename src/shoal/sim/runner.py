@@ -182,6 +182,7 @@ def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = 
     record.wall_s = time.perf_counter() - began
     figures = summary(record, inputs.profiles, inputs.cluster.gpu_types[0])
     figures["peak_memory_mb"] = peak_memory_mb()
+    figures["placement"] = setup.placement
     return Result(figures, record, inputs)
 
 
