@@ -106,8 +106,7 @@ class FairAfs(Policy):
         )
         users = supply.cluster.users
         demand, may_use, own = homes.demand_by_user(speed, view.user, cap, len(users))
-        tickets = np.array([u.tickets for u in users])
-        self.market.update(tickets, demand, may_use, own, supply.gpus_of_type, now_s)
+        self.market.update(self.accounts.tickets, demand, may_use, own, supply.gpus_of_type, now_s)
         # 3. bind jobs to types, and give each its due
         types = self._bind(view, speed, cap, demand, new_quantum, now_s)
         rate = kernels.due_rates(
@@ -194,9 +193,8 @@ class FairAfs(Policy):
         new_quantum: bool,
         now_s: float,
     ) -> IntArray:
-        users = len(self.accounts.names)
         by_length = self.options.inside == "afs-l"
-        remaining = view.remaining_now(now_s)
+        remaining = view.remaining_now(now_s) if by_length else view.remaining
         if by_length and np.isnan(remaining[~rigid]).any():
             raise ShoalError(
                 "inside=afs-l must know all lengths; give every job its iterations, or use afs-p"
@@ -205,25 +203,20 @@ class FairAfs(Policy):
         view.memory_c[turn_over] += 1.0
         kept = ~rigid & (view.gpus > 0) & ~turn_over
         passed = np.where(rigid, view.memory_a / np.maximum(rate, kernels.NO_RATE), 0.0)
-        order = np.argsort(passed, kind="stable")
+        least = np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32)
         shares = np.zeros(len(view), np.int32)
         nonce = self._nonce_for(view)
-        self.pool_rate = np.zeros_like(self.pool_lag)
-        self.pool_gpus = np.zeros_like(self.pool_lag)
         for t, gpus in enumerate(supply.gpus_of_type.tolist()):
             here = types == t
-            pool = np.where(here & ~rigid, view.user, -1).astype(np.int32)
-            mine = pool >= 0
-            limit = np.minimum(cap, view.type_max[t]).astype(np.int32)
-            limit[rigid] = cap[rigid]
-            self.pool_rate[:, t] = np.bincount(view.user[mine], weights=rate[mine], minlength=users)
-            pool_cap = np.bincount(view.user[mine], weights=limit[mine], minlength=users).astype(np.float64)
+            pool, limit, due, most = pools.form_pools(
+                t, types, rigid, view.user, rate, cap, view.type_max[t], len(self.accounts.names)
+            )
             granted = pools.grant(
                 np.flatnonzero(here & rigid), passed, view.requested_gpus,
-                (view.gpus > 0) & here & (not new_quantum), self.pool_rate[:, t].copy(),
-                self.pool_lag[:, t].copy(), pool_cap, self.options.quantum_s, gpus, shares,
+                (view.gpus > 0) & here & (not new_quantum), due, self.pool_lag[:, t], most,
+                self.options.quantum_s, gpus, shares,
             )  # fmt: skip
-            self.pool_gpus[:, t] = granted
+            self.pool_rate[:, t], self.pool_gpus[:, t] = due, granted
             pools.share_pools(
                 pool, granted, by_length, remaining, view.gpus, kept & (view.gpu_type == t), view.memory_c,
                 view.first_start_s, view.speeds, view.speed_at[t], view.min_gpus, limit, nonce, shares,
@@ -231,8 +224,8 @@ class FairAfs(Policy):
             left = gpus - int(shares[here].sum())
             if left > 0:
                 pools.lend(
-                    order, ~rigid, here, left, by_length, remaining, view.speeds, view.speed_at[t],
-                    np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32), limit, nonce, shares,
+                    np.argsort(passed, kind="stable"), ~rigid, here, left, by_length, remaining, view.speeds,
+                    view.speed_at[t], least, limit, nonce, shares,
                 )  # fmt: skip
         begins = ~rigid & (shares > 0) & ~(kept & (shares == view.gpus))
         view.memory_a[begins] = now_s + self.options.turn_s

@@ -37,6 +37,24 @@ def demand_of_users(
 
 
 @njit(cache=True)
+def rows_by_group(group: IntArray, groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(start, rows): the rows of group g are rows[start[g]:start[g + 1]], in order; below 0 is no group."""
+    start = np.zeros(groups + 1, np.int64)
+    for i in range(len(group)):
+        if group[i] >= 0:
+            start[group[i] + 1] += 1
+    for g in range(groups):
+        start[g + 1] += start[g]
+    rows = np.empty(start[-1], np.int64)
+    at = start[:-1].copy()
+    for i in range(len(group)):
+        if group[i] >= 0:
+            rows[at[group[i]]] = i
+            at[group[i]] += 1
+    return start, rows
+
+
+@njit(cache=True)
 def due_rates(
     weights: FloatArray,
     gpus_of_type: IntArray,
@@ -63,20 +81,11 @@ def due_rates(
         for u in range(users):
             share[u, t] = out[u]
     rates = np.zeros(n)
-    # Group the rows by (user, type) with one counting sort.
-    start = np.zeros(users * types + 1, np.int64)
+    group = np.full(n, -1, np.int32)
     for i in range(n):
         if active[i] and gpu_type[i] >= 0:
-            start[user[i] * types + gpu_type[i] + 1] += 1
-    for g in range(users * types):
-        start[g + 1] += start[g]
-    rows = np.empty(start[-1], np.int64)
-    at = start[:-1].copy()
-    for i in range(n):
-        if active[i] and gpu_type[i] >= 0:
-            g = user[i] * types + gpu_type[i]
-            rows[at[g]] = i
-            at[g] += 1
+            group[i] = user[i] * types + gpu_type[i]
+    start, rows = rows_by_group(group, users * types)
     for g in range(users * types):
         a, b = start[g], start[g + 1]
         if a == b:

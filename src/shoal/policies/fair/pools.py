@@ -12,7 +12,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from shoal.policies.afs_l import afs_l_shares
-from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray
+from shoal.policies.afs_p import afs_p_shares
+from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
 from shoal.policies.tournament import BY_COIN, BY_LENGTH, hand_out
 
 Rows = NDArray[np.int64]
@@ -76,70 +77,58 @@ def grant(
 
 
 @njit(cache=True)
-def share_by_gain(
-    rows: Rows,
-    gpus: int,
-    now_gpus: IntArray,
-    kept: BoolArray,
-    turns: FloatArray,
-    first_start_s: FloatArray,
-    speeds: FloatArray,
-    at: IntArray,
-    min_gpus: IntArray,
+def form_pools(
+    t: int,
+    gpu_type: IntArray,
+    rigid: BoolArray,
+    user: IntArray,
+    rate: FloatArray,
     cap: IntArray,
-    nonce: int,
-    shares: IntArray,
-) -> None:
-    """AFS-P inside a pool: those inside their quantum keep theirs while jobs outnumber the GPUs, the others
-    follow by turns had; what is left goes to where it gains most, a coin deciding where nobody can know."""
-    n = len(rows)
-    left = gpus
-    first = np.empty(n)
-    had = np.empty(n)
-    holding = 0
-    for k in range(n):
-        first[k] = first_start_s[rows[k]]
-        if kept[rows[k]]:
-            holding += now_gpus[rows[k]]
-    keeps = n >= gpus and holding <= gpus
-    if keeps:
-        for i in rows:
-            if kept[i]:
-                shares[i] = now_gpus[i]
-                left -= now_gpus[i]
-    by_start = np.argsort(first, kind="mergesort")
-    for k in range(n):
-        had[k] = turns[rows[by_start[k]]]
-    for k in np.argsort(had, kind="mergesort"):
-        i = rows[by_start[k]]
-        if shares[i] == 0 and min_gpus[i] <= left:
-            shares[i] = min_gpus[i]
-            left -= min_gpus[i]
-    _hand_out(rows, left, keeps, kept, speeds, at, cap, nonce, shares)
+    type_max: IntArray,
+    users: int,
+) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
+    """(pool of each row, its limit, due of each pool, most it can use) on type t.
+
+    A pool goes by its user; gangs, and rows on other types, are in none (-1).
+    """
+    n = len(gpu_type)
+    pool, limit = np.full(n, -1, np.int32), cap.copy()
+    due, most = np.zeros(users), np.zeros(users)
+    for i in range(n):
+        if rigid[i]:
+            continue
+        limit[i] = min(cap[i], type_max[i])
+        if gpu_type[i] == t:
+            pool[i] = user[i]
+            due[user[i]] += rate[i]
+            most[user[i]] += limit[i]
+    return pool, limit, due, most
 
 
 @njit(cache=True)
-def _hand_out(
-    rows: Rows,
-    left: int,
-    keeps: bool,
-    kept: BoolArray,
-    speeds: FloatArray,
-    at: IntArray,
-    cap: IntArray,
-    nonce: int,
-    shares: IntArray,
-) -> None:
-    if left <= 0:
-        return
-    grow = np.empty(len(rows), np.int32)
-    m = 0
-    for i in rows:
-        if 0 < shares[i] < cap[i] and not (keeps and kept[i]):
-            grow[m] = i
+def by_turns(
+    rows: Rows, gpus: int, now_gpus: IntArray, kept: BoolArray, turns: FloatArray, first_start_s: FloatArray
+) -> tuple[IntArray, BoolArray]:
+    """(positions in `rows` by turns had, who keeps its share): jobs inside their turn keep it while jobs
+    outnumber the GPUs, as under AFS-P."""
+    n = len(rows)
+    keep, holding = np.zeros(n, np.bool_), 0
+    first, had = np.empty(n), np.empty(n)
+    for k in range(n):
+        keep[k] = n >= gpus and kept[rows[k]]
+        holding += now_gpus[rows[k]] if keep[k] else 0
+        first[k] = first_start_s[rows[k]]
+    if holding > gpus:
+        keep[:] = False
+    order = np.argsort(first, kind="mergesort")
+    for k in range(n):
+        had[k] = turns[rows[order[k]]]
+    others, m = np.empty(n, np.int32), 0
+    for k in np.argsort(had, kind="mergesort"):
+        if not keep[order[k]]:
+            others[m] = order[k]
             m += 1
-    if m > 0:
-        hand_out(shares, grow[:m], np.ones(len(shares)), speeds, at, cap, left, BY_COIN, nonce)
+    return others[:m], keep
 
 
 @njit(cache=True)
@@ -159,43 +148,30 @@ def share_pools(
     nonce: int,
     shares: IntArray,
 ) -> None:
-    """Shares of the jobs of each pool out of its grant; `pool[row]` is -1 for rows in none."""
-    pools = len(granted)
-    start = np.zeros(pools + 1, np.int64)
-    for i in range(len(pool)):
-        if pool[i] >= 0:
-            start[pool[i] + 1] += 1
-    for p in range(pools):
-        start[p + 1] += start[p]
-    rows = np.empty(start[-1], np.int64)
-    fill = start[:-1].copy()
-    for i in range(len(pool)):
-        if pool[i] >= 0:
-            rows[fill[pool[i]]] = i
-            fill[pool[i]] += 1
-    for p in range(pools):
-        mine = rows[start[p] : start[p + 1]]
-        if len(mine) == 0 or granted[p] == 0:
+    """Shares of the jobs of each pool out of its grant, by AFS-L or AFS-P."""
+    start, rows = rows_by_group(pool, len(granted))
+    for p in range(len(granted)):
+        mine, gpus = rows[start[p] : start[p + 1]], granted[p]
+        if len(mine) == 0 or gpus == 0:
             continue
         if by_length:
-            out = afs_l_shares(remaining[mine], speeds, at[mine], min_gpus[mine], cap[mine], granted[p])
-            for k in range(len(mine)):
-                shares[mine[k]] = out[k]
+            out = afs_l_shares(remaining[mine], speeds, at[mine], min_gpus[mine], cap[mine], gpus)
         else:
-            share_by_gain(
-                mine,
-                granted[p],
-                now_gpus,
-                kept,
-                turns,
-                first_start_s,
+            others, keep = by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
+            out = afs_p_shares(
+                others,
+                keep,
+                now_gpus[mine],
                 speeds,
-                at,
-                min_gpus,
-                cap,
+                at[mine],
+                min_gpus[mine],
+                cap[mine],
+                gpus,
+                BY_COIN,
                 nonce,
-                shares,
             )
+        for k in range(len(mine)):
+            shares[mine[k]] = out[k]
 
 
 @njit(cache=True)
@@ -218,16 +194,12 @@ def lend(
         if here[i] and shares[i] == 0 and 0 < min_gpus[i] <= left:
             shares[i] = min_gpus[i]
             left -= min_gpus[i]
-    if left <= 0:
-        return
-    grow = np.empty(len(shares), np.int32)
-    m = 0
+    grow, m = np.empty(len(shares), np.int32), 0
     for i in range(len(shares)):
         if here[i] and elastic[i] and 0 < shares[i] < cap[i]:
             grow[m] = i
             m += 1
-    if m > 0:
-        if by_length:
-            hand_out(shares, grow[:m], remaining, speeds, at, cap, left, BY_LENGTH, 0)
-        else:
-            hand_out(shares, grow[:m], np.ones(len(shares)), speeds, at, cap, left, BY_COIN, nonce)
+    if m > 0 and left > 0:
+        rule = BY_LENGTH if by_length else BY_COIN
+        length = remaining if by_length else np.ones(len(shares))
+        hand_out(shares, grow[:m], length, speeds, at, cap, left, rule, nonce)
