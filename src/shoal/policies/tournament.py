@@ -226,7 +226,7 @@ def _next_by_length(
     """The first candidate from `start` on that beats the holder by AFS-L's rule, or -1.
 
     Then the largest gains set against the holder so far: as the shorter job, of those that are not longer,
-    and as the longer job, of all; and how many were looked at in vain. A node's values fail the test only if
+    and as the longer job, of all; and how many the tree made it look at. A node's values fail the test only if
     those of all below it fail.
     """
     length, short, long_ = leaves[holder, _LENGTH], leaves[holder, _SHORT], leaves[holder, _LONG]
@@ -241,7 +241,6 @@ def _next_by_length(
             elif leaves[i, _LONG] > short:
                 return i, rival_short, rival_long, in_vain
             rival_long = max(rival_long, leaves[i, _LONG])
-        in_vain += _BLOCK
         while True:  # on to the next block whose values pass the test
             while k & 1:
                 k >>= 1
@@ -262,6 +261,7 @@ def _next_by_length(
                 rival_short = max(rival_short, bar if barred else tree[k, _SHORT])
             rival_long = max(rival_long, tree[k, _LONG])
         begin = (k - blocks) * _BLOCK
+        in_vain += _BLOCK
 
 
 @njit(cache=True)
