@@ -13,7 +13,7 @@ from shoal.core.errors import ShoalError
 if TYPE_CHECKING:
     from shoal.server.models import JobSpec
 
-Gpus = Annotated[str | None, typer.Option("--gpus", "-g", help="GPUs: 4, or a range 1..8.")]
+Gpus = Annotated[str | None, typer.Option("--gpus", "-g", help="GPUs: 4, a range 1..8, or auto.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Name of the job. Default: from the command.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value of the file: --set gpus=1..4.")]
 File = Annotated[str, typer.Option("-f", "--file", help="Job file in YAML; - for standard input.")]

@@ -64,6 +64,9 @@ def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key:
     job = client.submit(spec, idempotency_key=key or uuid.uuid4().hex)
     if output.for_people:
         say(f"submitted {job.name} (job {job.id})")
+        if spec.gpus == "auto":
+            for event in client.events(job=job.id, type="job.sized"):
+                say(event.message)
         if not detach:
             return follow.stay(client, job)
         print(job.name)

@@ -94,6 +94,10 @@ class Resize(StrEnum):
     NEVER = "never"  # a fixed size; it can only be paused
 
 
+#: In place of a number of GPUs: the server chooses by what it knows of such jobs.
+AUTO = "auto"
+
+
 class JobSpec(Given):
     """What a user submits."""
 
@@ -104,7 +108,9 @@ class JobSpec(Given):
         min_length=1, max_length=1024, description="Program and arguments; no shell."
     )
     workdir: str = Field("/", max_length=4096, description="Absolute path; the command starts there.")
-    gpus: str = Field("1", max_length=32, description="`4`, or a range `1..8`.")
+    gpus: str = Field(
+        "1", max_length=32, description="`4`, a range `1..8`, or `auto`: by what is known of such jobs."
+    )
     requested_gpus: int | None = Field(
         None, ge=1, le=1_000_000, description="What policies that do not resize give it; the max if left out."
     )
@@ -172,6 +178,17 @@ class JobSpec(Given):
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
+        if self.gpus == AUTO:
+            if self.requested_gpus is not None:
+                raise ValueError("requested_gpus: leave it out with gpus auto, or give a range")
+        else:
+            self._check_range()
+        twice = self.env.keys() & self.secrets.keys()
+        if twice:
+            raise ValueError(f"secrets: {sorted(twice)[0]} is given both in env and in secrets")
+        return self
+
+    def _check_range(self) -> None:
         try:
             gpus = GpuRange.parse(self.gpus)
         except ShoalError as error:
@@ -182,10 +199,6 @@ class JobSpec(Given):
             raise ValueError(f"requested_gpus: {self.requested_gpus} is not within gpus {gpus}")
         if self.resize is Resize.NEVER and gpus.min != gpus.max:
             raise ValueError("gpus: a range needs resize `live` or `restart`; give one number, or say which")
-        twice = self.env.keys() & self.secrets.keys()
-        if twice:
-            raise ValueError(f"secrets: {sorted(twice)[0]} is given both in env and in secrets")
-        return self
 
     @property
     def range(self) -> GpuRange:

@@ -87,6 +87,10 @@ class Profiles:
             self._speeds[model] = found
         return found
 
+    def estimator(self, model: str) -> SpeedEstimator:
+        """What jobs with this model word taught of their speed."""
+        return self._speed(model)
+
     def measured(self, job: LiveJob, gpus: int, nodes: int, step_s: float) -> None:
         """A step of a live job took so long."""
         learner = self.learner(job)

@@ -15,6 +15,7 @@ from pathlib import Path
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.events import Held, Rescaled, Submitted, TicketsChanged
 from shoal.core.job import GpuRange
+from shoal.knowledge.auto_gpus import AutoGpus
 from shoal.policies.base import make_options
 from shoal.policies.registry import policy_class
 from shoal.server.conductor import Conductor
@@ -46,26 +47,41 @@ class Verbs:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def submit(self, spec: JobSpec, user: str, *, key: str | None = None) -> tuple[int, bool]:
-        """(id, whether it is new). With a key, the same submission again gives the same job."""
+    def submit(
+        self, spec: JobSpec, user: str, *, key: str | None = None, size: AutoGpus | None = None
+    ) -> tuple[int, bool]:
+        """(id, whether it is new). With a key, the same submission again gives the same job.
+
+        `size` is what was chosen for a job that leaves its GPUs open.
+        """
         body_hash = hash_of(spec.model_dump_json())
         if key is not None and (before := self.store.idempotent(user, key)) is not None:
             if before["body_hash"] != body_hash:
                 raise Conflict("this idempotency key was used for another job; use a new one")
             return before["job"], False
+        if size is not None:
+            spec = spec.model_copy(update={"gpus": str(size.gpus)})
         gpus = self.check_feasible(spec)
         if sum(j.user == user for j in self.c.jobs.values()) >= MAX_ACTIVE_JOBS_OF_USER:
             raise Conflict(f"you have {MAX_ACTIVE_JOBS_OF_USER} unfinished jobs, which is the limit")
         name = spec.name
         if name is not None and any(j.name == name and j.user == user for j in self.c.jobs.values()):
             raise Conflict(f"you have an unfinished job called {name!r} already; choose another name")
-        job = self._record(spec, gpus, user, key, body_hash)
+        job = self._record(spec, gpus, user, key, body_hash, size)
         self.c.jobs[job.id] = job
         core, profile = self.c.profiles.of(job)
         self.c.post(Submitted(job.id, core, profile))
         return job.id, True
 
-    def _record(self, spec: JobSpec, gpus: GpuRange, user: str, key: str | None, body_hash: str) -> LiveJob:
+    def _record(
+        self,
+        spec: JobSpec,
+        gpus: GpuRange,
+        user: str,
+        key: str | None,
+        body_hash: str,
+        size: AutoGpus | None = None,
+    ) -> LiveJob:
         now_s = self.c.now_s()
         kept = spec.model_dump(mode="json", exclude={"secrets"}) | {"secrets": sorted(spec.secrets)}
         resize = spec.effective_resize
@@ -99,6 +115,11 @@ class Verbs:
                     "job.submitted", f"submitted {row['name']} with {gpus} GPUs", job=job_id, user=user,
                     data={"name": row["name"], "gpus": str(gpus), "resize": resize.value},
                 )  # fmt: skip
+                if size is not None:
+                    change.event(
+                        "job.sized", f"GPUs: {size.why}", job=job_id, user=user,
+                        data={"gpus": str(gpus), "known": size.known},
+                    )  # fmt: skip
         except BaseException:
             if directory is not None:
                 shutil.rmtree(directory, ignore_errors=True)
@@ -135,6 +156,10 @@ class Verbs:
                 raise Infeasible(f"no node has GPUs of type {word!r}; {did_you_mean(word, types)}")
         allowed = spec.gpu_types or list(types)
         return {t: int(cluster.gpus_of_type[cluster.type_index(t)]) for t in allowed}
+
+    def most_gpus(self, spec: JobSpec) -> int:
+        """GPUs of one type that the whole cluster has for such a job."""
+        return max(self._largest_by_type(spec).values())
 
     def check_feasible(self, spec: JobSpec) -> GpuRange:
         """Its range; Infeasible if even the empty cluster could not hold its min."""

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from shoal import __version__
 from shoal.policies.registry import policy_class, policy_names
 from shoal.server import models as m
+from shoal.server.auto import size_of
 from shoal.server.clock import as_time
 from shoal.server.errors import Unauthorized
 from shoal.server.gauges import gauges
@@ -186,12 +187,19 @@ async def set_policy(choice: m.PolicySet, s: S, who: W) -> m.Policy:
 @router.post("/plan", response_model=m.PlanOutcome)
 async def plan(request: m.PlanRequest, s: S, who: W) -> m.PlanOutcome:
     """What would happen if this job were submitted now. Nothing is changed."""
+    spec = request.spec
     try:
-        s.verbs.check_feasible(request.spec)
+        size = await size_of(s.conductor, spec, who.user, s.verbs.most_gpus)
+        if size is not None:
+            spec = spec.model_copy(update={"gpus": str(size.gpus)})
+        s.verbs.check_feasible(spec)
     except Infeasible as error:
         reason = m.Reason(code="Infeasible", sentence=str(error))
         return m.PlanOutcome(verdict="infeasible", gpus=0, reason=reason, sentence=str(error))
-    return s.answers.whatif.plan(request.spec, who.user, who.sees_all)
+    outcome = s.answers.whatif.plan(spec, who.user, who.sees_all)
+    if size is None:
+        return outcome
+    return outcome.model_copy(update={"sentence": f"{outcome.sentence}; GPUs: {size.why}"})
 
 
 @router.post("/shutdown", status_code=202)

@@ -9,6 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 
 from shoal.server import models as m
+from shoal.server.auto import size_of
 from shoal.server.errors import Invalid
 from shoal.server.routes.common import (
     ERRORS,
@@ -35,7 +36,8 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, patt
 async def submit(spec: m.JobSpec, response: Response, s: S, who: W, idempotency_key: Key = None) -> m.Job:
     """Submit a job. The answer comes when it is on record; whether it starts at once is in its state."""
     who.must_change()
-    job_id, new = s.verbs.submit(spec, who.user, key=idempotency_key)
+    size = await size_of(s.conductor, spec, who.user, s.verbs.most_gpus)
+    job_id, new = s.verbs.submit(spec, who.user, key=idempotency_key, size=size)
     response.status_code = 201 if new else 200
     row = s.store.job(job_id)
     assert row is not None
