@@ -93,7 +93,7 @@ def _by_times(
     runs = list(finished)
     sizes = sorted({run.gpus for run in runs})
     if len(sizes) < MIN_SIZES:
-        ran = f"all ran on {sizes[0]} GPUs" if sizes else "there are none"
+        ran = f"all ran on {sizes[0]} GPU{'s' * (sizes[0] > 1)}" if sizes else "there are none"
         return Unknown(f"finished jobs of the same program do not tell what more GPUs bring ({ran})")
     estimator = ResourceEstimator()
     for run in runs:

@@ -192,7 +192,7 @@ class JobSpec(Given):
         try:
             gpus = GpuRange.parse(self.gpus)
         except ShoalError as error:
-            raise ValueError(f"gpus: {error}") from None
+            raise ValueError(f"gpus: {error}, or auto") from None
         if gpus.max > 1_000_000:
             raise ValueError(f"gpus: {gpus.max} GPUs are more than any cluster has; the limit is 1000000")
         if self.requested_gpus is not None and not gpus.min <= self.requested_gpus <= gpus.max:
