@@ -211,6 +211,7 @@ POLICIES: tuple[tuple[str, dict[str, str]], ...] = (
     ("gandiva-fair", {"quantum_s": "600"}),
     ("fair-afs", {}),
     ("fair-afs", {"inside": "afs-l"}),
+    ("fair-afs", {"slack": "0.2", "correct_s": "86400", "credit_s": "604800"}),
 )
 
 
@@ -247,8 +248,9 @@ def philly(data: Path, seed: int = 0) -> dict[str, Any]:
         )
         for i, row in enumerate(table.iter_rows(named=True))
     ]
-    whole = Cluster.pool(256, users=[User(name) for name in clusters])
-    out["7 virtual clusters as users, 256 GPUs"] = compare(jobs, profiles, whole)
+    for gpus in (256, 512):
+        whole = Cluster.pool(gpus, users=[User(name) for name in clusters])
+        out[f"7 virtual clusters as users, {gpus} GPUs"] = compare(jobs, profiles, whole)
     return out
 
 

@@ -69,6 +69,13 @@ def test_with_one_user_and_known_lengths_it_is_afs_l():
         view.remaining[:] = view.total
 
 
+def test_slack_goes_to_whoever_gains_most_and_parts_hold_for_the_rest():
+    d = drive(pool(16, good=1.0, poor=1.0), slack=0.5)
+    for user, profile in (("good", GOOD), ("good", GOOD), ("poor", POOR), ("poor", POOR)):
+        d.submit(user, "1..8", profile)
+    assert (gpus_of(d, "good"), gpus_of(d, "poor")) == (12, 4)
+
+
 def test_what_a_user_cannot_use_is_lent_by_gain_and_given_back():
     d = drive(pool(16, small=1.0, big=1.0))
     d.submit("small", 2)
@@ -149,7 +156,7 @@ def test_lengths_that_are_not_known_are_asked_for_by_name():
         d.submit("a", "1..8", GOOD)
 
 
-@pytest.mark.parametrize("options", [{"inside": "fifo"}, {"quantum_s": "-1"}])
+@pytest.mark.parametrize("options", [{"inside": "fifo"}, {"quantum_s": "-1"}, {"slack": "2"}])
 def test_bad_options_are_refused(options):
     with pytest.raises(ShoalError, match="fair-afs"):
         make_policy("fair-afs", options)

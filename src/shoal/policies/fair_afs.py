@@ -23,6 +23,9 @@ _INSIDE = ("afs-p", "afs-l")
 class FairAfsOptions:
     #: How jobs inside a user's part are sized: afs-p, which knows no lengths, or afs-l, which must.
     inside: str = "afs-p"
+    #: What part of their due elastic jobs of all users put together for AFS to give where it gains most: 0 keeps
+    #: parts at all times, more shortens the average completion; `correct_s` makes good what users then lack.
+    slack: float = 0.0
     #: How long a rigid gang runs before others may have its GPUs, and how often fractions are made good.
     quantum_s: float = 1800.0
     #: How long an elastic job keeps its share while the user has more jobs than GPUs (afs-p).
@@ -46,6 +49,8 @@ class FairAfsOptions:
         for name in ("quantum_s", "turn_s", "correct_s", "credit_s", "balance_s"):
             if not getattr(self, name) > 0:
                 raise ShoalError(f"option {name} of policy 'fair-afs' must be above 0")
+        if not 0 <= self.slack <= 1:
+            raise ShoalError("option slack of policy 'fair-afs' must be from 0 to 1")
 
 
 class FairAfs(Policy):
@@ -211,6 +216,7 @@ class FairAfs(Policy):
             pool, limit, due, most = pools.form_pools(
                 t, types, rigid, view.user, rate, cap, view.type_max[t], len(self.accounts.names)
             )
+            due *= 1.0 - self.options.slack
             granted = pools.grant(
                 np.flatnonzero(here & rigid), passed, view.requested_gpus,
                 (view.gpus > 0) & here & (not new_quantum), due, self.pool_lag[:, t], most,
