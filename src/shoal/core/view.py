@@ -174,8 +174,9 @@ class View:
 
     def _slice(self) -> None:
         """Forget the columns' slices; each is cut anew when it is next asked for."""
+        columns = self.__dict__
         for name in self._cut:
-            delattr(self, name)
+            del columns[name]
         self._cut.clear()
 
     def __getattr__(self, name: str) -> IntArray | FloatArray:
@@ -193,7 +194,7 @@ class View:
             begin = len(_INTS) + i * types
             column = self._ints[begin : begin + types, :n]
         self._cut.append(name)
-        setattr(self, name, column)
+        self.__dict__[name] = column
         return column
 
     def _grow(self) -> None:
@@ -228,6 +229,10 @@ class View:
         if row == self.n or self._order[row] != job_id:
             raise KeyError(job_id)
         return row
+
+    def job_at(self, row: int) -> int:
+        """The id of the job in this row."""
+        return self._order[row]
 
     def __contains__(self, job_id: int) -> bool:
         row = bisect_left(self._order, job_id)

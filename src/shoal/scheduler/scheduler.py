@@ -61,6 +61,8 @@ class Scheduler:
         self._users = {user.name: i for i, user in enumerate(cluster.users)}
         self._decision: Decision | None = None
         self._cut: dict[int, int] = {}
+        #: Shares given before, by (GPUs, type, servers): values that are made once.
+        self._shares: dict[tuple[int, int, int], Share] = {}
 
     # -- the cycle ---------------------------------------------------------------------------------
 
@@ -111,7 +113,7 @@ class Scheduler:
         view = self.view
         differs = gpus != view.gpus
         if decision.gpu_type is None and decision.servers is None and not moved:
-            return np.nonzero(differs)[0]
+            return np.flatnonzero(differs)
         if decision.gpu_type is not None:
             differs |= (gpus > 0) & (decision.gpu_type != view.gpu_type)
         if decision.servers is not None:
@@ -119,7 +121,7 @@ class Scheduler:
         if moved:
             rows = [view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())]
             differs[rows] = True
-        return np.nonzero(differs)[0]
+        return np.flatnonzero(differs)
 
     def _reconfigure(
         self,
@@ -131,11 +133,11 @@ class Scheduler:
     ) -> list[Reconfigure]:
         if not len(rows):
             return []
-        commands = []
-        for row in rows.tolist():
-            gpu_type = 0 if decision.gpu_type is None else int(decision.gpu_type[row])
-            servers = -1 if decision.servers is None else int(decision.servers[row])
-            commands.append(self._give(row, int(gpus[row]), gpu_type, servers, moved, now_s))
+        n = len(rows)
+        types = [0] * n if decision.gpu_type is None else decision.gpu_type[rows].tolist()
+        servers = [-1] * n if decision.servers is None else decision.servers[rows].tolist()
+        given = zip(rows.tolist(), gpus[rows].tolist(), types, servers)
+        commands = [self._give(*row, moved, now_s) for row in given]
         # GPUs are released before they are given again.
         if len(commands) > 1:
             commands.sort(key=lambda c: c.verb not in ("pause", "shrink"))
@@ -146,7 +148,7 @@ class Scheduler:
     ) -> Reconfigure:
         """Set a row's share and all that goes with it, and say so in a command."""
         view = self.view.cells
-        job_id, old = int(self.view.job_ids[row]), int(view.gpus[row])
+        job_id, old = self.view.job_at(row), int(view.gpus[row])
         generation = int(view.generation[row]) + 1
         if servers < 0:
             servers = gpus if view.is_ps[row] else 0
@@ -170,7 +172,10 @@ class Scheduler:
             verb = "resume" if view.first_start_s[row] <= now_s else "start"
             view.last_start_s[row] = now_s
             view.first_start_s[row] = min(view.first_start_s[row], now_s)
-        share = Share(gpus, self.cluster.gpu_types[gpu_type], servers)
+        share = self._shares.get((gpus, gpu_type, servers))
+        if share is None:
+            share = Share(gpus, self.cluster.gpu_types[gpu_type], servers)
+            self._shares[gpus, gpu_type, servers] = share
         return Reconfigure(job_id, generation, share, placement, verb, self.plans)
 
     # -- events ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ computed: a job's progress is settled only when its share changes, and its end i
 
 from __future__ import annotations
 
+import gc
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -99,10 +100,15 @@ class Simulation:
     def run(self, progress: Progress | None = None, every: int = 2000) -> Record:
         """Run to the end of the trace, or until `progress` says to stop or the user interrupts."""
         record = self.record
+        collects = gc.isenabled()
+        gc.disable()  # a run makes no cycles, and looking for them among 100,000 jobs takes a tenth of its time
         try:
             self._run(progress, every)
         except KeyboardInterrupt:
             record.interrupted = True
+        finally:
+            if collects:
+                gc.enable()
         if self.ledger:
             self.ledger.settle(record.end_s)
             record.extra["ledger"] = self.ledger.totals()
@@ -174,7 +180,8 @@ class Simulation:
 
     def _push(self, at_s: float, kind: int, j: int) -> None:
         self._pushed += 1
-        heapq.heappush(self._heap, (self._tick(at_s), self._pushed, kind, j, self._version[j]))
+        at_s = self._tick(at_s) if self.whole_seconds else at_s
+        heapq.heappush(self._heap, (at_s, self._pushed, kind, j, self._version[j]))
 
     def _forget_overtaken(self) -> None:
         """Drop entries that newer commands have overtaken, so that the heap stays as small as the cluster."""
