@@ -171,6 +171,22 @@ def test_who_has_two_small_drops_in_a_row_is_nearer_to_the_goal_than_who_has_non
     assert left[0] < left[1]
 
 
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+def test_any_number_of_epochs_can_be_asked_for(epochs):
+    steps = np.arange(1.0, 31.0)
+    fit = fit_curve(steps, curve(steps, (0.05, 0.5, 0.2)))
+    answer = remaining_steps(fit, 30.0, DropBelow(0.001, epochs, 1.0))
+    assert answer.low_steps <= answer.steps <= answer.high_steps < math.inf
+
+
+def test_a_row_that_noise_will_always_break_is_unknown_and_not_a_guess():
+    steps = np.arange(1.0, 61.0)
+    losses = curve(steps, (0.5, 1.0, 0.2)) + 0.05 * np.random.default_rng(0).normal(size=60)
+    answer = remaining_steps(fit_curve(steps, np.abs(losses)), 60.0, DropBelow(0.001, 40, 1.0))
+    assert isinstance(answer, Unknown)
+    assert "noise breaks every row of 40 small drops" in answer.why
+
+
 def test_a_goal_behind_the_job_leaves_nothing_to_do():
     steps = np.arange(1.0, 51.0)
     fit = fit_curve(steps, curve(steps, (0.05, 0.5, 0.2)))

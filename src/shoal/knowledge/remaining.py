@@ -61,6 +61,11 @@ def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | U
         if not (goal.fraction > 0 and goal.steps_per_epoch > 0 and goal.epochs >= 0):
             return Unknown("the goal's fraction and steps per epoch must be above 0")
         centre, low, high = _steps_to_small_drop(fit, goal)
+        if not math.isfinite(centre):
+            return Unknown(
+                f"noise breaks every row of {goal.epochs} small drops: "
+                f"in {_MOST_EPOCHS} epochs more there may be none"
+            )
     left = max(centre - now_step, 0.0)
     return Remaining(left, max(min(low - now_step, left), 0.0), max(high - now_step, left), best)
 
@@ -143,7 +148,8 @@ def _epochs_until_row(fit: CurveFit, goal: DropBelow, start: float, row: int, li
         if done[i + 1] > _QUANTILES[-1]:
             done[i + 2 :] = 1.0
             break
-    return np.searchsorted(done, _QUANTILES).astype(np.float64)
+    reached = np.searchsorted(done, _QUANTILES).astype(np.float64)
+    return np.where(reached > _MOST_EPOCHS, np.inf, reached)
 
 
 def _std(fit: CurveFit, by_a: Floats, by_floor: Floats) -> Floats:
