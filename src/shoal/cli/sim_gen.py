@@ -75,7 +75,11 @@ def gen(
     known = read_profiles(profiles or sample_path("profiles.csv"))
     trace = generate(recipe, known, np.random.default_rng(seed))
     write_jobs(out, trace)
-    notes = [] if profiles else [f"models are those of {sample_path('profiles.csv')}: pass it as --profiles"]
+    notes = (
+        []
+        if profiles
+        else ["models are those of the built-in profiles, which `shoal sim run` uses if given none"]
+    )
     gone = sorted(set(recipe.sizes) - set(trace["requested_gpus"].unique().to_list()))
     if gone:
         notes.append(f"no job of {', '.join(map(str, gone))} GPUs: too large here, or too rare to be drawn")

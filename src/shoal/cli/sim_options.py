@@ -9,7 +9,13 @@ import typer
 
 Jobs = Annotated[Path | None, typer.Argument(help="The trace: jobs.csv or .parquet.", show_default=False)]
 Profiles = Annotated[
-    Path | None, typer.Option("--profiles", "-p", help="profiles.csv of the trace's models.")
+    Path | None,
+    typer.Option(
+        "--profiles",
+        "-p",
+        help="profiles.csv of the trace's models. Default: the one beside the trace, or else the "
+        "built-in sample, which `shoal sim gen` uses.",
+    ),
 ]
 Gpus = Annotated[int | None, typer.Option("--gpus", "-g", help="A cluster of so many GPUs, as one pool.")]
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", "-c", help="cluster.yaml: nodes and users.")]
@@ -96,9 +102,8 @@ def setup(
     if jobs is None:
         raise ShoalError("name a trace (jobs.csv), or try the one that comes along with --sample")
     if profiles is None:
-        if not sample:
-            raise ShoalError("name the speed profiles of the trace's models: --profiles profiles.csv")
-        profiles = sample_path("profiles.csv")
+        beside = jobs.parent / "profiles.csv"
+        profiles = beside if beside.exists() and not sample else sample_path("profiles.csv")
     interpolation = rest.pop("interpolate")
     if interpolation not in ("time", "throughput"):
         raise ShoalError(f"--interpolate {interpolation}: say time or throughput")
