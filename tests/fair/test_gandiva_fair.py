@@ -11,6 +11,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.events import NodeBack, NodeLost, Timer
 from shoal.core.profile import Profile
 from shoal.core.reason import Code
+from shoal.policies.fair import balancer
+from shoal.policies.fair.profiling import Rules
 from shoal.policies.gandiva_fair import GandivaFair, GandivaFairOptions
 from shoal.policies.registry import make_policy
 
@@ -241,6 +243,42 @@ def test_measured_profiles_lead_to_the_same_trades_as_given_ones():
     measured = d.policy.report()["profiles"]["fast"]
     assert measured["v100"]["speed"] / measured["k80"]["speed"] == pytest.approx(6.0)
     assert measured["v100"]["samples"] >= 2
+
+
+def test_stale_profiles_are_measured_again_by_new_visits():
+    d = drive(mixed(slow=1.0, fast=1.0), profiling="user")
+    d.policy.measuring.profiles.rules = Rules(stale_s=1800.0)
+    for user, factor in (("slow", 1.2), ("fast", 6.0)):
+        for gpus in (1, 1, 2, 2, 4, 4, 4, 4):
+            d.submit(user, gpus, speed_up(factor))
+    d.run(2 * 3600)
+    for profile in d.policy.report()["profiles"].values():
+        assert set(profile) == {"k80", "v100"}
+        assert all(m["last_s"] >= d.now_s - 1800 - 2 * 600 for m in profile.values())
+
+
+def test_the_balancer_moves_a_few_at_a_time_and_lets_moved_jobs_rest(monkeypatch):
+    made, balance = [], balancer.balance
+
+    def spy(tickets, size, home, gpus, types, movable, *more):
+        moves = list(balance(tickets, size, home, gpus, types, movable, *more))
+        made.append((d.now_s, [int(d.view.job_ids[row]) for row, _ in moves]))
+        return moves
+
+    monkeypatch.setattr(balancer, "balance", spy)
+    d = drive(nodes(6, a=1.0, b=3.0), migrations=2, rest_s=3600.0)
+    rng = np.random.default_rng(3)
+    jobs = [d.submit("ab"[k % 2], int(rng.choice([1, 2, 4]))) for k in range(40)]
+    for _ in range(24):
+        d.run(600)
+        d.finish(jobs.pop(int(rng.integers(len(jobs)))))
+        jobs.append(d.submit("ab"[int(rng.integers(2))], int(rng.choice([1, 2, 4]))))
+    last: dict[int, float] = {}
+    for at_s, moved in made:
+        assert len(moved) <= 2
+        assert all(at_s - last.get(job, -np.inf) >= 3600 for job in moved)
+        last |= dict.fromkeys(moved, at_s)
+    assert last
 
 
 def test_a_job_goes_to_the_type_that_is_fastest_for_it_while_that_is_free():

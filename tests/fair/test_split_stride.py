@@ -124,7 +124,7 @@ def test_a_gang_that_spans_nodes_never_starves(tickets, small):
     assert ran >= 400 // (8 + max(nodes) * 8 + 1)
 
 
-def test_recentring_forgets_what_a_whole_node_lacks_but_not_the_order_on_it():
+def test_jobs_are_compared_with_their_users_other_jobs_only():
     lag = np.array([-50.0, -10.0, 2.0])
     rate = np.array([2.0, 1.0, 1.0])
     apart = lag[0] / rate[0] - lag[1] / rate[1]

@@ -227,6 +227,11 @@ and the costs of suspending, users receive what they traded for. The slide print
 GPUs; 64 K80 would make 100, so both are run."""
 
 
+def _tidy(number: float, digits: int = 0) -> float:
+    """Rounded, and 0 rather than -0."""
+    return round(number, digits) + 0.0
+
+
 def _render_market(market: dict[str, Any]) -> list[str]:
     gpus = ", ".join(f"{n} {t.upper()}" for t, n in market["gpus"].items())
     lines = [
@@ -239,7 +244,7 @@ def _render_market(market: dict[str, Any]) -> list[str]:
         paper = f"about +{w['reported_pct']:.0f} %" if w["reported_pct"] else "similar"
         lines.append(
             f"  {user:6}  {w['model']:15}  {w['without_trading']:7.1f}  {w['with_trading']:14.1f}"
-            f"  {w['gain_pct']:+5.1f} %  {w['ideal_pct'] + 0.0:+5.1f} %  {paper}"
+            f"  {_tidy(w['gain_pct'], 1):+5.1f} %  {_tidy(w['ideal_pct'], 1):+5.1f} %  {paper}"
         )
     lines.append(f"  all users: {market['total_gain_pct']:+.1f} %; {market['migrations']} migrations")
     return lines + [
@@ -273,7 +278,7 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
         right.bar(places + shift, [market["users"][n][key] for n in names], 0.4, label=label)
     for place, n in zip(places, names):
         w = market["users"][n]
-        right.text(place + 0.2, w["with_trading"], f"{w['gain_pct']:+.0f} %", ha="center", va="bottom")
+        right.text(place + 0.2, w["with_trading"], f"{_tidy(w['gain_pct']):+.0f} %", ha="center", va="bottom")
     right.set_xticks(places, [f"{n}\n{market['users'][n]['model']}" for n in names])
     gpus = ", ".join(f"{n} {t.upper()}" for t, n in market["gpus"].items())
     right.set(
