@@ -174,9 +174,8 @@ class View:
 
     def _slice(self) -> None:
         """Forget the columns' slices; each is cut anew when it is next asked for."""
-        columns = self.__dict__
         for name in self._cut:
-            del columns[name]
+            delattr(self, name)
         self._cut.clear()
 
     def __getattr__(self, name: str) -> IntArray | FloatArray:
@@ -194,7 +193,7 @@ class View:
             begin = len(_INTS) + i * types
             column = self._ints[begin : begin + types, :n]
         self._cut.append(name)
-        self.__dict__[name] = column
+        setattr(self, name, column)
         return column
 
     def _grow(self) -> None:
