@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from shoal.core import named
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
-from shoal.placement import registry
 from shoal.placement.base import Placed, PoolPlacer
 from shoal.placement.deal import DealEqually
 from shoal.placement.fragmentation import free_gpus
@@ -193,7 +193,7 @@ def test_an_entry_point_makes_a_placement_known_by_name(monkeypatch, found, ok):
         def load(self):
             return found
 
-    monkeypatch.setattr(registry, "entry_points", lambda group: [Entry()] * (group == "shoal.placements"))
+    monkeypatch.setattr(named, "entry_points", lambda group: [Entry()] * (group == "shoal.placements"))
     assert "last-node" in placement_names()
     if ok:
         assert make_placer("last-node:spare=2", Setting(NODES)) == ("a placer", NODES, 2)

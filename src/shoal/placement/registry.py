@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Protocol
 
 from shoal.core.cluster import Cluster
-from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.errors import ShoalError
+from shoal.core.named import Named
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
 from shoal.policies.base import make_options
 
-#: name -> module:class, so that listing the names imports nothing.
 BUILT_IN = {
     "auto": "shoal.placement.named:Auto",
     "pool": "shoal.placement.named:Pool",
@@ -64,24 +62,17 @@ class NamedPlacement(Protocol):
     def make(setting: Setting, options: Any) -> Placer: ...
 
 
+_PLACEMENTS = Named("placement", ENTRY_POINT_GROUP, BUILT_IN)
+
+
 def placement_names() -> list[str]:
     """All placements that can be named."""
-    added = (e.name for e in entry_points(group=ENTRY_POINT_GROUP) if e.name not in BUILT_IN)
-    return [*BUILT_IN, *added]
+    return _PLACEMENTS.names()
 
 
 def placement_class(name: str) -> type[NamedPlacement]:
     """The class of a placement."""
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        found = getattr(import_module(module), attribute)
-    else:
-        for entry in entry_points(group=ENTRY_POINT_GROUP):
-            if entry.name == name:
-                found = entry.load()
-                break
-        else:
-            raise ShoalError(f"there is no placement {name!r}; {did_you_mean(name, placement_names())}")
+    found = _PLACEMENTS.find(name)
     missing = [a for a in ("name", "summary", "Options", "make") if not hasattr(found, a)]
     if missing:
         raise ShoalError(f"placement {name!r} is {found!r}, which has no {missing[0]}; see docs/placement.md")

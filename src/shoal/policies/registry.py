@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
 
-from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.errors import ShoalError
+from shoal.core.named import Named
 from shoal.policies.base import Policy, make_options
 
-#: name -> module:class, so that listing the names imports nothing.
 BUILT_IN = {
     "fifo": "shoal.policies.fifo:Fifo",
     "srtf": "shoal.policies.shortest:Srtf",
@@ -30,23 +28,17 @@ BUILT_IN = {
 ENTRY_POINT_GROUP = "shoal.policies"
 
 
+_POLICIES = Named("policy", ENTRY_POINT_GROUP, BUILT_IN)
+
+
 def policy_names() -> list[str]:
     """All policies that can be named."""
-    return [*BUILT_IN, *(e.name for e in entry_points(group=ENTRY_POINT_GROUP) if e.name not in BUILT_IN)]
+    return _POLICIES.names()
 
 
 def policy_class(name: str) -> type[Policy]:
     """The class of a policy."""
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        found = getattr(import_module(module), attribute)
-    else:
-        for entry in entry_points(group=ENTRY_POINT_GROUP):
-            if entry.name == name:
-                found = entry.load()
-                break
-        else:
-            raise ShoalError(f"there is no policy {name!r}; {did_you_mean(name, policy_names())}")
+    found = _POLICIES.find(name)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ShoalError(
             f"policy {name!r} is {found!r}, which is not a subclass of shoal.policies.base.Policy"

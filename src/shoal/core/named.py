@@ -1,0 +1,34 @@
+"""Things with a name: those of Shoal, and those that other packages add by an entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any
+
+from shoal.core.errors import ShoalError, did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """One kind of them. `built_in` is name -> module:attribute, so that listing the names imports nothing."""
+
+    kind: str
+    group: str
+    built_in: Mapping[str, str]
+
+    def names(self) -> list[str]:
+        added = (entry.name for entry in entry_points(group=self.group) if entry.name not in self.built_in)
+        return [*self.built_in, *added]
+
+    def find(self, name: str) -> Any:
+        """What the name stands for; an error with a suggestion if it stands for nothing."""
+        if name in self.built_in:
+            module, _, attribute = self.built_in[name].partition(":")
+            return getattr(import_module(module), attribute)
+        for entry in entry_points(group=self.group):
+            if entry.name == name:
+                return entry.load()
+        raise ShoalError(f"there is no {self.kind} {name!r}; {did_you_mean(name, self.names())}")
