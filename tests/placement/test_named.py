@@ -12,6 +12,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
+from shoal.placement import registry
 from shoal.placement.base import Placed, PoolPlacer
 from shoal.placement.deal import DealEqually
 from shoal.placement.fragmentation import free_gpus
