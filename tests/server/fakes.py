@@ -357,6 +357,8 @@ async def cut_off(control: Control) -> None:
             handle.cancel()
     if c._saver is not None:
         c._saver.cancel()
+    for handle in c.crews["live"].service.jobs.values():
+        handle._run = lambda effects: None  # what the dead do not say any more
     for crew in dict.fromkeys(c.crews.values()):
         await crew.close()
     control.store.close()

@@ -426,3 +426,26 @@ def test_a_job_whose_own_workers_are_ending_says_that_it_waits_for_them(tmp_path
             assert (await here.get(f"/jobs/{job}"))["reason"] is None
 
     run(story())
+
+
+def test_cancelling_a_job_that_stands_still_takes_nothing_from_the_owner_of_its_gpus(tmp_path: Path) -> None:
+    async def story() -> None:
+        fleet = Fleet(2)
+        async with server(tmp_path, fleet=fleet, policy="srtf", kill=True) as here:
+            long = (await here.submit("2", expected_s=1000))["id"]
+            await here.until(lambda: here.state(long) == "running")
+            short = (await here.submit("2", expected_s=1))["id"]
+            await here.until(lambda: here.state(short) == "running")
+            fleet.stubborn = True
+            await here.post(f"/jobs/{long}/cancel")
+            assert (here.gpus(long), here.gpus(short)) == (0, 2)
+            assert here.conductor.devices.used == 2
+        async with server(tmp_path, fleet=fleet, policy="srtf") as here:  # it can be taken over as it is
+            await here.until(lambda: fleet.told.count(f"{long}.0") >= 2)
+            assert (here.gpus(long), here.gpus(short)) == (0, 2)
+            for rank in range(2):
+                fleet._ended(f"{long}.{rank}", None, "SIGTERM", True)
+            await here.until(lambda: here.state(long) == "cancelled")
+            assert here.state(short) == "running"
+
+    run(story())

@@ -65,6 +65,8 @@ class LocalExecutor:
         self._log_file_bytes, self._log_files = log_file_bytes, log_files
         self._kept: dict[str, _Kept] = {}
         self._warmer: Warmer | None = None
+        #: Signals for workers that are about to be taken over.
+        self._owed: dict[str, list[signal.Signals]] = {}
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         self._nodes = self._find_nodes(virtual_gpus)
@@ -205,12 +207,16 @@ class LocalExecutor:
         if kept is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(kept.pidfd, number)
+        elif worker in self._owed:
+            self._owed[worker].append(number)
 
     # Seeing them end
 
     def _keep(self, worker: str, directory: Path, pidfd: int, child: subprocess.Popen[bytes] | None) -> None:
         self._kept[worker] = _Kept(directory, pidfd, child)
         asyncio.get_running_loop().add_reader(pidfd, self._ended, worker)
+        for number in self._owed.pop(worker, []):
+            self._signal(worker, number)
 
     def _ended(self, worker: str) -> None:
         kept = self._kept.pop(worker)
@@ -235,6 +241,7 @@ class LocalExecutor:
         self.on_exit(exit_)
 
     def adopt(self, worker: str, directory: Path) -> None:
+        self._owed[worker] = []
         task = asyncio.get_running_loop().create_task(self._adopt(worker, directory))
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
@@ -251,6 +258,7 @@ class LocalExecutor:
                     self._keep(worker, directory, pidfd, None)
                     return
                 os.close(pidfd)
+        self._owed.pop(worker, None)
         self._tell(self._exit_of(worker, directory))
 
 

@@ -157,6 +157,9 @@ class Answers:
         if lacks:
             text = f"the decision to give it {job.target_gpus} GPUs is being carried out"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})
+        if not job.gpus:
+            text = "what happened to it last is about to be decided on"
+            return m.Reason(code="PendingEvaluation", sentence=text)
         return self._has_enough(job)
 
     def _in_full(self, job: LiveJob, reason: m.Reason) -> m.Reason:
@@ -170,7 +173,7 @@ class Answers:
         """It has all that decisions reckon with, and maybe less than its owner allows."""
         elastic = self.c.scheduler.policy.elastic and job.resize is not Resize.NEVER
         most = min(job.max_gpus, self.c.cluster.total_gpus)
-        if not elastic or not job.gpus or job.gpus >= most:
+        if not elastic or job.gpus >= most:
             return None
         text = f"it has {job.gpus} GPUs; by its measured speed more would not make it faster"
         return m.Reason(

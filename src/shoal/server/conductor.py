@@ -90,6 +90,8 @@ class Conductor:
         self.unmet: set[int] = set()
         self.warnings: list[str] = []
         self.decided_s: float | None = None
+        #: Nothing is decided or carried out before all of the last server's jobs and workers are known.
+        self.ready = False
         self.stopping = False
         self._inbox: list[Event] = []
         self._inbox_since = 0.0
@@ -132,7 +134,8 @@ class Conductor:
     def _make_ledger(self) -> Ledger:
         types, now_s = self.cluster.gpu_types, self.now_s()
         saved = self.store.get("ledger")
-        if saved and saved.get("gpu_types") == list(types):
+        # One without users has no accounts to go on with: its server was killed before the first decision.
+        if saved and saved.get("gpu_types") == list(types) and saved["state"]["users"]:
             ledger = Ledger.restored(saved["state"], types)
             self.ledger_since_s: float = saved["since_s"]
             ledger.settle(now_s)
@@ -154,10 +157,7 @@ class Conductor:
         for job in list(self.jobs.values()):
             for worker in list(job.workers.values()):
                 self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
-        asyncio.get_running_loop().call_soon(self._repeat_orders)
-        self.post(Timer())
-        for job in self.jobs.values():
-            self.soon(job)
+        asyncio.get_running_loop().call_soon(self._go_on)
         self.save()
         self._saver = asyncio.create_task(self._save_regularly())
 
@@ -178,12 +178,22 @@ class Conductor:
         elif worker.state != STOPPED:
             self.devices.give(device, worker.id)
 
+    def _go_on(self) -> None:
+        """First what was decided before: no GPU may be given away that its last owner was only to be told to leave."""
+        if self.stopping:
+            return
+        self._repeat_orders()
+        self.ready = True
+        self.post(Timer())
+        for job in self.jobs.values():
+            self.soon(job)
+
     def _repeat_orders(self) -> None:
         """What the last server may have been killed before saying."""
-        for job in self.jobs.values():
+        for job in list(self.jobs.values()):
             if job.life.state is JobState.STOPPING:
                 self.crews[job.resize].cancel(job)
-            for worker in job.workers.values():
+            for worker in list(job.workers.values()):
                 if worker.state == LEAVING:
                     self.executor.stop(worker.id)
                 elif worker.state == STOPPED:
@@ -239,7 +249,7 @@ class Conductor:
         if not self._inbox:
             self._inbox_since = time.perf_counter()
         self._inbox += events
-        if self._cycle_at is None and not self.stopping:
+        if self._cycle_at is None and self.ready and not self.stopping:
             loop = asyncio.get_running_loop()
             wait_s = self._last_cycle_s + COALESCE_S - loop.time()
             self._cycle_at = (
@@ -379,6 +389,8 @@ class Conductor:
         if self._settle_at is not None:
             self._settle_at.cancel()
             self._settle_at = None
+        if not self.ready:
+            return
         changed, self._changed = self._changed, set()
         jobs = [self.jobs[i] for i in sorted(changed) if i in self.jobs and not self.jobs[i].is_over]
         if not self.stopping:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 from shoal.executors.base import Exit, WorkerSpec
 from shoal.server.devices import Device
 from shoal.server.lifecycle import Verb, apply, hold_gpus, may
-from shoal.server.live_job import LEAVING, LiveJob, LiveWorker
+from shoal.server.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
 from shoal.server.models import JobState
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ class CrewBase:
         }
 
     def stop(self, job: LiveJob, worker: LiveWorker, *, kill: bool = False) -> None:
-        if worker.state != LEAVING:
+        # One that stands still has no GPU any more: it may be another's, and must not count as held again.
+        if worker.state not in (LEAVING, STOPPED):
             worker.state = LEAVING
             self.c.outbox.worker(worker.id, state=LEAVING)
         self.c.outbox.effect(lambda: self.c.executor.stop(worker.id, kill=kill))

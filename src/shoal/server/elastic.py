@@ -221,6 +221,14 @@ class Elastic(CrewBase):
     async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit, then_s: float) -> None:
         handle = self.service.jobs.get(str(job.id))
         if handle is not None:
+            if job.ending is None and _finished_unheard(handle, worker, exit_):
+                job.ending = DONE
+                self.c.outbox.job(job)
+            view = handle.coordinator.workers.get(worker.id)
+            if view is not None and not exit_.began:
+                view.stopping = (
+                    True  # it was lost with a server, before it was started: not the script's fault
+                )
             await handle._exited(worker.id, describe_exit(exit_))
         if not job.is_over:
             with self.c.as_of(then_s):
@@ -430,6 +438,16 @@ class Elastic(CrewBase):
             return
         job.ending = f"worker {event.worker} failed: {_last_line(event.why)}"
         self.c.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
+
+
+def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> bool:
+    """Whether its script came to its end while no server was there to be told so.
+
+    It had joined the job, ended by itself and well, and this server has not heard a word from it.
+    """
+    view = handle.coordinator.workers.get(worker.id)
+    unheard = view is not None and view.met and view.status.seq == 0
+    return unheard and exit_.ok and not exit_.told and worker.state != LEAVING
 
 
 def _lives(coordinator: Any, worker_id: str) -> bool:
