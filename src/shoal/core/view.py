@@ -70,6 +70,33 @@ def _left(floats: FloatArray, n: int, now_s: float) -> FloatArray:
     return left
 
 
+_ATTAINED, _CHANGED_S, _FIRST_START_S, _LAST_START_S = (
+    _FLOATS.index(name) for name in ("attained_gpu_s", "changed_s", "first_start_s", "last_start_s")
+)
+_GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
+    _INTS.index(name) for name in ("gpus", "gpu_type", "servers", "is_ps", "generation")
+)
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _set_share(
+    floats: FloatArray, ints: IntArray, row: int, gpus: int, gpu_type: int, servers: int, now_s: float
+) -> tuple[int, int, int, bool]:
+    old = ints[_GPUS, row]
+    if servers < 0:
+        servers = gpus if ints[_IS_PS, row] else 0
+    floats[_ATTAINED, row] += old * (now_s - floats[_CHANGED_S, row])
+    floats[_CHANGED_S, row] = now_s
+    ints[_GPUS, row], ints[_SERVERS, row] = gpus, servers
+    ints[_GPU_TYPE, row] = gpu_type if gpus > 0 else -1
+    ints[_GENERATION, row] += 1
+    ran_before = floats[_FIRST_START_S, row] <= now_s
+    if gpus > 0 and old == 0:
+        floats[_LAST_START_S, row] = now_s
+        floats[_FIRST_START_S, row] = min(floats[_FIRST_START_S, row], now_s)
+    return old, ints[_GENERATION, row], servers, ran_before
+
+
 class SpeedTables:
     """Speed curves of all profiles seen, end to end in one array, so that kernels can index them."""
 
@@ -298,6 +325,18 @@ class View:
         self._ints[:, row : n - 1] = self._ints[:, row + 1 : n]
         self.n = n - 1
         self._slice()
+
+    def set_share(
+        self, row: int, gpus: int, gpu_type: int, servers: int, now_s: float
+    ) -> tuple[int, int, int, bool]:
+        """Give the row a share from now on; below 0 servers are as many as GPUs, for jobs that use them.
+
+        Returns the GPUs it had, its new generation, its servers, and whether it had run before.
+        """
+        told: tuple[int, int, int, bool] = _set_share(
+            self._floats, self._ints, row, gpus, gpu_type, servers, now_s
+        )
+        return told
 
     def dump(self, row: int) -> dict[str, float | int | None]:
         """The row as plain data; infinity and nan become None, told apart by `load`."""

@@ -147,17 +147,8 @@ class Scheduler:
         self, row: int, gpus: int, gpu_type: int, servers: int, moved: dict[int, Placement], now_s: float
     ) -> Reconfigure:
         """Set a row's share and all that goes with it, and say so in a command."""
-        view = self.view.cells
-        job_id, old = self.view.job_at(row), int(view.gpus[row])
-        generation = int(view.generation[row]) + 1
-        if servers < 0:
-            servers = gpus if view.is_ps[row] else 0
-        view.attained_gpu_s[row] += old * (now_s - view.changed_s[row])
-        view.changed_s[row] = now_s
-        view.gpus[row] = gpus
-        view.gpu_type[row] = gpu_type if gpus else -1
-        view.servers[row] = servers
-        view.generation[row] = generation
+        job_id = self.view.job_at(row)
+        old, generation, servers, ran_before = self.view.set_share(row, gpus, gpu_type, servers, now_s)
         placement: Placement = ()
         if not gpus:
             self.placements.pop(job_id, None)
@@ -169,9 +160,7 @@ class Scheduler:
         if old:
             verb = "grow" if gpus > old else "shrink" if gpus < old else "migrate"
         else:
-            verb = "resume" if view.first_start_s[row] <= now_s else "start"
-            view.last_start_s[row] = now_s
-            view.first_start_s[row] = min(view.first_start_s[row], now_s)
+            verb = "resume" if ran_before else "start"
         share = self._shares.get((gpus, gpu_type, servers))
         if share is None:
             share = Share(gpus, self.cluster.gpu_types[gpu_type], servers)
