@@ -357,10 +357,16 @@ async def cut_off(control: Control) -> None:
             handle.cancel()
     if c._saver is not None:
         c._saver.cancel()
-    for handle in c.crews["live"].service.jobs.values():
-        handle._run = lambda effects: None  # what the dead do not say any more
+    service = c.crews["live"].service
+    for handle in service.jobs.values():
+        handle._run = lambda effects: None  # the dead do not speak any more
+    service._secret_of = lambda job, purpose: None  # type: ignore[method-assign] # nor listen
     for crew in dict.fromkeys(c.crews.values()):
         await crew.close()
+    for _ in range(5):  # a connection may have been made this moment
+        await asyncio.sleep(0)
+        for task in list(service._connections):
+            task.cancel()
     control.store.close()
     control.home.release()
 

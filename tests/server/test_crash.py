@@ -51,7 +51,7 @@ async def some_doings(here: Here, rng: random.Random, acknowledged: dict[int, st
             await asyncio.sleep(0.001)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(8))
 def test_killed_at_random_moments_under_load_it_loses_nothing_and_ends_clean(
     tmp_path: Path, seed: int
 ) -> None:

@@ -193,6 +193,8 @@ class Conductor:
         for job in list(self.jobs.values()):
             if job.life.state is JobState.STOPPING:
                 self.crews[job.resize].cancel(job)
+            elif job.ending is not None and not job.workers:
+                self.crews[job.resize].conclude_rest(job)
             for worker in list(job.workers.values()):
                 if worker.state == LEAVING:
                     self.executor.stop(worker.id)

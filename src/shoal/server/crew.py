@@ -28,6 +28,9 @@ class Crew(Protocol):
     def cancel(self, job: LiveJob) -> None:
         """Its owner ends the job."""
 
+    def conclude_rest(self, job: LiveJob) -> None:
+        """Its outcome is on record and its last worker has ended; a server was killed before it could say so."""
+
     def shut_down(self, job: LiveJob) -> None:
         """The server ends and takes the job's workers along; it goes on when the server is back."""
 
@@ -114,6 +117,9 @@ class CrewBase:
             worker.state = LEAVING
             self.c.outbox.worker(worker.id, state=LEAVING)
         self.c.outbox.effect(lambda: self.c.executor.stop(worker.id, kill=kill))
+
+    def conclude_rest(self, job: LiveJob) -> None:
+        self.conclude(job)
 
     def conclude(self, job: LiveJob) -> None:
         """All workers of a job that has failed are gone: try again, or that was it."""

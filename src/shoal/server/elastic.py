@@ -214,6 +214,10 @@ class Elastic(CrewBase):
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         job.exit_code, job.signal = exit_.code, exit_.signal
+        handle = self.service.jobs.get(str(job.id))
+        if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
+            job.ending = DONE  # on record together with the end of this worker
+            self.c.outbox.job(job)
         task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.c.then_s(job)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -221,9 +225,6 @@ class Elastic(CrewBase):
     async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit, then_s: float) -> None:
         handle = self.service.jobs.get(str(job.id))
         if handle is not None:
-            if job.ending is None and _finished_unheard(handle, worker, exit_):
-                job.ending = DONE
-                self.c.outbox.job(job)
             view = handle.coordinator.workers.get(worker.id)
             if view is not None and not exit_.began:
                 view.stopping = (
@@ -245,6 +246,9 @@ class Elastic(CrewBase):
                 handle.stop(job.ending)
         if not job.workers:
             self._none_left(job)
+
+    def conclude_rest(self, job: LiveJob) -> None:
+        self._none_left(job)
 
     def _none_left(self, job: LiveJob) -> None:
         if job.ending == DONE:
