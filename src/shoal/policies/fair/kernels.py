@@ -125,66 +125,68 @@ def split_stride(
     """
     n, nodes = len(order), len(gpus_of_node)
     free = gpus_of_node.copy()
-    runs = np.zeros(n, np.bool_)
-    for i in range(n):
+    runs = keep.copy()
+    # Small jobs by node, in the order of their passes; and gangs that span nodes.
+    node, spanning = np.full(n, -1, np.int32), 0
+    for k in range(n):
+        i = order[k]
         if keep[i]:
-            runs[i] = True
             if home[i] >= 0:
                 free[home[i]] -= size[i]
             elif home[i] <= SPANS:
-                k = SPANS - home[i]
-                for j in range(span_start[k], span_start[k + 1]):
-                    free[span_node[j]] -= span_gpus[j]
-    # Small jobs by node, in the order of their passes; and the aggregate of each node.
-    start = np.zeros(nodes + 1, np.int64)
-    tickets, service = np.zeros(nodes), np.zeros(nodes)
-    spanning = 0
-    for i in range(n):
-        if eligible[i] and not runs[i]:
+                _take_span(SPANS - home[i], span_start, span_node, span_gpus, free)
+        elif eligible[i]:
             if home[i] >= 0:
-                start[home[i] + 1] += 1
-                tickets[home[i]] += rate[i]
-                service[home[i]] += passed[i] * rate[i]
+                node[k] = home[i]
             elif home[i] <= SPANS:
                 spanning += 1
-    for s in range(nodes):
-        start[s + 1] += start[s]
-    local = np.empty(start[-1], np.int64)
-    at = start[:-1].copy()
-    for i in order:
-        if eligible[i] and not runs[i] and home[i] >= 0:
-            local[at[home[i]]] = i
-            at[home[i]] += 1
+    start, local = rows_by_group(node, nodes)
+    for k in range(len(local)):
+        local[k] = order[local[k]]
     if spanning == 0:  # nodes do not meet: their order is of no consequence
         for s in range(nodes):
             _run_node(s, start, local, size, free, runs)
         return runs, free
     # The central order: gangs that span nodes and aggregates, by pass; of equals the gangs first.
-    key = np.empty(spanning + nodes)
-    what = np.empty(spanning + nodes, np.int64)
-    m = 0
+    key, what, m = np.empty(spanning + nodes), np.empty(spanning + nodes, np.int64), 0
     for i in range(n):
-        if eligible[i] and not runs[i] and home[i] <= SPANS:
+        if eligible[i] and not keep[i] and home[i] <= SPANS:
             key[m], what[m] = passed[i], -1 - i
             m += 1
     for s in range(nodes):
         if start[s + 1] > start[s]:
-            key[m], what[m] = service[s] / tickets[s], s
+            key[m], what[m] = _aggregate_pass(local[start[s] : start[s + 1]], passed, rate), s
             m += 1
     for e in np.argsort(key[:m], kind="mergesort"):
         if what[e] >= 0:
             _run_node(what[e], start, local, size, free, runs)
             continue
-        i = -1 - what[e]
-        k = SPANS - home[i]
+        k = SPANS - home[-1 - what[e]]
         fits = True
         for j in range(span_start[k], span_start[k + 1]):
             fits = fits and free[span_node[j]] >= span_gpus[j]
         if fits:
-            runs[i] = True
-            for j in range(span_start[k], span_start[k + 1]):
-                free[span_node[j]] -= span_gpus[j]
+            runs[-1 - what[e]] = True
+            _take_span(k, span_start, span_node, span_gpus, free)
     return runs, free
+
+
+@njit(cache=True)
+def _take_span(
+    k: int, span_start: IntArray, span_node: IntArray, span_gpus: IntArray, free: IntArray
+) -> None:
+    for j in range(span_start[k], span_start[k + 1]):
+        free[span_node[j]] -= span_gpus[j]
+
+
+@njit(cache=True)
+def _aggregate_pass(rows: NDArray[np.int64], passed: FloatArray, rate: FloatArray) -> float:
+    """The pass of a node's small jobs taken as one: see `split_stride.aggregate_pass`."""
+    tickets, service = 0.0, 0.0
+    for i in rows:
+        tickets += rate[i]
+        service += passed[i] * rate[i]
+    return service / tickets
 
 
 @njit(cache=True)
