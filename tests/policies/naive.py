@@ -9,7 +9,7 @@ import numpy as np
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile, SpeedCurve
 from shoal.core.view import View
-from shoal.policies.tournament import coin
+from shoal.policies.tournament_by_gain import coin
 
 
 def afs_prefers_challenger(p_holder, p_challenger, length_holder, length_challenger):

@@ -11,7 +11,7 @@ from shoal.policies.fifo import fifo_shares
 from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order
-from shoal.policies.tournament import BY_COIN, FIRST, LAST
+from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST
 
 from . import naive
 

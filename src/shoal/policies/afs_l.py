@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
-from shoal.policies.tournament import BY_LENGTH, hand_out
+from shoal.policies.tournament import hand_out
 from shoal.policies.types import reference_curves
 
 
@@ -124,7 +124,7 @@ def afs_l_shares(
                 rows[count] = j
                 count += 1
         if count > 0:
-            hand_out(share, rows[:count], remaining, speeds, at, max_gpus, left, BY_LENGTH, 0)
+            hand_out(share, rows[:count], remaining, speeds, at, max_gpus, left)
     return share
 
 

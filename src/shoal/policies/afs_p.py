@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
-from shoal.policies.tournament import BY_COIN, FIRST, LAST, hand_out
+from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
 from shoal.policies.types import reference_curves
 
 _TIES = {"random": BY_COIN, "first": FIRST, "last": LAST}
@@ -52,7 +52,7 @@ def afs_p_shares(
                 rows[count] = j
                 count += 1
         if count > 0:
-            hand_out(share, rows[:count], np.ones(n), speeds, at, max_gpus, left, tie, nonce)
+            hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, nonce)
     return share
 
 

@@ -1,4 +1,4 @@
-"""The tournament of AFS: who gets the next GPU, one GPU after the other, in few comparisons.
+"""The tournament of AFS-L: who gets the next GPU, one GPU after the other, in few comparisons.
 
 Each GPU goes to the winner of a left fold over the candidates in order of submission: the first job holds,
 and each further one takes over if it beats the holder. The relation is not transitive, so the order of the
@@ -14,9 +14,6 @@ fold is part of the rule, and no sorting can replace it. What makes it quick and
 - A search leaves behind the largest gains that were set against the holder. As long as a winner stays
   above them, and beats its predecessor, it wins again without a search.
 - Where all fit at their caps there is nothing to decide.
-
-Coins that decide by chance are a hash of the decision, the two jobs and their shares, so that a comparison
-made again has the same outcome and need not be made again.
 """
 
 from __future__ import annotations
@@ -25,20 +22,6 @@ import numpy as np
 from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
-
-#: How two jobs compare: by length (AFS-L), or without lengths (AFS-P) and then by one of three tie rules.
-BY_LENGTH, BY_COIN, FIRST, LAST = 0, 1, 2, 3
-
-
-@njit(cache=True, inline="always")
-def coin(nonce: int, holder: int, challenger: int, holder_gpus: int, challenger_gpus: int) -> bool:
-    """Heads or tails, the same for the same arguments (a 64-bit mix of all of them)."""
-    x = np.uint64(nonce) ^ (np.uint64(holder) << np.uint64(40)) ^ (np.uint64(challenger) << np.uint64(16))
-    x ^= (np.uint64(holder_gpus) << np.uint64(52)) ^ np.uint64(challenger_gpus)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) & np.uint64(1)) == np.uint64(1)
-
 
 # Columns of a leaf, and of a node of the tree: the shortest length and the largest gains of all below it,
 # and the shortest length of those whose gain as the shorter job reaches the bar.
@@ -58,8 +41,6 @@ def hand_out(
     at: IntArray,
     cap: IntArray,
     gpus: int,
-    rule: int,
-    nonce: int,
 ) -> None:
     """Hand out `gpus` one by one among `rows`, which all have a share, each to the winner of the fold."""
     m = len(rows)
@@ -89,15 +70,11 @@ def hand_out(
             chain[0], top, start = first, 0, first + 1
             rivals[0, 0] = rivals[0, 1] = -np.inf
         while start < m:  # extend the chain until nobody beats its end
-            if rule == BY_LENGTH:
-                found, short, long_, looked_at = _next_by_length(leaves, tree, blocks, start, chain[top], bar)
-                in_vain += looked_at
-                if found < 0 and in_vain > m:
-                    bar, in_vain = leaves[chain[top], _LONG] * _BAR, 0
-                    _pull_all(leaves, tree, blocks, bar)
-            else:
-                found, short = _next_by_gain(leaves, tree, blocks, held, start, chain[top], rule, nonce)
-                long_ = -np.inf
+            found, short, long_, looked_at = _next_to_beat(leaves, tree, blocks, start, chain[top], bar)
+            in_vain += looked_at
+            if found < 0 and in_vain > m:
+                bar, in_vain = leaves[chain[top], _LONG] * _BAR, 0
+                _pull_all(leaves, tree, blocks, bar)
             rivals[top, 0], rivals[top, 1] = max(rivals[top, 0], short), max(rivals[top, 1], long_)
             if found < 0:
                 break
@@ -123,9 +100,7 @@ def hand_out(
             # become a shorter rival.
             if now < was or not (long_ > rival_short and short >= rival_long):
                 break
-            if not long_ > short_before and not (
-                rule == BY_LENGTH and short >= long_before and left[w] / now <= length_before
-            ):
+            if not long_ > short_before and not (short >= long_before and left[w] / now <= length_before):
                 break
         _set_leaf(leaves, w, held[w], limit[w], left[w], speeds, begin[w])
         _lift(leaves, tree, blocks, w // _BLOCK, bar)
@@ -220,10 +195,10 @@ def _lift(leaves: FloatArray, tree: FloatArray, blocks: int, b: int, bar: float)
 
 
 @njit(cache=True, inline="always")
-def _next_by_length(
+def _next_to_beat(
     leaves: FloatArray, tree: FloatArray, blocks: int, start: int, holder: int, bar: float
 ) -> tuple[int, float, float, int]:
-    """The first candidate from `start` on that beats the holder by AFS-L's rule, or -1.
+    """The first candidate from `start` on that beats the holder, or -1.
 
     Then the largest gains set against the holder so far: as the shorter job, of those that are not longer,
     and as the longer job, of all; and how many the tree made it look at. A node's values fail the test only if
@@ -262,51 +237,3 @@ def _next_by_length(
             rival_long = max(rival_long, tree[k, _LONG])
         begin = (k - blocks) * _BLOCK
         in_vain += _BLOCK
-
-
-@njit(cache=True)
-def _next_by_gain(
-    leaves: FloatArray,
-    tree: FloatArray,
-    blocks: int,
-    held: IntArray,
-    start: int,
-    holder: int,
-    rule: int,
-    nonce: int,
-) -> tuple[int, float]:
-    """The same without lengths: whoever's gain as the longer job reaches the other's as the shorter one
-    wins; between the two the tie rule decides. With -1 comes the largest gain set against the holder."""
-    long_ = leaves[holder, _LONG]
-    rival = -np.inf
-    begin, k = start, blocks + start // _BLOCK
-    while True:
-        for i in range(begin, (k - blocks + 1) * _BLOCK):
-            if leaves[i, _SHORT] >= long_ and _wins_without_lengths(leaves, held, i, holder, rule, nonce):
-                return i, rival
-            rival = max(rival, leaves[i, _SHORT])
-        while True:
-            while k & 1:
-                k >>= 1
-            if k == 0:
-                return -1, rival
-            k += 1
-            while k < blocks and tree[k, _SHORT] >= long_:
-                k *= 2
-            if tree[k, _SHORT] >= long_:
-                break
-            rival = max(rival, tree[k, _SHORT])
-        begin = (k - blocks) * _BLOCK
-
-
-@njit(cache=True, inline="always")
-def _wins_without_lengths(
-    leaves: FloatArray, held: IntArray, challenger: int, holder: int, rule: int, nonce: int
-) -> bool:
-    if leaves[challenger, _LONG] >= leaves[holder, _SHORT]:
-        return True
-    if leaves[holder, _LONG] >= leaves[challenger, _SHORT]:
-        return False
-    if rule == BY_COIN:
-        return coin(nonce, holder, challenger, held[holder], held[challenger])
-    return rule == LAST

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from shoal.policies.afs_l import afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
-from shoal.policies.tournament import BY_COIN, BY_LENGTH, hand_out
+from shoal.policies.tournament import hand_out
+from shoal.policies.tournament_by_gain import BY_COIN, hand_out_by_gain
 
 Rows = NDArray[np.int64]
 
@@ -200,6 +201,7 @@ def lend(
             grow[m] = i
             m += 1
     if m > 0 and left > 0:
-        rule = BY_LENGTH if by_length else BY_COIN
-        length = remaining if by_length else np.ones(len(shares))
-        hand_out(shares, grow[:m], length, speeds, at, cap, left, rule, nonce)
+        if by_length:
+            hand_out(shares, grow[:m], remaining, speeds, at, cap, left)
+        else:
+            hand_out_by_gain(shares, grow[:m], speeds, at, cap, left, BY_COIN, nonce)
