@@ -124,3 +124,11 @@ def test_the_ledger_survives_json():
         one.settle(9000.0)
     assert again.totals() == ledger.totals()
     assert again.over_time() == ledger.over_time()
+
+
+def test_a_ledger_saved_before_its_first_user_goes_on_after_json():
+    again = Ledger.restored(json.loads(json.dumps(Ledger((), ("gpu",)).state())), ("gpu",))
+    again.join("a")
+    observe(again, view_of([(0, 8, 8, 0)]), 0.0, (1.0,))
+    again.settle(10.0)
+    assert again.account[0, 0, RECEIVED] == 80

@@ -259,7 +259,9 @@ class Ledger:
     @classmethod
     def restored(cls, state: dict[str, Any], gpu_types: tuple[str, ...]) -> Ledger:
         ledger = cls(tuple(state["users"]), gpu_types, start_s=state["now_s"], sample_s=state["sample_s"])
-        ledger.account, ledger.rate = np.array(state["account"]), np.array(state["rate"])
+        # Without users a saved account is an empty list, which does not tell its other dimensions.
+        ledger.account = np.array(state["account"], float).reshape(ledger.account.shape)
+        ledger.rate = np.array(state["rate"], float).reshape(ledger.rate.shape)
         ledger._times = list(state["times"])
         ledger._samples = [np.array(s) for s in state["samples"]]
         return ledger

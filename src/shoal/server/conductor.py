@@ -134,8 +134,7 @@ class Conductor:
     def _make_ledger(self) -> Ledger:
         types, now_s = self.cluster.gpu_types, self.now_s()
         saved = self.store.get("ledger")
-        # One without users has no accounts to go on with: its server was killed before the first decision.
-        if saved and saved.get("gpu_types") == list(types) and saved["state"]["users"]:
+        if saved and saved.get("gpu_types") == list(types):
             ledger = Ledger.restored(saved["state"], types)
             self.ledger_since_s: float = saved["since_s"]
             ledger.settle(now_s)
