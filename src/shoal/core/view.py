@@ -2,7 +2,7 @@
 
 The arrays are kept up to date and never rebuilt: a job that arrives is appended, a job that leaves is
 closed up, and progress is settled only for jobs whose share changes. Columns are attributes of `View`;
-they are slices of the storage and are replaced when rows come or go, so do not keep them.
+they are slices of the storage, cut when they are asked for, so do not keep them over changes of the rows.
 """
 
 from __future__ import annotations
@@ -51,13 +51,6 @@ _INTS = (
 )
 
 
-_COLUMNS = (
-    {name: ("float", i) for i, name in enumerate(_FLOATS)}
-    | {name: ("int", i) for i, name in enumerate(_INTS)}
-    | {"speed_at": ("typed", 0), "type_max": ("typed", 1)}
-)
-
-
 _REMAINING, _RATE, _SETTLED_S = (_FLOATS.index(name) for name in ("remaining", "rate", "settled_s"))
 
 
@@ -73,9 +66,19 @@ def _left(floats: FloatArray, n: int, now_s: float) -> FloatArray:
 _ATTAINED, _CHANGED_S, _FIRST_START_S, _LAST_START_S = (
     _FLOATS.index(name) for name in ("attained_gpu_s", "changed_s", "first_start_s", "last_start_s")
 )
-_GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
-    _INTS.index(name) for name in ("gpus", "gpu_type", "servers", "is_ps", "generation")
+_MAX_GPUS, _GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
+    _INTS.index(name) for name in ("max_gpus", "gpus", "gpu_type", "servers", "is_ps", "generation")
 )
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def _rows_with_other(ints: IntArray, gpus: IntArray) -> NDArray[np.intp]:
+    rows, count = np.empty(len(gpus), np.intp), 0
+    for row in range(len(gpus)):
+        if ints[_GPUS, row] != gpus[row]:
+            rows[count] = row
+            count += 1
+    return rows[:count]
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
@@ -177,7 +180,6 @@ class View:
         self._ids: NDArray[np.int64] = np.zeros(64, np.int64)
         self._floats: FloatArray = np.zeros((len(_FLOATS), 64))
         self._ints: IntArray = np.zeros((len(_INTS) + 2 * types, 64), np.int32)
-        self._cut: list[str] = []
         self._order: list[int] = []
         #: By job id, of parameter-server jobs where it is known: speed by [servers - 1, workers - 1].
         self.by_servers: dict[int, FloatArray] = {}
@@ -185,7 +187,7 @@ class View:
         self.now_s = 0.0
         self.cells = SimpleNamespace()
         self._lay_cells()
-        self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, IntArray, int]] = {}
+        self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, int]] = {}
 
     def __len__(self) -> int:
         return self.n
@@ -199,30 +201,6 @@ class View:
         """All speed curves end to end: job `row` runs at `speeds[speed_at[t, row] + gpus]` on type `t`."""
         return self.tables.values
 
-    def _slice(self) -> None:
-        """Forget the columns' slices; each is cut anew when it is next asked for."""
-        for name in self._cut:
-            delattr(self, name)
-        self._cut.clear()
-
-    def __getattr__(self, name: str) -> IntArray | FloatArray:
-        # Reached only for columns that have not been cut since rows last came or went.
-        at = _COLUMNS.get(name)
-        if at is None:
-            raise AttributeError(name)
-        kind, i = at
-        n, types = self.n, len(self.gpu_types)
-        if kind == "float":
-            column: IntArray | FloatArray = self._floats[i, :n]
-        elif kind == "int":
-            column = self._ints[i, :n]
-        else:  # one row per GPU type
-            begin = len(_INTS) + i * types
-            column = self._ints[begin : begin + types, :n]
-        self._cut.append(name)
-        setattr(self, name, column)
-        return column
-
     def _grow(self) -> None:
         def double(a: NDArray[np.generic]) -> NDArray[np.generic]:
             return np.concatenate([a, np.zeros_like(a)], axis=-1)
@@ -230,7 +208,6 @@ class View:
         self._ids = double(self._ids)  # type: ignore[assignment]
         self._floats = double(self._floats)  # type: ignore[assignment]
         self._ints = double(self._ints)  # type: ignore[assignment]
-        self._slice()
         self._lay_cells()
 
     def _lay_cells(self) -> None:
@@ -241,12 +218,12 @@ class View:
             setattr(self.cells, name, self._ints[i])
 
     def __getstate__(self) -> dict[str, Any]:
-        """Columns and cells are windows on the storage: a copy gets its own, see `__setstate__`."""
-        return {k: v for k, v in self.__dict__.items() if k not in self._cut and k not in ("_cut", "cells")}
+        """Cells are windows on the storage: a copy gets its own, see `__setstate__`."""
+        return {k: v for k, v in self.__dict__.items() if k != "cells"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._cut, self.cells = [], SimpleNamespace()
+        self.cells = SimpleNamespace()
         self._lay_cells()
 
     def row(self, job_id: int) -> int:
@@ -272,7 +249,6 @@ class View:
         if n == len(self._ids):
             self._grow()
         self.n = n + 1
-        self._slice()
         self._ids[n] = job_id
         self._order.append(job_id)
         work = np.nan if job.iterations is None else job.iterations
@@ -292,16 +268,17 @@ class View:
         limits = self._limits.get(key)
         if limits is None:
             limits = self._limits[key] = self._limits_of(job, profile)
-        self.speed_at[:, row], self.type_max[:, row], self.max_gpus[row] = limits
+        self._ints[len(_INTS) :, row], self._ints[_MAX_GPUS, row] = limits
         if profile.by_servers is not None and job.kind is Kind.PARAMETER_SERVER:
             self.by_servers[int(self._ids[row])] = profile.by_servers
-        if limits[2] < job.gpus.min:
+        if limits[1] < job.gpus.min:
             raise ShoalError(
                 f"job {job.name!r} needs {job.gpus.min} GPUs at least, but by its profile and its GPU types "
-                f"no more than {limits[2]} are of use; lower its min or measure a larger share"
+                f"no more than {limits[1]} are of use; lower its min or measure a larger share"
             )
 
-    def _limits_of(self, job: Job, profile: Profile) -> tuple[IntArray, IntArray, int]:
+    def _limits_of(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
+        """(speed_at and type_max of all types, end to end; max_gpus)."""
         at, longest = self.tables.rows(profile)
         allowed = np.array([not job.gpu_types or t in job.gpu_types for t in self.gpu_types])
         limit = min(job.gpus.max, self.total_gpus)
@@ -309,7 +286,7 @@ class View:
             self._useful(at[t], min(int(longest[t]), limit)) if allowed[t] else 0
             for t in range(len(self.gpu_types))
         ]
-        return np.where(allowed, at, 0), np.array(most, np.int32), max(most)
+        return np.concatenate([np.where(allowed, at, 0), most]).astype(np.int32), max(most)
 
     def _useful(self, at: int, longest: int) -> int:
         """The smallest share that is as fast as any up to `longest`: more would only slow the job down."""
@@ -324,7 +301,11 @@ class View:
         self._floats[:, row : n - 1] = self._floats[:, row + 1 : n]
         self._ints[:, row : n - 1] = self._ints[:, row + 1 : n]
         self.n = n - 1
-        self._slice()
+
+    def rows_with_other(self, gpus: IntArray) -> NDArray[np.intp]:
+        """The rows whose share is another number of GPUs than this."""
+        rows: NDArray[np.intp] = _rows_with_other(self._ints, gpus)
+        return rows
 
     def set_share(
         self, row: int, gpus: int, gpu_type: int, servers: int, now_s: float
@@ -377,7 +358,6 @@ class View:
         self._ids[row] = job_id
         self._floats[:, row], self._ints[:, row] = kept
         self.n = n + 1
-        self._slice()
 
     def remaining_now(self, now_s: float) -> FloatArray:
         """Iterations left at `now_s`, by what was last settled and the rate since."""
@@ -387,3 +367,29 @@ class View:
     def attained_now(self, now_s: float) -> FloatArray:
         """GPU-seconds received up to `now_s`."""
         return self.attained_gpu_s + self.gpus * (now_s - self.changed_s)
+
+
+def _float_column(i: int) -> property:
+    return property(lambda view: view._floats[i, : view.n])
+
+
+def _int_column(i: int) -> property:
+    return property(lambda view: view._ints[i, : view.n])
+
+
+def _typed_columns(i: int) -> property:
+    def rows(view: View) -> IntArray:
+        types = len(view.gpu_types)
+        begin = len(_INTS) + i * types
+        return view._ints[begin : begin + types, : view.n]
+
+    return property(rows)
+
+
+for _make, _names in (
+    (_float_column, _FLOATS),
+    (_int_column, _INTS),
+    (_typed_columns, ("speed_at", "type_max")),
+):
+    for _i, _name in enumerate(_names):
+        setattr(View, _name, _make(_i))

@@ -111,9 +111,9 @@ class Scheduler:
         self, decision: Decision, gpus: IntArray, moved: dict[int, Placement]
     ) -> NDArray[np.intp]:
         view = self.view
-        differs = gpus != view.gpus
         if decision.gpu_type is None and decision.servers is None and not moved:
-            return np.flatnonzero(differs)
+            return view.rows_with_other(gpus)
+        differs = gpus != view.gpus
         if decision.gpu_type is not None:
             differs |= (gpus > 0) & (decision.gpu_type != view.gpu_type)
         if decision.servers is not None:
