@@ -370,11 +370,17 @@ class View:
 
 
 def _float_column(i: int) -> property:
-    return property(lambda view: view._floats[i, : view.n])
+    def fill(view: View, values: FloatArray) -> None:
+        view._floats[i, : view.n] = values
+
+    return property(lambda view: view._floats[i, : view.n], fill)
 
 
 def _int_column(i: int) -> property:
-    return property(lambda view: view._ints[i, : view.n])
+    def fill(view: View, values: IntArray) -> None:
+        view._ints[i, : view.n] = values
+
+    return property(lambda view: view._ints[i, : view.n], fill)
 
 
 def _typed_columns(i: int) -> property:
