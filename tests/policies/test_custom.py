@@ -57,6 +57,32 @@ def test_an_entry_point_makes_it_known_by_name(custom, monkeypatch):
     assert registry.policy_class("youngest-first") is custom
 
 
+def test_one_that_cannot_be_loaded_is_told_in_a_line_and_does_not_hide_the_others(monkeypatch):
+    class Entry:
+        name, value = "missing", "my_package.nope:Nope"
+
+        def load(self):
+            raise ModuleNotFoundError("No module named 'my_package'")
+
+    monkeypatch.setattr(named, "entry_points", lambda group: [Entry()] if group == "shoal.policies" else [])
+    with pytest.raises(ShoalError, match=r"'missing' \(my_package.nope:Nope\) cannot be loaded: ModuleNot"):
+        registry.policy_class("missing")
+    assert set(registry.policy_classes()) == set(registry.BUILT_IN)
+
+
+def test_one_that_gives_away_more_than_there_is_is_stopped(custom):
+    class Careless(custom):
+        name = "careless"
+
+        def shares(self, view, gpus, now_s):
+            return view.max_gpus.copy()
+
+    jobs = [Job(f"j{i}", 0.0, GpuRange(1, 4), 1, model="m", iterations=10.0) for i in range(3)]
+    simulation = Simulation(jobs, {"m": Profile.of("m", {1: 1.0, 4: 0.3})}, Cluster.pool(4), Careless())
+    with pytest.raises(ShoalError, match="'careless' gave away 12 GPUs of 4"):
+        simulation.run()
+
+
 def test_the_docs_show_the_file_as_it_is(custom):
     shown = re.search(r"```python\n(class YoungestFirst.*?)```", (DOCS / "policies.md").read_text(), re.S)[1]
     source = (DOCS / "examples" / "youngest_first.py").read_text()

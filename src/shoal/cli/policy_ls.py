@@ -10,9 +10,9 @@ import typer
 def ls(output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table") -> None:
     """The policies that can be named, one line each."""
     from shoal.cli.out import print_json, table
-    from shoal.policies.registry import policy_class, policy_names
+    from shoal.policies.registry import policy_classes
 
-    rows = [(name, policy_class(name)) for name in policy_names()]
+    rows = policy_classes().items()
     if output == "json":
         print_json(
             {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from shoal.core.errors import ShoalError, did_you_mean
@@ -30,5 +30,13 @@ class Named:
             return getattr(import_module(module), attribute)
         for entry in entry_points(group=self.group):
             if entry.name == name:
-                return entry.load()
+                return self._load(entry)
         raise ShoalError(f"there is no {self.kind} {name!r}; {did_you_mean(name, self.names())}")
+
+    def _load(self, entry: EntryPoint) -> Any:
+        try:
+            return entry.load()
+        except Exception as error:  # another package may fail in any way; people get a sentence
+            raise ShoalError(
+                f"{self.kind} {entry.name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
+            ) from error

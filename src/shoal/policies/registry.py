@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,15 @@ def policy_class(name: str) -> type[Policy]:
         raise ShoalError(
             f"policy {name!r} is {found!r}, which is not a subclass of shoal.policies.base.Policy"
         )
+    return found
+
+
+def policy_classes() -> dict[str, type[Policy]]:
+    """All policies that can be used, by name; those of other packages that cannot be loaded are left out."""
+    found = {}
+    for name in policy_names():
+        with suppress(ShoalError):
+            found[name] = policy_class(name)
     return found
 
 

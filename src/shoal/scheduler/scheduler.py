@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster, User
+from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
     Event,
@@ -79,6 +80,7 @@ class Scheduler:
             return self._plan(now_s, [], wake_s, first_event)
         # 3. ask the policy for shares
         decision = self.policy.decide(self.view, self.supply, now_s)
+        self._check(decision)
         # 4. ask the placement for GPUs, keeping what can be kept
         placed = self.placer.place(self.view, decision, self.supply, self.placements)
         gpus = decision.gpus
@@ -92,6 +94,15 @@ class Scheduler:
         commands = self._reconfigure(rows, decision, gpus, placed.placements, now_s)
         self._decision, self._cut = decision, placed.cut
         return self._plan(now_s, commands, decision.wake_s, first_event)
+
+    def _check(self, decision: Decision) -> None:
+        """A policy, of whosoever's making, cannot give away what there is not."""
+        given = int(np.add.reduce(decision.gpus))
+        if given > self.supply.total_gpus:
+            raise ShoalError(
+                f"policy {self.policy.name!r} gave away {given} GPUs of {self.supply.total_gpus}: "
+                "a mistake in the policy"
+            )
 
     def _plan(self, now_s: float, commands: list[Reconfigure], wake_s: float, first_event: int) -> Plan:
         self.plans += 1

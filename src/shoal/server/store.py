@@ -227,12 +227,20 @@ class Store:
         return rows[0] if rows else None
 
     def job_named(self, name: str, user: str | None) -> Row | None:
-        """The newest of that name, an unfinished one first; of one user or of all."""
-        unfinished = t.jobs.c.state.in_(ACTIVE_STATES)
-        query = sa.select(t.jobs).where(t.jobs.c.name == name)
-        if user is not None:
-            query = query.where(t.jobs.c.user == user)
-        return self._row(query.order_by(sa.desc(unfinished), sa.desc(t.jobs.c.id)))
+        """The newest of that name, an unfinished one first; of one user or of all.
+
+        A job that nobody named is `train-17` by its program and its number, and `train` will do.
+        """
+        numbered = sa.literal(f"{name}-") + sa.cast(t.jobs.c.id, sa.String)
+        for named in (t.jobs.c.name == name, t.jobs.c.name == numbered):
+            query = sa.select(t.jobs).where(named)
+            if user is not None:
+                query = query.where(t.jobs.c.user == user)
+            unfinished = t.jobs.c.state.in_(ACTIVE_STATES)
+            row = self._row(query.order_by(sa.desc(unfinished), sa.desc(t.jobs.c.id)))
+            if row is not None:
+                return row
+        return None
 
     def active_jobs(self) -> list[Row]:
         return self._rows(sa.select(t.jobs).where(t.jobs.c.state.in_(ACTIVE_STATES)).order_by(t.jobs.c.id))

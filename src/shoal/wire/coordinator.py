@@ -109,7 +109,14 @@ class JobCoordinator:
         self._gone(view, why)
         if not view.met and self.issued == 0 and not view.stopping:
             # The script itself does not start: trying again would fail again.
-            self._end("failed", ev.JobFailed(worker, f"{worker} {why} before it reached shoal.torch.init()"))
+            self._end(
+                "failed",
+                ev.JobFailed(
+                    worker,
+                    f"{why} before it reached shoal.torch.init(): only an elastic script can have a range of GPUs "
+                    "(any other command: a fixed number)",
+                ),
+            )
         return self._advance()
 
     def received(self, worker: str, message: Status | Report, now_s: float) -> list[Effect]:

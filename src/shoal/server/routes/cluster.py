@@ -11,7 +11,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 
 from shoal import __version__
-from shoal.policies.registry import policy_class, policy_names
+from shoal.policies.base import Policy
+from shoal.policies.registry import policy_classes
 from shoal.server import models as m
 from shoal.server.auto import size_of
 from shoal.server.clock import as_time
@@ -156,17 +157,16 @@ async def shares(
     return found
 
 
-def _info(name: str) -> m.PolicyInfo:
-    cls = policy_class(name)
+def _info(name: str, cls: type[Policy]) -> m.PolicyInfo:
     return m.PolicyInfo(name=name, summary=cls.summary, elastic=cls.elastic, needs_lengths=cls.needs_lengths)
 
 
 def _policy(s: Server) -> m.Policy:
     name = s.conductor.policy_name
     return m.Policy(
-        **_info(name).model_dump(),
+        **_info(name, type(s.conductor.scheduler.policy)).model_dump(),
         options=dataclasses.asdict(s.conductor.scheduler.policy.options),
-        available=[_info(n) for n in policy_names()],
+        available=[_info(n, cls) for n, cls in policy_classes().items()],
     )
 
 
