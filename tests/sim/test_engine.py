@@ -162,3 +162,14 @@ def test_the_figures_of_a_run_are_what_they_say():
     assert figures["gpu_seconds_by_user"] == {"ada": 40.0, "ben": 40.0}
     # Mean active jobs 1.5, so a fair share is 4/1.5 GPUs and alone a job would take 15 s.
     assert figures["finish_time_fairness"]["max"] == pytest.approx(20 / 15)
+
+
+def test_what_is_known_when_a_run_is_stopped_counts_the_jobs_that_run():
+    jobs = [job("short", 0.0, 10.0), job("long", 0.0, 1e6), job("late", 1000.0, 5.0)]
+    simulation = Simulation(jobs, PROFILES, Cluster.pool(2), make_policy("fifo"))
+    record = simulation.run(lambda now_s, done, total: now_s < 1000.0, every=1)
+    figures = summary(record, PROFILES, "gpu")
+    assert figures["interrupted"]
+    assert figures["makespan_s"] == 1000.0
+    assert record.gpu_s.tolist() == [10.0, 1000.0, 0.0]
+    assert figures["utilization"] == pytest.approx(1010 / 2000)

@@ -14,6 +14,8 @@ from shoal.cli.sim_import import import_
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.sim.inputs import read_jobs, read_profiles
+from shoal.sim.runner import Setup
+from shoal.sim.runner import run as simulate
 from shoal.sim.samples import sample_path
 
 app = typer.Typer()
@@ -43,6 +45,17 @@ def test_gen_writes_a_trace_that_runs_with_the_sample_profiles(tmp_path):
     again = tmp_path / "again.csv"
     run("gen", "-o", again, "--jobs", 50, "--users", "ada,ben", "--seed", 1)
     assert out.read_bytes() == again.read_bytes()
+
+
+def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
+    """Whatever types the profiles tell apart: what import and gen reckon with is what a run reckons with."""
+    trace, out = tmp_path / "trace.csv", tmp_path / "jobs.csv"
+    trace.write_text(TIRESIAS)
+    run("import", "tiresias", trace, "-o", out)
+    setup = Setup(out, sample_path("profiles.csv"), "fifo", gpus=8)
+    record = simulate(setup).record
+    took_s = [finish - job.submit_s for finish, job in zip(record.finish_s, record.jobs)]
+    assert took_s == pytest.approx([100, 200], rel=1e-6)
 
 
 @pytest.mark.parametrize(

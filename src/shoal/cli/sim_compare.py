@@ -62,7 +62,7 @@ def compare(
     servers: so.Servers = "beside",
     report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
     output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
-    workers: Annotated[int | None, typer.Option(help="Processes. Default: one per core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
     sample: so.Sample = False,
 ) -> None:
     """Run several policies over one trace, side by side. An --option holds for every policy that has it."""
@@ -137,6 +137,7 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     """Run all, in processes of their own; what is known so far if the user interrupts."""
     import multiprocessing
     import os
+    import signal
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures import wait as wait_for
 
@@ -152,9 +153,11 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     if not all(is_compiled(s.policy) for s in setups):
         say("first use of some of these policies: compiling their kernels, some seconds each, once")
     context = multiprocessing.get_context("spawn")
+    stopped = False
+    # Processes ignore Ctrl-C if they were started while this one did: here it is decided what it means.
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
     queue = context.Manager().Queue()
     stop = context.Manager().Event()
-    stopped = False
     with (
         Watch(dict.fromkeys(labels, total)) as watch,
         ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool,
@@ -164,6 +167,7 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
             for setup, label in zip(setups, labels)
         ]
         try:
+            signal.signal(signal.SIGINT, heard)
             while wait_for(futures, timeout=0.2).not_done:
                 _drain(queue, watch)
         except KeyboardInterrupt:
@@ -196,9 +200,6 @@ def _drain(queue: Any, watch: Any) -> None:
 
 
 def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any]:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     from shoal.sim.runner import run
 
     def progress(now_s: float, done: int, total: int) -> bool:

@@ -31,7 +31,7 @@ PlacementWord = Annotated[
         "of your own. Options after colons: moving:horizon_s=600.",
     ),
 ]
-Seed = Annotated[int, typer.Option(help="The same seed gives the same result.")]
+Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same result.")]
 CostKind = Annotated[
     str, typer.Option("--costs", help="What a new share costs a job: none, restart, concurrent or suspend.")
 ]

@@ -180,7 +180,10 @@ def _parse(owner: str, key: str, text: str, kind: Any) -> Any:
                 raise ValueError
             return value
         if kind == tuple[float, ...]:
-            return tuple(float(part) for part in text.split(",") if part)
+            parts = tuple(float(part) for part in text.split(",") if part)
+            if any(np.isnan(part) for part in parts):
+                raise ValueError
+            return parts
         return text
     except (ValueError, KeyError):
         word = getattr(kind, "__name__", str(kind))

@@ -113,6 +113,9 @@ class Simulation:
             self.ledger.settle(record.end_s)
             record.extra["ledger"] = self.ledger.totals()
             record.ledger_over_time = self.ledger.over_time()
+        if record.interrupted:
+            view = self.scheduler.view
+            record.gpu_s[view.job_ids] = view.attained_now(record.end_s)
         if self._meter:
             self._meter.settle(record.end_s)
             record.extra.update(self._meter.figures())

@@ -46,6 +46,8 @@ def summary(record: Record, profiles: dict[str, Profile], gpu_type: str) -> dict
     rho = (jct / ideal_s(record, profiles, gpu_type)[done]) if len(jct) else np.array([])
     begin = float(submit.min()) if len(submit) else 0.0
     end = float(record.finish_s[done].max()) if len(jct) else begin
+    if record.interrupted:
+        end = max(record.end_s, begin)  # what is known goes up to there
     span = max(end - begin, 1e-9)
     by_user: dict[str, float] = {}
     for job, gpu_s in zip(record.jobs, record.gpu_s.tolist()):

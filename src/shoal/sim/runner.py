@@ -17,7 +17,7 @@ import numpy as np
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
-from shoal.core.profile import Interpolation, Profile
+from shoal.core.profile import ANY_TYPE, Interpolation, Profile
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.unknown import Unknown
 from shoal.placement.base import Placer
@@ -30,6 +30,7 @@ from shoal.sim.beliefs import Knowledge
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
+from shoal.sim.inputs.values import MOST_GPUS
 from shoal.sim.metrics import summary
 from shoal.sim.record import Record
 
@@ -102,18 +103,21 @@ def _with_right_share(job: Job, profile: Profile, cluster: Cluster) -> Job:
 
 def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
     """A pool of one type: the type that the profiles speak of, where they speak of one."""
-    if gpus < 1:
-        raise ShoalError(f"--gpus {gpus}: a cluster needs at least one GPU")
-    types = {t for p in profiles.values() for t in p.gpu_types}
-    return Cluster.pool(gpus, types.pop() if len(types) == 1 and "*" not in types else _common(profiles))
+    if not 1 <= gpus <= MOST_GPUS:
+        raise ShoalError(f"--gpus {gpus}: a cluster has at least one GPU and at most {MOST_GPUS:,}")
+    return Cluster.pool(gpus, _common(profiles))
 
 
 def _common(profiles: dict[str, Profile]) -> str:
-    """The GPU type that every profile knows, the first of several; `gpu` where speed does not depend on it."""
+    """`gpu` where every profile has speeds for any type; else the first type that all of them know.
+
+    Traces are generated and imported by the same rule, so that a job takes the time it was made to take.
+    """
     first = next(iter(profiles.values()))
-    for gpu_type in first.gpu_types:
-        if gpu_type != "*" and all(p.knows(gpu_type) for p in profiles.values()):
-            return gpu_type
+    if not all(ANY_TYPE in p.curves for p in profiles.values()):
+        for gpu_type in first.gpu_types:
+            if gpu_type != ANY_TYPE and all(p.knows(gpu_type) for p in profiles.values()):
+                return gpu_type
     return "gpu"
 
 
@@ -196,8 +200,9 @@ def is_compiled(policy: str) -> bool:
     """Whether the policy's kernels were compiled before; if not, its first use takes some seconds more."""
     from shoal.policies.registry import policy_class
 
-    source = sys.modules[policy_class(policy).__module__].__file__
-    if source is None:
-        return True
-    path = Path(source)
-    return "njit" not in path.read_text() or any((path.parent / "__pycache__").glob(f"{path.stem}.*.nbi"))
+    kernels = [
+        f for f in vars(sys.modules[policy_class(policy).__module__]).values() if hasattr(f, "py_func")
+    ]
+    # Where numba keeps what it compiled; it has no public way to ask.
+    indexes = [getattr(getattr(f._cache, "_cache_file", None), "_index_path", None) for f in kernels]
+    return all(index is None or Path(index).exists() for index in indexes)

@@ -218,7 +218,11 @@ def _ragged_message(fields: int, expected: int, cut_off: bool) -> str:
 
 def _read_parquet(path: Path, columns: Columns, what: str) -> Table:
     try:
-        check_header(list(pl.read_parquet_schema(path)), columns, path)
+        schema = pl.read_parquet_schema(path)
+        check_header(list(schema), columns, path)
+        for name, kind in schema.items():
+            if name in columns.known and kind.is_nested():
+                raise InputError(f"holds {kind}, not one value per row", file=str(path), field=name)
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         first = str(error).splitlines()[0]
