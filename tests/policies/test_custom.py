@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from pathlib import Path
 
 import pytest
@@ -84,10 +83,8 @@ def test_one_that_gives_away_more_than_there_is_is_stopped(custom):
 
 
 def test_the_docs_show_the_file_as_it_is(custom):
-    shown = re.search(r"```python\n(class YoungestFirst.*?)```", (DOCS / "policies.md").read_text(), re.S)[1]
     source = (DOCS / "examples" / "youngest_first.py").read_text()
-    for line in shown.strip().splitlines():
-        assert line in source
+    assert f"```python\n{source}```" in (DOCS / "policies.md").read_text()
 
 
 def test_the_docs_list_every_policy():
