@@ -11,8 +11,10 @@ from typer.testing import CliRunner
 
 from shoal.cli.sim_gen import gen
 from shoal.cli.sim_import import import_
+from shoal.cli.sim_options import restart_costs
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
+from shoal.sim.costs import Costs
 from shoal.sim.inputs import read_jobs, read_profiles
 from shoal.sim.runner import Setup
 from shoal.sim.runner import run as simulate
@@ -136,3 +138,13 @@ def test_the_commands_import_nothing_heavy_before_they_run():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_restarts_cost_what_is_said_of_all_models_and_of_some():
+    assert restart_costs(None) == {}
+    assert restart_costs("12") == {"restart_s": 12.0, "restart_by_model": {}}
+    costs = Costs("restart", **restart_costs("20,resnet50=5"))
+    assert (costs.restart_of("resnet50"), costs.restart_of("vgg16")) == (5.0, 20.0)
+    for wrong in ("soon", "resnet50=", "resnet50=-1", "nan"):
+        with pytest.raises(ShoalError, match=r"restart[-_]s"):
+            Costs("restart", **restart_costs(wrong))

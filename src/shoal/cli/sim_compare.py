@@ -47,7 +47,7 @@ def compare(
             "--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."
         ),
     ] = "none",
-    restart_s: so.RestartS = 30.0,
+    restart_s: so.RestartS = None,
     prepare_s: so.PrepareS = 5.0,
     pause_s: so.PauseS = 0.1,
     knowledge: Annotated[

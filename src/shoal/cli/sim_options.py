@@ -35,7 +35,13 @@ Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same res
 CostKind = Annotated[
     str, typer.Option("--costs", help="What a new share costs a job: none, restart, concurrent or suspend.")
 ]
-RestartS = Annotated[float, typer.Option("--restart-s", help="Seconds of a restart, with --costs restart.")]
+RestartS = Annotated[
+    str | None,
+    typer.Option(
+        help="Seconds of a restart, with --costs restart: for all models, or 30,resnet50=5. "
+        "Default: what is known of the model, or else 30."
+    ),
+]
 PrepareS = Annotated[
     float, typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent.")
 ]
@@ -78,6 +84,26 @@ Sample = Annotated[
 ]
 
 
+def restart_costs(text: str | None) -> dict[str, Any]:
+    """What `--restart-s` says: seconds for all models, seconds of some (MODEL=SECONDS), or both."""
+    from shoal.core.errors import ShoalError
+
+    if text is None:
+        return {}
+    known: dict[str, Any] = {"restart_by_model": {}}
+    for part in text.split(","):
+        model, _, seconds = part.rpartition("=")
+        try:
+            value = float(seconds)
+        except ValueError:
+            raise ShoalError(f"--restart-s {text}: {part!r} is not SECONDS or MODEL=SECONDS") from None
+        if model:
+            known["restart_by_model"][model] = value
+        else:
+            known["restart_s"] = value
+    return known
+
+
 def setup(
     policy: str,
     jobs: Path | None,
@@ -109,7 +135,7 @@ def setup(
         raise ShoalError(f"--interpolate {interpolation}: say time or throughput")
     costs = Costs(
         rest.pop("costs"),
-        restart_s=rest.pop("restart_s"),
+        **restart_costs(rest.pop("restart_s")),
         prepare_s=rest.pop("prepare_s"),
         pause_s=rest.pop("pause_s"),
     )

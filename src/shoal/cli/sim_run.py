@@ -28,7 +28,7 @@ def run(
     placement: so.PlacementWord = "auto",
     seed: so.Seed = 0,
     costs: so.CostKind = "none",
-    restart_s: so.RestartS = 30.0,
+    restart_s: so.RestartS = None,
     prepare_s: so.PrepareS = 5.0,
     pause_s: so.PauseS = 0.1,
     knowledge: so.KnowledgeWord = "true",

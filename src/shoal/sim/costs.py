@@ -52,6 +52,9 @@ class Costs:
         for name in ("restart_s", "prepare_s", "pause_s", "resume_s", "migrate_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ShoalError(f"{name} must be 0 or more seconds, not {getattr(self, name)}")
+        for model, seconds in self.restart_by_model.items():
+            if not 0 <= seconds < float("inf"):
+                raise ShoalError(f"restart_s of {model} must be 0 or more seconds, not {seconds}")
 
     @property
     def move_s(self) -> float:
