@@ -83,6 +83,7 @@ def test_each_rank_of_a_gang_has_its_environment_and_its_prefix(live):
     only = live.shoal("logs", "g1", "--rank", "1", code=0)
     assert only.stdout == "[1] rank 1 of 2 at 127.0.0.1\n"
     assert live.shoal("logs", "g1", "--tail", "1", code=0).stdout.count("\n") == 1
+    assert live.shoal("logs", "-f", "g1", "--tail", "1", code=0).stdout.count("\n") == 1
 
 
 def test_secrets_reach_the_job_and_nobody_else(live):

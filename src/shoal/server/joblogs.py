@@ -49,6 +49,9 @@ class JobLogs:
         elif tail is not None:
             for number in self._ranks:
                 self._position[number] = tail_position(self._directory(number), tail)
+            found = self._next_lines()
+            for _, number, line in found[: max(len(found) - tail, 0)]:  # the last of all, not of each
+                self._position[number] = line.end
 
     def look_for_workers(self) -> None:
         chosen = self._chosen
@@ -84,13 +87,17 @@ class JobLogs:
             if out or not more:
                 return out
 
-    def _read(self, limit: int) -> tuple[list[m.LogLine], bool]:
-        """(lines, whether there were any, also too old ones). Merged by time as far as each worker was read."""
+    def _next_lines(self, limit: int | None = None) -> list[tuple[float, int, Line]]:
+        """(time, worker, line) from where each worker was read to, so many of each, by time."""
         found: list[tuple[float, int, Line]] = []
         for number in sorted(self._ranks):
             lines = read_lines(self._directory(number), self._position.get(number, 0), CHUNK_BYTES)
             found += [(line.at_s, number, line) for line in lines[:limit]]
-        found.sort(key=lambda entry: entry[:2])
+        return sorted(found, key=lambda entry: entry[:2])
+
+    def _read(self, limit: int) -> tuple[list[m.LogLine], bool]:
+        """(lines, whether there were any, also too old ones). Merged by time as far as each worker was read."""
+        found = self._next_lines(limit)
         out = []
         for at_s, number, line in found[:limit]:
             self._position[number] = line.end
