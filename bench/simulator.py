@@ -141,12 +141,13 @@ def bench_large() -> dict[str, Any]:
 def bench_linear() -> dict[str, Any]:
     out: dict[str, Any] = {"target_ratio": 2.3}
     for name in ("fifo", "srtf", "tiresias-l", "max-min", "afs-l", "afs-p"):
-        one, two = in_own_process(name, 50_000), in_own_process(name, 100_000)
+        runs = [in_own_process(name, count) for count in (25_000, 50_000, 100_000)]
+        cpu_s = [run["cpu_s"] for run in runs]
         out[name] = {
-            "cpu_s": [one["cpu_s"], two["cpu_s"]],
-            "ratio": two["cpu_s"] / one["cpu_s"],
-            # Shorter traces are not yet full: what grows with their length is the number of active jobs.
-            "active": [one["active"], two["active"]],
+            "jobs": [25_000, 50_000, 100_000],
+            "cpu_s": cpu_s,
+            "ratios": [cpu_s[1] / cpu_s[0], cpu_s[2] / cpu_s[1]],
+            "active": [run["active"] for run in runs],
         }
     return out
 
