@@ -17,7 +17,7 @@ import numpy as np
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
-from shoal.core.profile import ANY_TYPE, Interpolation, Profile
+from shoal.core.profile import Interpolation, Profile
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.unknown import Unknown
 from shoal.placement.base import Placer
@@ -30,6 +30,7 @@ from shoal.sim.beliefs import Knowledge
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
+from shoal.sim.inputs.pool import common_type
 from shoal.sim.inputs.values import MOST_GPUS
 from shoal.sim.metrics import summary
 from shoal.sim.record import Record
@@ -105,20 +106,7 @@ def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
     """A pool of one type: the type that the profiles speak of, where they speak of one."""
     if not 1 <= gpus <= MOST_GPUS:
         raise ShoalError(f"--gpus {gpus}: a cluster has at least one GPU and at most {MOST_GPUS:,}")
-    return Cluster.pool(gpus, _common(profiles))
-
-
-def _common(profiles: dict[str, Profile]) -> str:
-    """`gpu` where every profile has speeds for any type; else the first type that all of them know.
-
-    Traces are generated and imported by the same rule, so that a job takes the time it was made to take.
-    """
-    first = next(iter(profiles.values()))
-    if not all(ANY_TYPE in p.curves for p in profiles.values()):
-        for gpu_type in first.gpu_types:
-            if gpu_type != ANY_TYPE and all(p.knows(gpu_type) for p in profiles.values()):
-                return gpu_type
-    return "gpu"
+    return Cluster.pool(gpus, common_type(profiles))
 
 
 def check_placement(setup: Setup, cluster: Cluster) -> None:

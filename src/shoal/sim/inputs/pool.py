@@ -26,17 +26,18 @@ class Pool:
 
     @classmethod
     def of(cls, profiles: Mapping[str, Profile], gpu_type: str | None = None) -> Pool:
-        """All models of the profiles that know `gpu_type` (default: each profile's first type)."""
+        """All models of the profiles that know `gpu_type` (default: the one of `common_type`)."""
         if gpu_type is not None:
             profiles = {m: p for m, p in profiles.items() if p.knows(gpu_type)}
             if not profiles:
                 raise ShoalError(
                     f"no profile has a speed on GPUs of type {gpu_type!r}; give another --gpu-type"
                 )
+        usual = gpu_type or common_type(profiles)
         every = [[by_nodes[0] for by_nodes in p.curves.values()] for p in profiles.values()]
         return cls(
             tuple(profiles),
-            tuple(p.curve(gpu_type or _first_type(p)) for p in profiles.values()),
+            tuple(p.curve(usual if p.knows(usual) else p.gpu_types[0]) for p in profiles.values()),
             np.array([min(c.min_gpus for c in curves) for curves in every], np.int64),
             np.array([max(c.max_gpus for c in curves) for curves in every], np.int64),
         )
@@ -54,8 +55,17 @@ class Pool:
         return (gpus >= self.smallest[model]) & (gpus <= self.largest[model])
 
 
-def _first_type(profile: Profile) -> str:
-    return ANY_TYPE if ANY_TYPE in profile.curves else profile.gpu_types[0]
+def common_type(profiles: Mapping[str, Profile]) -> str:
+    """The GPU type of a cluster that nobody described, and of the traces made for it.
+
+    `gpu` where every profile has speeds for any type; else the first type that all of them know.
+    """
+    first = next(iter(profiles.values()))
+    if not all(ANY_TYPE in p.curves for p in profiles.values()):
+        for gpu_type in first.gpu_types:
+            if gpu_type != ANY_TYPE and all(p.knows(gpu_type) for p in profiles.values()):
+                return gpu_type
+    return "gpu"
 
 
 def assign_models(requested: IntArray, pool: Pool, draw: Callable[[IntArray], IntArray]) -> IntArray:
