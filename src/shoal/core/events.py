@@ -46,6 +46,8 @@ class Rescaled:
     job_id: int
     min_gpus: int
     max_gpus: int
+    #: What it is to have of policies that do not resize; None: as before, as far as the range allows.
+    requested_gpus: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

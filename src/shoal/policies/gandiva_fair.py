@@ -259,7 +259,7 @@ class GandivaFair(Policy):
             "user_ahead_gpu_s": float(self.accounts.beyond[u].sum()),
         }
         if view.gpus[row] == 0 and rate > 0:
-            found["quantum_end_s"] = float(self.quantum_end_s)
+            found["quantum_ends_in_s"] = max(float(self.quantum_end_s) - now_s, 0.0)
         return found
 
     def entitled(self) -> FloatArray:

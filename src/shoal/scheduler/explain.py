@@ -6,12 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.core.events import Capped
 from shoal.core.job import Job
 from shoal.core.reason import Code, Reason
 from shoal.core.view import View
+from shoal.core.words import counted
 from shoal.policies.base import Decision, Policy, Supply
 
 Evidence = dict[str, float | int | str]
+#: A GPU that adds less than this part to a job's speed adds nothing that could be measured.
+NO_GAIN = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +54,41 @@ def explain(s: Situation, row: int) -> Reason:
     code = int(s.decision.codes[row]) if s.decision.codes is not None else 0
     if gpus == 0:
         return _waiting(s, row, Code(code), evidence)
+    has = f"it has {counted(gpus, 'GPU')}"
     if job_id in s.cut or code == Code.FRAGMENTED:
-        text = f"it has {gpus} GPUs; more are free, but not where it could use them together"
+        text = f"{has}; more are free, but not where it could use them together"
         return Reason(Code.FRAGMENTED, text, evidence)
-    if not s.policy.elastic or s.free_gpus > 0:
-        text = f"it has {gpus} GPUs; the policy {s.policy.name} gives it no more now"
-        return Reason(Code(code) if code else Code.NOT_WORTH_IT, text, evidence)
+    return _not_larger(s, Code(code) if code else Code.NOT_WORTH_IT, has, evidence)
+
+
+def _not_larger(s: Situation, code: Code, has: str, evidence: Evidence) -> Reason:
+    """It has GPUs and could use more, and none is kept from it by where it lies."""
     gain = evidence.get("next_gpu_gain")
-    adds = f"would add {100 * float(gain):.0f} % to its speed and" if gain is not None else ""
-    text = f"it has {gpus} GPUs; the next one {adds} is worth more to another job".replace("  ", " ")
-    return Reason(Code.NOT_WORTH_IT, text, evidence)
+    if gain is not None and float(gain) < NO_GAIN:
+        return Reason(code, f"{has}; one more would not make it faster", evidence)
+    if not s.policy.elastic or s.free_gpus > 0:
+        return Reason(code, f"{has}; policy {s.policy.name} gives it no more now", evidence)
+    if gain is None:
+        text = f"{has}; the others are in use, and policy {s.policy.name} leaves them where they are"
+        return Reason(code, text, evidence)
+    text = f"{has}; one more would add {100 * float(gain):.0f} % to its speed, and is worth more where it is"
+    return Reason(code, text, evidence)
+
+
+def held_by_autoscaler(job: Job, gpus: int, cap: Capped | None, policy: Policy) -> Reason | None:
+    """Why a job that has all that decisions reckon with has less than its owner allows; None if it has it all."""
+    if cap is None or cap.gpus is None or not policy.elastic or gpus >= job.gpus.max:
+        return None
+    evidence: Evidence = {"gpus": gpus, "autoscaler_gpus": cap.gpus, "max_gpus": job.gpus.max}
+    return Reason(Code.NOT_WORTH_IT, cap.why, evidence)
 
 
 def _waiting(s: Situation, row: int, code: Code, evidence: Evidence) -> Reason:
     view = s.view
     need = int(view.min_gpus[row] if s.policy.elastic else view.requested_gpus[row])
     usable = int(s.supply.gpus_of_type[view.type_max[:, row] > 0].sum())
+    needs = f"it needs {counted(need, 'GPU')}"
+    are_free = counted(s.free_gpus, "is", "are") + " free"
     evidence["need_gpus"] = need
     if need > usable:
         if usable == 0:
@@ -73,21 +96,22 @@ def _waiting(s: Situation, row: int, code: Code, evidence: Evidence) -> Reason:
                 ", ".join(t for t, m in zip(view.gpu_types, view.type_max[:, row]) if m > 0) or "its types"
             )
             return Reason(Code.NO_MATCHING_GPU, f"no GPU of {types} is in use-able state", evidence)
-        text = f"it needs {need} GPUs at least and there are {usable} that it may use"
+        text = f"{needs} at least, and may use {usable} of those that there are"
         return Reason(Code.INFEASIBLE, text, evidence)
     later = np.flatnonzero((view.gpus > 0) & (view.job_ids > view.job_ids[row]))
     holding = int(view.gpus.sum())
     if code in (Code.QUOTA_EXHAUSTED, Code.COOL_DOWN):
         return Reason(code, f"the policy {s.policy.name} holds it back", evidence)
     if int(view.job_ids[row]) in s.cut or code == Code.FRAGMENTED or s.free_gpus >= need:
-        text = f"{s.free_gpus} GPUs are free, but not {need} that it could use together"
+        free = counted(s.free_gpus, "GPU is", "GPUs are")
+        text = f"{free} free, but not {need} that it could use together"
         return Reason(Code.FRAGMENTED, text, evidence)
     if len(later):
         evidence["jobs_preferred"] = len(later)
         text = (
-            f"it needs {need} GPUs and {s.free_gpus} are free; the policy {s.policy.name} prefers "
-            f"{len(later)} jobs that came after it"
+            f"{needs} and {are_free}; policy {s.policy.name} prefers "
+            f"{counted(len(later), 'job')} that came after it"
         )
         return Reason(Code.BEHIND_OTHERS, text, evidence)
-    text = f"it needs {need} GPUs and {s.free_gpus} are free; jobs before it hold {holding}"
+    text = f"{needs} and {are_free}; jobs before it hold {holding}"
     return Reason(Code.WAITING_FOR_CAPACITY, text, evidence)

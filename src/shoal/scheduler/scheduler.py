@@ -218,7 +218,7 @@ class Scheduler:
         if job is None:
             return  # it has ended meanwhile
         gpus = GpuRange(event.min_gpus, event.max_gpus)
-        requested = min(max(job.requested_gpus, gpus.min), gpus.max)
+        requested = min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max)
         job = self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
         if event.job_id in self.view:
             row = self.view.row(event.job_id)

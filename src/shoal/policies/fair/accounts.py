@@ -104,7 +104,8 @@ class Accounts:
 
     def __init__(self, types: int) -> None:
         self.names: tuple[str, ...] = ()
-        self.since_s = 0.0
+        #: When was booked last; None before the first time: nobody owes for what was before this policy.
+        self.since_s: float | None = None
         self._users: tuple[User, ...] = ()
         self.tickets: FloatArray = np.zeros(0)
         self.gpus: FloatArray = np.zeros((0, types))
@@ -127,7 +128,7 @@ class Accounts:
 
     def book(self, now_s: float) -> float:
         """Charge users for the time since the last booking; how long that is, in seconds."""
-        span_s = max(now_s - self.since_s, 0.0)
+        span_s = 0.0 if self.since_s is None else max(now_s - self.since_s, 0.0)
         settle(self.gpus, self.part, span_s, self.beyond)
         self.since_s = now_s
         return span_s
