@@ -21,7 +21,6 @@ from shoal.knowledge.heuristics import (
     Point,
     Progress,
     ScalingEfficiency,
-    Utility,
     UtilityAgainstCost,
 )
 
@@ -113,7 +112,7 @@ def by_utility(curve: Curve):
     smallest = min(curve)
     total = JOB_S * 4 * curve[smallest][1] / curve[smallest][0]
     alone_s = 4 * JOB_S
-    heuristic = UtilityAgainstCost(Utility.linear(10 * smallest * alone_s / 3600, 2 * alone_s))
+    heuristic = UtilityAgainstCost((10 * smallest * alone_s / 3600, 0.0), (0.0, 2 * alone_s))
     return heuristic, total, right_size(curve, heuristic, Progress(0.0, total))
 
 

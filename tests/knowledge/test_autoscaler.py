@@ -137,10 +137,10 @@ def test_utility_is_straight_between_its_points_and_goes_on_falling():
 
 def test_utility_against_cost_compares_worth_with_price():
     """1000 samples left: 100 s on 4 GPUs, 62.5 s on 8: worth 37.5 more, at 0.1 per GPU-second 10 dearer."""
-    heuristic = UtilityAgainstCost(Utility.linear(1000, 1000), price_per_gpu_s=0.1)
+    heuristic = UtilityAgainstCost((1000, 0), (0, 1000), price_per_gpu_hour=360.0)
     verdict = heuristic.judge(*points((4, 10), (8, 16)), Progress(0.0, 1000.0))
     assert verdict.margin == pytest.approx(37.5 - 10)
-    dear = UtilityAgainstCost(Utility.linear(1000, 1000), price_per_gpu_s=1.0)
+    dear = UtilityAgainstCost((1000, 0), (0, 1000), price_per_gpu_hour=3600.0)
     assert not dear.judge(*points((4, 10), (8, 16)), Progress(0.0, 1000.0)).passes
     assert isinstance(heuristic.judge(*points((4, 10), (8, 16)), Progress()), Unknown)
 
@@ -312,7 +312,7 @@ def test_a_step_that_cannot_be_is_left_out_with_a_reason(step_s, samples):
 
 
 def test_unknown_remaining_work_keeps_the_size_and_says_why():
-    engine = Autoscaler(4, Options(decide_every_steps=1), UtilityAgainstCost(Utility.linear(1, 1)))
+    engine = Autoscaler(4, Options(decide_every_steps=1), UtilityAgainstCost((1, 0), (0, 1)))
     for gpus in (4, 4, 8, 8):
         engine.observe(gpus, 1.0, 64.0)
     decision = engine.decide()

@@ -59,6 +59,15 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Capped:
+    """The autoscaler wants no more than so many GPUs for a job (None: any number), and says why."""
+
+    job_id: int
+    gpus: int | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class NodeLost:
     """A node is gone, or taken out of use; jobs on it lose those GPUs."""
 
@@ -92,6 +101,7 @@ Event = (
     | Held
     | Rescaled
     | Measured
+    | Capped
     | NodeLost
     | NodeBack
     | TicketsChanged

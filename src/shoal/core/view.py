@@ -264,10 +264,7 @@ class View:
 
     def set_profile(self, row: int, job: Job, profile: Profile) -> None:
         """Let the row use this profile from now on, on the types the job allows."""
-        key = (id(profile), job.gpus.max, job.gpu_types)
-        limits = self._limits.get(key)
-        if limits is None:
-            limits = self._limits[key] = self._limits_of(job, profile)
+        limits = self._limits_of(job, profile)
         self._ints[len(_INTS) :, row], self._ints[_MAX_GPUS, row] = limits
         if profile.by_servers is not None and job.kind is Kind.PARAMETER_SERVER:
             self.by_servers[int(self._ids[row])] = profile.by_servers
@@ -304,8 +301,19 @@ class View:
 
     def rows_with_other(self, gpus: IntArray) -> NDArray[np.intp]:
         """The rows whose share is another number of GPUs than this."""
+    def most_useful(self, job: Job, profile: Profile) -> int:
+        """What the job can use at most: by its range, its profile and the cluster."""
+        return self._limits_of(job, profile)[1]
+
         rows: NDArray[np.intp] = _rows_with_other(self._ints, gpus)
         return rows
+        key = (id(profile), job.gpus.max, job.gpu_types)
+        limits = self._limits.get(key)
+        if limits is None:
+            limits = self._limits[key] = self._find_limits(job, profile)
+        return limits
+
+    def _find_limits(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
 
     def set_share(
         self, row: int, gpus: int, gpu_type: int, servers: int, now_s: float

@@ -55,7 +55,7 @@ class Decision:
     """The size the job should have, what kind of decision this is, and why in a sentence."""
 
     gpus: int
-    code: str  # Measuring, Waiting, Climb, Descend, Gather, Settle, Stay, NotWorthIt
+    code: str  # Measuring, Waiting, Climb, Descend, Gather, Settle, Stay, NotWorthIt, Unknown
     why: str
 
 
@@ -124,7 +124,12 @@ class Autoscaler:
             return Decision(self.gpus, "Measuring", f"measuring {self.gpus} GPUs ({self._since} steps)")
         if self._has_changed():
             self.conditions_changed()
-        points = [self._speeds[k].point(k, options.memory_steps) for k in sorted(self._speeds)]
+        # A size that the cluster took away before it was measured well says nothing.
+        points = [
+            speed.point(k, options.memory_steps)
+            for k, speed in sorted(self._speeds.items())
+            if speed.steps >= options.decide_every_steps
+        ]
         aim = aim_for(points, self.gpus, self.sizes, options.rules, self.heuristic, where, self._settled)
         return self._act(aim, where)
 

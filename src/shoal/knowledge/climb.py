@@ -72,7 +72,7 @@ def aim_for(
     for smaller, larger in pairwise(allowed):
         verdict = heuristic.judge(smaller, larger, progress)
         if isinstance(verdict, Unknown):
-            return Aim(now_gpus, "Stay", verdict.why)
+            return Aim(now_gpus, "Unknown", verdict.why)
         verdicts.append(_with_hysteresis(verdict, smaller, larger, settled, rules.hysteresis))
     unsure = _unsure(allowed, verdicts, now_gpus, rules)
     return unsure if unsure is not None else _move(allowed, verdicts, now_gpus, sizes, rules)

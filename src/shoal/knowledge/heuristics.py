@@ -1,8 +1,9 @@
 """When is a larger size worth it? The scaling conditions of Or, Zhang and Freedman (MLSys'20), pluggable.
 
 A heuristic compares what was measured at a smaller and at a larger size and gives a margin: above zero the
-larger size passes. Others can be added by installed packages under the entry point group `shoal.heuristics`;
-the entry point is called with the heuristic's options and returns an object with `judge`.
+larger size passes. Others can be added by installed packages under the entry point group `shoal.heuristics`:
+a frozen dataclass with `judge`, whose fields are its options, or anything that is called without arguments and
+returns an object with `judge`.
 """
 
 from __future__ import annotations
@@ -116,12 +117,28 @@ class Utility:
 class UtilityAgainstCost:
     """Utility against cost: ΔU > ΔC.
 
-    U is the owner's utility at the expected total time; C what the remaining time costs at a price per GPU
-    and second. Needs to know the remaining work.
+    U is the owner's utility at the expected total time (`worth` by `at_s`, as `Utility` reads them); C what the
+    remaining time costs at a price per GPU and hour. Needs to know the remaining work.
     """
 
-    utility: Utility
-    price_per_gpu_s: float = 1.0 / 3600.0
+    worth: tuple[float, ...]
+    at_s: tuple[float, ...]
+    price_per_gpu_hour: float = 1.0
+
+    def __post_init__(self) -> None:
+        if len(self.worth) != len(self.at_s):
+            raise ValueError(
+                f"a utility needs as many worths as times, not {len(self.worth)} and {len(self.at_s)}"
+            )
+        self.utility  # noqa: B018 its points are checked
+
+    @property
+    def utility(self) -> Utility:
+        return Utility(tuple(zip(self.at_s, self.worth)))
+
+    @property
+    def price_per_gpu_s(self) -> float:
+        return self.price_per_gpu_hour / 3600.0
 
     def judge(self, smaller: Point, larger: Point, progress: Progress) -> Verdict | Unknown:
         if progress.remaining_samples is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.cluster import Cluster
+from shoal.core.events import Capped
 from shoal.core.job import Job
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
@@ -24,6 +25,7 @@ def save(scheduler: Scheduler) -> dict[str, Any]:
         "rows": {int(i): view.dump(row) for row, i in enumerate(view.job_ids)},
         "held": {i: [part.tolist() for part in kept] for i, kept in scheduler.held.items()},
         "placements": {i: [list(p) for p in where] for i, where in scheduler.placements.items()},
+        "caps": {i: [cap.gpus, cap.why] for i, cap in scheduler.caps.items()},
         "lost_nodes": sorted(scheduler.lost_nodes),
         "plans": scheduler.plans,
         "events_seen": scheduler.events_seen,
@@ -61,6 +63,8 @@ def restore(
     scheduler.placements = {
         int(i): tuple((int(n), int(g)) for n, g in where) for i, where in saved["placements"].items()
     }
+    for i, (gpus, why) in saved.get("caps", {}).items():
+        scheduler._take_in(Capped(int(i), gpus, why), 0.0)
     scheduler.lose_nodes(saved["lost_nodes"])
     scheduler.plans = saved["plans"]
     scheduler.events_seen = saved["events_seen"]

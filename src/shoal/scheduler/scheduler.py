@@ -13,6 +13,7 @@ from shoal.core.cluster import Cluster, User
 from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
+    Capped,
     Event,
     Finished,
     Held,
@@ -27,10 +28,11 @@ from shoal.core.events import (
 from shoal.core.job import GpuRange, Job
 from shoal.core.plan import NO_SHARE, Outcome, Placement, Plan, Reconfigure, Share
 from shoal.core.profile import Profile
-from shoal.core.view import FloatArray, IntArray, View
+from shoal.core.reason import Reason
+from shoal.core.view import VERBS, FloatArray, IntArray, View
 from shoal.placement.base import Placer, PoolPlacer
 from shoal.policies.base import Decision, Policy, Supply
-from shoal.scheduler.explain import Situation, explain
+from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
 
 
 class Scheduler:
@@ -56,6 +58,8 @@ class Scheduler:
         self.placements: dict[int, Placement] = {}
         #: Jobs their owners hold back, with what is known of them.
         self.held: dict[int, tuple[FloatArray, IntArray]] = {}
+        #: Jobs that the autoscaler holds at a size below their owner's maximum.
+        self.caps: dict[int, Capped] = {}
         self.lost_nodes: set[int] = set()
         self.plans = 0
         self.events_seen = 0
@@ -210,7 +214,7 @@ class Scheduler:
             self.view.unpark(event.job_id, self.held.pop(event.job_id))
             row = self.view.row(event.job_id)
             self.view.changed_s[row] = now_s
-            self.view.set_profile(row, self.jobs[event.job_id], self.profiles[event.job_id])
+            self._set_limits(event.job_id)
             self.policy.joined(event.job_id, now_s)
 
     def _on_rescaled(self, event: Rescaled, now_s: float) -> None:
@@ -219,19 +223,41 @@ class Scheduler:
             return  # it has ended meanwhile
         gpus = GpuRange(event.min_gpus, event.max_gpus)
         requested = min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max)
-        job = self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
+        self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
         if event.job_id in self.view:
             row = self.view.row(event.job_id)
             self.view.min_gpus[row] = gpus.min
             self.view.requested_gpus[row] = requested
-            self.view.set_profile(row, job, self.profiles[event.job_id])
+            self._set_limits(event.job_id)
 
     def _on_measured(self, event: Measured, now_s: float) -> None:
         if event.job_id not in self.jobs:
             return  # it has ended meanwhile
         self.profiles[event.job_id] = event.profile
         if event.job_id in self.view:
-            self.view.set_profile(self.view.row(event.job_id), self.jobs[event.job_id], event.profile)
+            self._set_limits(event.job_id)
+
+    def _on_capped(self, event: Capped, now_s: float) -> None:
+        if event.job_id not in self.jobs:
+            return  # it has ended meanwhile
+        self.caps.pop(event.job_id, None)
+        if event.gpus is not None:
+            self.caps[event.job_id] = event
+        if event.job_id in self.view:
+            self._set_limits(event.job_id)
+
+    def _set_limits(self, job_id: int) -> None:
+        """Let a job's row follow its profile and its range, as far as the autoscaler lets it grow."""
+        row, job, profile = self.view.row(job_id), self.jobs[job_id], self.profiles[job_id]
+        cap = self.caps.get(job_id)
+        self.view.set_profile(row, job, profile)
+        if cap is None or cap.gpus is None or not self.policy.elastic:
+            return
+        most = min(max(cap.gpus, job.gpus.min), job.gpus.max)
+        held = replace(job, gpus=GpuRange(job.gpus.min, most), requested_gpus=min(job.requested_gpus, most))
+        # Where no share up to the cap is faster than ones below the minimum, it cannot be held there.
+        if self.view.most_useful(held, profile) >= job.gpus.min:
+            self.view.set_profile(row, held, profile)
 
     def _on_node_lost(self, event: NodeLost, now_s: float) -> None:
         self.lose_nodes([event.node])
@@ -275,6 +301,7 @@ class Scheduler:
         if job_id in self.held:
             del self.held[job_id]
         elif job_id in self.view:
+        self.caps.pop(job_id, None)
             self.view.remove(job_id)
             self.policy.left(job_id, now_s)
         else:
@@ -330,7 +357,10 @@ class Scheduler:
         share = NO_SHARE
         if gpus:
             share = Share(gpus, self.cluster.gpu_types[self.view.gpu_type[row]], int(self.view.servers[row]))
-        reason = explain(situation, row) if gpus < wish else None
+        if gpus < wish:
+            reason: Reason | None = explain(situation, row)
+        else:
+            reason = held_by_autoscaler(self.jobs[job_id], gpus, self.caps.get(job_id), self.policy)
         return Outcome(job_id, share, wish, reason)
 
     def outcomes(self, now_s: float) -> Iterable[Outcome]:
@@ -341,6 +371,7 @@ class Scheduler:
 
 _HANDLERS: dict[type[Any], Callable[[Scheduler, Any, float], None]] = {
     Submitted: Scheduler._on_submitted,
+    Capped: Scheduler._on_capped,
     Finished: Scheduler._on_finished,
     Cancelled: Scheduler._on_cancelled,
     Held: Scheduler._on_held,
