@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.events import (
     Cancelled,
+    Capped,
     Finished,
     Held,
     Measured,
@@ -178,6 +179,12 @@ class Safety(RuleBasedStateMachine):
         self.step(Rescaled(job_id, least, min(least + more, 8)))
         self.jobs[job_id] = self.one.jobs[job_id]
 
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False), gpus=st.none() | st.integers(1, 9))
+    def cap(self, pick, gpus):
+        self.now += 1
+        self.step(Capped(pick.choice(list(self.jobs)), gpus, "the autoscaler holds it"))
+
     @rule(later=st.floats(0, 10_000))
     def tick(self, later):
         self.now = min(self.now + later, max(self.wake_s, self.now))
@@ -237,6 +244,8 @@ class Safety(RuleBasedStateMachine):
             assert job.gpus.min <= gpus <= job.gpus.max
             if not self.one.policy.elastic:
                 assert gpus == job.requested_gpus
+            elif job_id in self.one.caps:
+                assert gpus <= max(self.one.caps[job_id].gpus, job.gpus.min)
             if job.gpu_types:
                 assert self.cluster.gpu_types[view.gpu_type[row]] in job.gpu_types
 
@@ -255,7 +264,9 @@ class Safety(RuleBasedStateMachine):
         if not hasattr(self, "one"):
             return
         for outcome in self.one.outcomes(self.now):
-            if outcome.share.gpus < outcome.wish_gpus:
+            held = outcome.job in self.one.caps and self.one.policy.elastic
+            most = self.one.jobs[outcome.job].gpus.max if held else outcome.wish_gpus
+            if outcome.share.gpus < most:
                 assert outcome.reason is not None
                 assert outcome.reason.sentence
 
@@ -286,8 +297,12 @@ def test_late_messages_about_jobs_that_have_ended_change_nothing():
     scheduler.step(0.0, [Submitted(0, Job("a", 0.0, GpuRange(1, 4), 1, iterations=9.0), PROFILES[0])])
     scheduler.step(1.0, [Finished(0)])
     plan = scheduler.step(
-        2.0, [Finished(0), Cancelled(0), Held(0, True), Rescaled(0, 1, 2), Measured(0, PROFILES[1])]
-    )
+        2.0,
+        [
+            Finished(0), Cancelled(0), Held(0, True), Rescaled(0, 1, 2), Measured(0, PROFILES[1]),
+            Capped(0, 1, "late"),
+        ],
+    )  # fmt: skip
     assert plan.commands == ()
     assert not list(scheduler.outcomes(2.0))
     assert not scheduler.jobs

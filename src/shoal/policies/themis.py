@@ -79,7 +79,7 @@ class Themis(CountPolicy):
         if view.requested_gpus.sum() <= gpus:
             return view.requested_gpus.copy()  # all fit, whoever is treated worst
         if now_s >= self._lease_end_s:
-            self._lease_end_s = (np.floor(now_s / self.options.lease_s) + 1) * self.options.lease_s
+            self._lease_end_s = self._next_lease_s(now_s)
             order = np.argsort(-self.rho(view, gpus, now_s), kind="stable").astype(np.int32)
             return grant_in_order(order, view.min_gpus, view.requested_gpus, gpus)
         shares = np.minimum(view.gpus, view.requested_gpus)
@@ -94,7 +94,13 @@ class Themis(CountPolicy):
         return shares + grant_in_order(order, least, view.requested_gpus - shares, free)
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
-        return self._lease_end_s if (shares < view.requested_gpus).any() else np.inf
+        if not (shares < view.requested_gpus).any():
+            return np.inf
+        # Where all requests fit but not by their types, no lease was begun.
+        return self._lease_end_s if self._lease_end_s > now_s else self._next_lease_s(now_s)
+
+    def _next_lease_s(self, now_s: float) -> float:
+        return float((np.floor(now_s / self.options.lease_s) + 1) * self.options.lease_s)
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
         return {"rho": float(self.rho(view, view.total_gpus, now_s)[row])}

@@ -227,7 +227,6 @@ class Scheduler:
         if event.job_id in self.view:
             row = self.view.row(event.job_id)
             self.view.min_gpus[row] = gpus.min
-            self.view.requested_gpus[row] = requested
             self._set_limits(event.job_id)
 
     def _on_measured(self, event: Measured, now_s: float) -> None:
@@ -246,6 +245,7 @@ class Scheduler:
         if event.job_id in self.view:
             self._set_limits(event.job_id)
 
+        self.view.requested_gpus[row] = job.requested_gpus
     def _set_limits(self, job_id: int) -> None:
         """Let a job's row follow its profile and its range, as far as the autoscaler lets it grow."""
         row, job, profile = self.view.row(job_id), self.jobs[job_id], self.profiles[job_id]
@@ -253,6 +253,7 @@ class Scheduler:
         self.view.set_profile(row, job, profile)
         if cap is None or cap.gpus is None or not self.policy.elastic:
             return
+            self.view.requested_gpus[row] = held.requested_gpus
         most = min(max(cap.gpus, job.gpus.min), job.gpus.max)
         held = replace(job, gpus=GpuRange(job.gpus.min, most), requested_gpus=min(job.requested_gpus, most))
         # Where no share up to the cap is faster than ones below the minimum, it cannot be held there.
