@@ -309,7 +309,7 @@ class Here:
         for job in c.jobs.values():
             held = [w for w in job.workers.values() if w.holds_gpu]
             assert all(c.devices.owner(w.device) == w.id for w in held), job
-            reason = self.control.server.answers.reason(job)
+            reason = self.control.server.answers.reasons.reason(job)
             wish = job.max_gpus if c.scheduler.policy.elastic else job.requested_gpus
             pending = job.life.state.value == "pending"
             assert reason is not None or not pending or job.gpus >= wish, f"{job.name} waits without a reason"

@@ -273,7 +273,10 @@ def test_why_names_who_is_ahead_when_it_may_start_and_the_smallest_change(tmp_pa
             assert why["reason"]["code"] == "WaitingForCapacity"
             assert [j["name"] for j in why["ahead"]] == ["first"]
             assert 0 < why["starts_in"]["low_s"] <= why["starts_in"]["high_s"] <= 200
-            assert [(c["change"], c["value"]) for c in why["could"]] == [("min_gpus", 1)]
+            assert [(c["change"], c["value"]) for c in why["could"]] == [
+                ("min_gpus", 1),
+                ("finish_job", "first"),
+            ]
             plan = await here.post("/plan", json={"spec": {"command": ["x"], "gpus": "1"}})
             assert plan["verdict"] == "starts"
             assert here.conductor.scheduler.jobs.keys() == {first, second}, "asking changes nothing"

@@ -78,21 +78,25 @@ def _evidence(evidence: dict[str, float | int | str], indent: int = 2) -> list[s
 
 def explain(answer: Why) -> list[str]:
     """The answer as lines; what there is nothing to say about is left out."""
-    code = f"{answer.reason.code}: " if answer.reason else ""
     name = answer.job.name or f"job {answer.job.id}"
     was = "is" if answer.at is None else f"at {answer.at.astimezone():%Y-%m-%d %H:%M:%S} was"
-    lines = [f"{name} {was} {answer.job.state.value}, {_size(answer.job)} (policy {answer.policy})"]
-    lines.append(f"{code}{answer.sentence}")
-    if answer.reason and answer.reason.evidence:
+    state = f"{name} {was} {answer.job.state.value}, {_size(answer.job)} (policy {answer.policy})"
+    if answer.reason is None:
+        return [answer.sentence] if answer.at is None else [state, answer.sentence]
+    lines = [state, f"{answer.reason.code}: {answer.reason.sentence}"]
+    if answer.reason.evidence:
         lines.append("\nEvidence")
         lines += _evidence(answer.reason.evidence)
     if answer.ahead:
         more = answer.ahead_total - len(answer.ahead)
-        lines.append(f"\nAhead of you ({answer.ahead_total})")
+        head = "Who has the other GPUs" if answer.job.gpus else "Ahead of you"
+        lines.append(f"\n{head} ({answer.ahead_total})")
         lines += [f"  {_ref(ref)}" for ref in answer.ahead]
         lines += [f"  and {more} more"] if more > 0 else []
     if answer.starts_in is not None:
         lines.append(f"\nWhen\n  {when(answer.starts_in)}")
+    if answer.grows_in is not None:
+        lines.append(f"\nWhen it may grow\n  {when(answer.grows_in)}")
     if answer.could:
         lines.append("\nYou could")
         lines += [f"  {could.sentence}" for could in answer.could]
@@ -117,7 +121,7 @@ def when(estimate: Estimate) -> str:
 
 def _size(job: JobRef) -> str:
     wish = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}..{job.max_gpus}"
-    return f"has {job.gpus} of {wish} GPUs"
+    return f"has {job.gpus} of {wish} {'GPU' if wish == '1' else 'GPUs'}"
 
 
 def _ref(job: JobRef) -> str:

@@ -1,4 +1,4 @@
-"""What people ask of jobs: how each is, and why it has what it has."""
+"""What people ask of jobs and users: how each job is, what is known of its speed, who had how much."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from typing import Any
 import numpy as np
 
 from shoal.core.ledger import COLUMNS
-from shoal.core.plan import Outcome
 from shoal.executors.local import read_json
 from shoal.server import models as m
 from shoal.server.clock import as_time
 from shoal.server.conductor import Conductor
 from shoal.server.lifecycle import settle
-from shoal.server.live_job import LEAVING, MAX_REFUSED, LiveJob, job_ref
+from shoal.server.live_job import LiveJob, job_ref
 from shoal.server.models import JobState, Resize
-from shoal.server.whatif import WhatIf
-
-MOST_AHEAD = 5
+from shoal.server.reasons import Reasons
 
 
 class Answers:
     def __init__(self, conductor: Conductor) -> None:
         self.c = conductor
-        self.whatif = WhatIf(conductor)
+        self.reasons = Reasons(conductor)
 
     # -- jobs --------------------------------------------------------------------------------------
 
@@ -94,7 +91,7 @@ class Answers:
         found.progress = _fraction(found.step, found.total_steps)
         found.speedup = self.c.profiles.speedup(live)
         found.remaining = self.c.profiles.remaining(live)
-        found.reason = self.reason(live)
+        found.reason = self.reasons.reason(live)
         places: dict[str, list[int]] = {}
         for worker in live.workers.values():
             if worker.holds_gpu:
@@ -124,147 +121,6 @@ class Answers:
                 )
             )
         return found
-
-    # -- why ---------------------------------------------------------------------------------------
-
-    def outcome(self, job: LiveJob) -> Outcome | None:
-        scheduler = self.c.scheduler
-        if job.id not in scheduler.view and job.id not in scheduler.held:
-            return None
-        return scheduler.outcome(job.id, self.c.now_s())
-
-    def reason(self, job: LiveJob) -> m.Reason | None:
-        """Why it does not have all it could use; None if it has, or is over."""
-        if job.life.state is JobState.STOPPING:
-            return None
-        if job.life.state is JobState.PAUSED:
-            text = f"{job.life.message or 'its owner holds it'}; `shoal resume {job.name}` lets it go on"
-            return m.Reason(code="Held", sentence=text)
-        lacks = job.target_gpus > job.gpus
-        if lacks and job.id in self.c.unmet:
-            return self._waits_for_release(job)
-        if job.target_gpus and job.workers and all(w.state == LEAVING for w in job.workers.values()):
-            text = f"it was given {job.target_gpus} GPUs and begins when its {len(job.workers)} old workers have ended"
-            return m.Reason(code="WaitingForRelease", sentence=text, evidence={"leaving": len(job.workers)})
-        if lacks and job.refused >= MAX_REFUSED:
-            text = f"its last {job.refused} new workers failed, so no more are tried until its share changes"
-            return m.Reason(code="Misconfigured", sentence=text, evidence={"failed_workers": job.refused})
-        outcome = self.outcome(job)
-        if outcome is None:
-            return m.Reason(code="PendingEvaluation", sentence="no decision has been made since it arrived")
-        if outcome.reason is not None:
-            return self._in_full(job, m.Reason.of(outcome.reason))
-        if lacks:
-            text = f"the decision to give it {job.target_gpus} GPUs is being carried out"
-            return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})
-        if not job.gpus:
-            text = "what happened to it last is about to be decided on"
-            return m.Reason(code="PendingEvaluation", sentence=text)
-        return self._has_enough(job)
-
-    def _in_full(self, job: LiveJob, reason: m.Reason) -> m.Reason:
-        """Decisions reckon with the share at which the job is fastest; its owner's maximum is another thing."""
-        useful = reason.evidence.get("max_gpus")
-        if useful is not None and useful != job.max_gpus:
-            reason.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
-        return reason
-
-    def _has_enough(self, job: LiveJob) -> m.Reason | None:
-        """It has all that decisions reckon with, and maybe less than its owner allows."""
-        elastic = self.c.scheduler.policy.elastic and job.resize is not Resize.NEVER
-        most = min(job.max_gpus, self.c.cluster.total_gpus)
-        if not elastic or job.gpus >= most:
-            return None
-        text = f"it has {job.gpus} GPUs; by its measured speed more would not make it faster"
-        return m.Reason(
-            code="NotWorthIt", sentence=text, evidence={"useful_gpus": job.gpus, "max_gpus": job.max_gpus}
-        )
-
-    def _waits_for_release(self, job: LiveJob) -> m.Reason:
-        holders = [j for j in self.c.jobs.values() if j.id != job.id and j.gpus > j.target_gpus]
-        ids = [str(j.id) for j in holders[:3]]
-        who = (
-            f"job {ids[0]} has" if len(ids) == 1 else f"jobs {', '.join(ids)} have" if ids else "others have"
-        )
-        text = f"it was given {job.target_gpus} GPUs and waits until {who} let them go"
-        evidence: dict[str, float | int | str] = {"gpus": job.gpus, "given_gpus": job.target_gpus}
-        return m.Reason(code="WaitingForRelease", sentence=text, evidence=evidence)
-
-    def why(self, job: LiveJob, may_see: bool) -> m.Why:
-        """The answer to `shoal why`; `may_see`: the asker may see all jobs."""
-        reason = self.reason(job)
-        ahead = self._ahead(job)
-        waits = job.gpus == 0 and job.life.state is JobState.PENDING
-        return m.Why(
-            job=job_ref(job),
-            reason=reason,
-            sentence=self._sentence(job, reason),
-            policy=self.c.policy_name,
-            ahead=[job_ref(j, may_see or j.user == job.user) for j in ahead[:MOST_AHEAD]],
-            ahead_total=len(ahead),
-            starts_in=self._starts_in(job) if waits else None,
-            could=self.whatif.could(job) if job.gpus == 0 else [],
-            last_decision=self.c.scheduler.plans - 1 if self.c.scheduler.plans else None,
-            decided_at=as_time(self.c.decided_s),
-        )
-
-    def why_over(self, row: dict[str, Any]) -> m.Why:
-        """Of a job that is over."""
-        job = self.job(row)
-        told = f": {job.message}" if job.message else ""
-        ref = m.JobRef(
-            id=job.id, name=job.name, user=job.user, state=job.state, gpus=0, target_gpus=0,
-            min_gpus=job.min_gpus, max_gpus=job.max_gpus,
-        )  # fmt: skip
-        sentence = f"{job.name} is over: {job.state.value}{told}"
-        return m.Why(job=ref, reason=None, sentence=sentence, policy=self.c.policy_name)
-
-    def _sentence(self, job: LiveJob, reason: m.Reason | None) -> str:
-        state = job.life.state.value
-        if reason is not None:
-            return f"{job.name} is {state}: {reason.sentence}"
-        if job.life.state is JobState.STOPPING:
-            return f"{job.name} is being cancelled; {len(job.workers)} workers are ending"
-        return f"{job.name} is {state} and has all it can use: {job.gpus} GPUs"
-
-    def _ahead(self, job: LiveJob) -> list[LiveJob]:
-        """Jobs that have GPUs, then those that came before it and wait too."""
-        if job.gpus or job.life.state is not JobState.PENDING:
-            return []
-        others = [j for j in self.c.jobs.values() if j.id != job.id]
-        holding = [j for j in others if j.gpus or j.target_gpus]
-        waiting = [
-            j for j in others if not j.target_gpus and j.id < job.id and j.life.state is JobState.PENDING
-        ]
-        return holding + waiting
-
-    def _starts_in(self, job: LiveJob) -> m.Estimate:
-        """When enough GPUs are let go by jobs that end, if nothing else happens."""
-        need = job.min_gpus if self.c.scheduler.policy.elastic else job.requested_gpus
-        before = [j for j in self._ahead(job) if not j.gpus]
-        need += sum(j.min_gpus for j in before)
-        free = self.c.cluster.total_gpus - self.c.devices.used
-        ends = []
-        for other in self.c.jobs.values():
-            if other.gpus:
-                left = self.c.profiles.remaining(other)
-                ends.append((other, left))
-        known = [(j, e) for j, e in ends if e.unknown is None]
-        times = {}
-        for bound in ("low_s", "high_s"):
-            have, times[bound] = free, None
-            for other, left in sorted(known, key=lambda je: getattr(je[1], bound)):
-                have += other.gpus
-                if have >= need:
-                    times[bound] = getattr(left, bound)
-                    break
-        if times["low_s"] is None or times["high_s"] is None:
-            unknown = len(ends) - len(known)
-            return m.Estimate(
-                unknown=f"the remaining time of {unknown} of {len(ends)} running jobs is not known"
-            )
-        basis = f"the remaining time of {len(known)} running jobs, and {len(before)} jobs that wait before it"
-        return m.Estimate(low_s=times["low_s"], high_s=times["high_s"], basis=basis)
 
     def profile(self, job: LiveJob) -> m.Profile:
         gpu_type = job.gpu_type or self.c.cluster.gpu_types[0]

@@ -11,8 +11,9 @@ from fastapi import Request
 from shoal.server.errors import Forbidden, NotFound, Unauthorized
 from shoal.server.home import Home, write_atomically
 from shoal.server.models import Role
+from shoal.server.naming import hash_of
 from shoal.server.store import Store, StoreFull
-from shoal.server.verbs import Verbs, hash_of
+from shoal.server.verbs import Verbs
 
 ADMIN = "admin"
 MOST_CACHED = 1000

@@ -14,7 +14,7 @@ from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 from shoal.server.conductor import Conductor
 from shoal.server.models import AUTO, JobSpec, JobState, Resize
-from shoal.server.verbs import model_word, program_name
+from shoal.server.naming import model_word, program_name
 
 #: So many finished jobs of the owner are looked at, the newest.
 LOOKED_AT = 500

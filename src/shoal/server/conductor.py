@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import logging
 import time
 from collections import deque
@@ -322,16 +323,24 @@ class Conductor:
         self.use_policy("fifo", {})
 
     def use_policy(self, name: str, options: dict[str, str]) -> None:
-        """Decide by another policy from now on. Shares stay as they are until it says otherwise."""
+        """Decide by another policy from now on. Shares stay as they are until it says otherwise.
+
+        One that cannot decide on the jobs there are is refused with a ShoalError, and the old one stays.
+        """
         before = self.policy_name, self.policy_options, self.scheduler
         self.policy_name, self.policy_options = name, options
         try:
             self.cluster = self.scheduler.cluster
             self.scheduler = self._make_scheduler()
             self._fill_scheduler(restore=False)
-        except ShoalError:
+            copy.deepcopy(self.scheduler).step(self.now_s(), [Timer()])
+        except Exception as error:
             self.policy_name, self.policy_options, self.scheduler = before
-            raise
+            if isinstance(error, ShoalError):
+                raise
+            log.exception("policy %s failed at its first decision", name)
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise ShoalError(f"policy {name} fails ({what}), so {before[0]} stays in force") from error
         # The new scheduler was told of all jobs as they are, so news of them that waits is old.
         gone = [
             e for e in self._inbox if isinstance(e, (Finished, Cancelled)) and e.job_id in self.scheduler.jobs

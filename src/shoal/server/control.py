@@ -79,7 +79,15 @@ class Control:
         saved = self.store.get("policy") or {"name": DEFAULT_POLICY, "options": {}}
         if self.options.policy is not None:
             saved = {"name": self.options.policy, "options": self.options.policy_options}
-        make_options(policy_class(saved["name"]), saved["options"])
+        try:
+            make_options(policy_class(saved["name"]), saved["options"])
+        except ShoalError as error:
+            if self.options.policy is not None:
+                raise
+            raise ShoalError(
+                f"the policy that was set last cannot be used any more: {error}. "
+                f"Install it again, or start with another: shoal up --policy {DEFAULT_POLICY}"
+            ) from None
         with self.store.change(self.clock.now_s()) as change:
             change.put("policy", saved)
         return saved["name"], saved["options"]

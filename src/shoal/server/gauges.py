@@ -52,7 +52,7 @@ async def _jobs(s: Server) -> tuple[Counter[Labels], bool]:
             await asyncio.sleep(0)
         if job.is_over:
             continue
-        reason = s.answers.reason(job)
+        reason = s.answers.reasons.reason(job)
         code = reason.code if reason else ""
         fragmented = fragmented or (code == "Fragmented" and not job.gpus)
         found[("reason", code), ("state", job.life.state.value), ("user", job.user)] += 1

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.job import GpuRange
+from shoal.core.words import counted
 from shoal.server import models as m
 from shoal.server.clock import as_time
 from shoal.server.errors import Invalid
@@ -127,20 +128,28 @@ class History:
         evidence |= {"min_gpus": job.min_gpus, "max_gpus": job.max_gpus, "holders": len(holders)}
         if job.state is JobState.PAUSED:
             return m.Reason(code="Held", sentence=(job.last or {}).get("message", "its owner held it"))
+        given = f"it had been given {counted(job.target_gpus, 'GPU')}"
         if job.state is JobState.PENDING and job.target_gpus:
-            text = f"it had been given {job.target_gpus} GPUs that others had not let go yet"
+            text = f"{given} that others had not let go yet"
             return m.Reason(code="WaitingForRelease", sentence=text, evidence=evidence)
+        were_free = counted(max(free, 0), "was", "were") + " free"
         if job.state is JobState.PENDING:
             later = [j for j in holders if j.id > job.id]
             code = "BehindOthers" if later else "WaitingForCapacity"
-            text = f"it needed {job.min_gpus} GPUs and {max(free, 0)} were free; {len(holders)} jobs held the rest"
+            text = f"it needed {counted(job.min_gpus, 'GPU')} and {were_free}"
+            text += f"; {counted(len(holders), 'job')} held the rest" if holders else ""
             text += f", {len(later)} of which came after it" if later else ""
             return m.Reason(code=code, sentence=text, evidence=evidence)
+        if job.gpus < job.target_gpus and job.state in (JobState.STARTING, JobState.RUNNING):
+            evidence["given_gpus"] = job.target_gpus
+            has = f"had {job.gpus}" if job.gpus else "had none yet"
+            text = f"{given} and {has}: its new workers were preparing"
+            return m.Reason(code="PendingEvaluation", sentence=text, evidence=evidence)
         if job.state is JobState.RUNNING and job.gpus < job.max_gpus:
             told = (job.last or {}).get("data", {}).get("reason")
             if told is not None:
                 return m.Reason(**told)
-            text = f"it had {job.gpus} of {job.max_gpus} GPUs; {max(free, 0)} were free"
+            text = f"it had {job.gpus} of {job.max_gpus} GPUs; {were_free}"
             return m.Reason(code="NotWorthIt", sentence=text, evidence=evidence)
         return None
 
@@ -150,7 +159,7 @@ class History:
             return f"{job.name} was {job.state.value}: {reason.sentence}"
         if job.state.is_final:
             return f"{job.name} was over: {job.state.value}"
-        return f"{job.name} was {job.state.value} with {job.gpus} GPUs, all it could use"
+        return f"{job.name} was {job.state.value} with {counted(job.gpus, 'GPU')}, all it could use"
 
     def policy_at(self, at_s: float) -> str:
         """The policy that was in force."""
@@ -175,7 +184,7 @@ class History:
         by = [found for i in data["by"] if (found := self._ref(i, row["user"], may_see)) is not None]
         names = ", ".join(ref.name or f"a job of {ref.user}" for ref in by) or "other jobs"
         policy = data.get("policy", self.c.policy_name)
-        verb = "all its GPUs" if not data["to_gpus"] else f"{data['from_gpus'] - data['to_gpus']} GPUs"
+        verb = "all its GPUs" if not data["to_gpus"] else counted(data["from_gpus"] - data["to_gpus"], "GPU")
         return m.Preemption(
             at=as_time(event["at_s"]),
             from_gpus=data["from_gpus"],

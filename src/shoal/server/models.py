@@ -352,9 +352,9 @@ class JobRef(BaseModel):
 
 
 class CouldDo(BaseModel):
-    """The smallest change of one kind that would start the job now, found by asking the planner."""
+    """The smallest change of one kind that would start or grow the job now, found by asking the planner."""
 
-    change: Literal["min_gpus", "gpu_types", "resume", "finish_job"]
+    change: Literal["min_gpus", "requested_gpus", "gpu_types", "resume", "finish_job"]
     value: int | str
     sentence: str
 
@@ -382,10 +382,13 @@ class Why(BaseModel):
     sentence: str
     policy: str
     ahead: list[JobRef] = Field(
-        default_factory=list, description="Jobs that hold or will get GPUs first; at most 5."
+        default_factory=list, description="Jobs that hold GPUs or will get some first; at most 5."
     )
     ahead_total: int = 0
     starts_in: Estimate | None = Field(None, description="Null if it runs already or is over.")
+    grows_in: Estimate | None = Field(
+        None, description="When GPUs that it could use are shared out anew; only for a job that has some."
+    )
     could: list[CouldDo] = Field(default_factory=list)
     last_decision: int | None = Field(None, description="Number of the plan that says so.")
     decided_at: datetime | None = None

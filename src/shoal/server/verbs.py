@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
 import json
-import os
-import re
 import secrets
 import shutil
 from pathlib import Path
 
 from shoal.core.errors import ShoalError, did_you_mean
-from shoal.core.events import Held, Rescaled, Submitted, TicketsChanged
+from shoal.core.events import Held, Measured, Rescaled, Submitted, TicketsChanged
 from shoal.core.job import GpuRange
 from shoal.knowledge.auto_gpus import AutoGpus
 from shoal.policies.base import make_options
@@ -23,6 +19,7 @@ from shoal.server.home import write_atomically
 from shoal.server.lifecycle import Life, Verb, apply
 from shoal.server.live_job import LiveJob
 from shoal.server.models import JobSpec, JobState, Resize, Role, Scale
+from shoal.server.naming import hash_of, model_word, short_name
 from shoal.server.store import Store
 
 MAX_ACTIVE_JOBS_OF_USER = 10_000
@@ -34,10 +31,6 @@ class Infeasible(ShoalError):
 
 class Conflict(ShoalError):
     """It cannot be done as things are."""
-
-
-def hash_of(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class Verbs:
@@ -105,7 +98,7 @@ class Verbs:
             with self.store.change(now_s, actor=user) as change:
                 job_id = change.add_job(**row)
                 if not row["name"]:
-                    row["name"] = f"{program_name(spec.command)}-{job_id}"
+                    row["name"] = f"{short_name(spec.command)}-{job_id}"
                     change.update_job(job_id, name=row["name"])
                 directory = self.c.home.job(job_id)
                 self._make_directory(directory, spec.secrets)
@@ -225,7 +218,9 @@ class Verbs:
         )
         self.check_feasible(spec)
         before = GpuRange(job.min_gpus, job.max_gpus)
-        requested = min(max(job.requested_gpus, gpus.min), gpus.max)
+        # As at submission: what its owner asked for, as far as the range and the cluster allow.
+        wish = job.spec["requested_gpus"] or self.most_gpus(spec)
+        requested = min(max(wish, gpus.min), gpus.max)
         with self.store.change(self.c.now_s(), actor=actor) as change:
             change.update_job(job.id, min_gpus=gpus.min, max_gpus=gpus.max, requested_gpus=requested)
             change.event(
@@ -233,9 +228,9 @@ class Verbs:
                 data={"from": str(before), "to": str(gpus)},
             )  # fmt: skip
         job.min_gpus, job.max_gpus, job.requested_gpus = gpus.min, gpus.max, requested
-        if job.id in self.c.scheduler.jobs:
-            self.c.scheduler.profiles[job.id] = self.c.profiles.profile(job)
-            self.c.post(Rescaled(job.id, gpus.min, gpus.max))
+        # Also for one the scheduler has yet to hear of: that news is before this in the inbox.
+        profile = self.c.profiles.profile(job)
+        self.c.post(Rescaled(job.id, gpus.min, gpus.max, requested), Measured(job.id, profile))
 
     # -- users, tokens, policy ---------------------------------------------------------------------
 
@@ -310,24 +305,13 @@ class Verbs:
 
     def set_policy(self, name: str, options: dict[str, str], actor: str) -> None:
         make_options(policy_class(name), options)  # complains about either before anything is changed
-        with self.store.change(self.c.now_s(), actor=actor) as change:
-            change.put("policy", {"name": name, "options": options})
-            data = {"policy": name, "before": self.c.policy_name}
-            change.event("policy.changed", f"{self.c.policy_name} -> {name}", data=data)
-        self.c.use_policy(name, options)
-
-
-def program_name(command: list[str]) -> str:
-    """A name for people from a command: `train` from `python -u /x/train.py --lr 1`."""
-    words = [os.path.basename(w) for w in command if not w.startswith("-")]
-    if len(words) > 1 and re.fullmatch(r"(ba)?sh|env|python[0-9.]*|uv|run|torchrun", words[0]):
-        words = words[1:]
-    name = re.sub(r"[^A-Za-z0-9]+", "-", words[0].removesuffix(".py") if words else "job").strip("-")
-    return name[:40].strip("-") or "job"
-
-
-def model_word(command: list[str]) -> str:
-    """Jobs with the same command learn from each other."""
-    with contextlib.suppress(ValueError):
-        return f"{program_name(command)}:{hash_of(json.dumps(command))[:16]}"
-    return "job"
+        before = self.c.policy_name, self.c.policy_options
+        self.c.use_policy(name, options)  # and this if it cannot decide on the jobs there are
+        try:
+            with self.store.change(self.c.now_s(), actor=actor) as change:
+                change.put("policy", {"name": name, "options": options})
+                data = {"policy": name, "before": before[0]}
+                change.event("policy.changed", f"{before[0]} -> {name}", data=data)
+        except ShoalError:
+            self.c.use_policy(*before)
+            raise

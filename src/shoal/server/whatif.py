@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import math
+import shlex
+from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.core.events import Cancelled, Submitted
+from shoal.core.events import Cancelled, Rescaled, Submitted, Timer
 from shoal.core.job import GpuRange
 from shoal.core.job import Job as CoreJob
 from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
+from shoal.core.words import counted, listed
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server import models as m
 from shoal.server.conductor import Conductor
@@ -16,28 +20,95 @@ from shoal.server.learning import assumed_speed, fixed_profile
 from shoal.server.live_job import LiveJob, job_ref
 from shoal.server.models import JobState, Resize
 
+#: Other jobs that are tried to make way, and turns of a policy that are looked ahead.
+MOST_TRIED, MOST_TURNS = 5, 60
+
 
 class WhatIf:
     def __init__(self, conductor: Conductor) -> None:
         self.c = conductor
 
-    def could(self, job: LiveJob) -> list[m.CouldDo]:
-        """The smallest change that would start it now, found by asking the planner."""
+    def could(self, job: LiveJob, may_see: bool = False) -> list[m.CouldDo]:
+        """The smallest changes, one of each kind, that would start it now or, if it runs, let it grow."""
         if job.life.state is JobState.PAUSED:
             text = "resume it" if self._would_start(job) else "resume it; it would wait for GPUs then"
             return [m.CouldDo(change="resume", value=job.name, sentence=text)]
+        if job.gpus:
+            return self._larger(job, may_see)
         if job.life.state is not JobState.PENDING or job.target_gpus:
             return []
-        found: list[m.CouldDo] = []
-        smaller = self._smaller_that_starts(job)
-        if smaller is not None:
-            text = f"with a minimum of {smaller} GPUs instead of {job.min_gpus} it would start now"
-            found.append(m.CouldDo(change="min_gpus", value=smaller, sentence=text))
+        found = [*self._smaller(job)]
         if job.spec["gpu_types"] and self._would_start(job, gpu_types=()):
-            found.append(
-                m.CouldDo(change="gpu_types", value="any", sentence="on any GPU type it would start now")
+            text = "on any GPU type it would start now"
+            found.append(m.CouldDo(change="gpu_types", value="any", sentence=text))
+        return found + self._without_another(job)
+
+    def _smaller(self, job: LiveJob) -> Iterator[m.CouldDo]:
+        elastic = self.c.scheduler.policy.elastic
+        size = self._smaller_that_starts(job)
+        if size is None:
+            return
+        fixed = job.resize is Resize.NEVER or job.min_gpus == job.max_gpus
+        option = f"--pin {size}" if fixed else f"--min {size}" if elastic else f"--max {size}"
+        gpus = counted(size, "GPU")
+        if elastic and not fixed:
+            text = f"with a minimum of {gpus} instead of {job.min_gpus} it would start now"
+        else:
+            text = (
+                f"with {gpus} instead of {job.min_gpus if elastic else job.requested_gpus} it would start now"
             )
-        return found
+        yield m.CouldDo(
+            change="min_gpus" if elastic or fixed else "requested_gpus",
+            value=size,
+            sentence=f"{text}: shoal scale {shlex.quote(job.name)} {option}",
+        )
+
+    def _without_another(self, job: LiveJob) -> list[m.CouldDo]:
+        """The smallest other job of its owner that would have to give way."""
+        mine = [j for j in self.c.jobs.values() if j.user == job.user and j.id != job.id and j.target_gpus]
+        for other in sorted(mine, key=lambda j: (j.target_gpus, -j.id))[:MOST_TRIED]:
+            if self._would_start(job, without=other.id):
+                text = f"if {other.name} made way it would start now: shoal pause {shlex.quote(other.name)}"
+                return [m.CouldDo(change="finish_job", value=other.name, sentence=text)]
+        return []
+
+    def _larger(self, job: LiveJob, may_see: bool) -> list[m.CouldDo]:
+        """Whether insisting on one GPU more would bring it, and at whose cost."""
+        size = job.target_gpus + 1
+        if job.resize is Resize.NEVER or size > job.max_gpus or job.id not in self.c.scheduler.view:
+            return []
+        scheduler = self._copy()
+        plan = scheduler.step(self.c.now_s(), [Rescaled(job.id, size, job.max_gpus)])
+        if int(scheduler.view.gpus[scheduler.view.row(job.id)]) < size:
+            return []
+        smaller = [
+            f"{other.name if may_see or other.user == job.user else f'a job of {other.user}'} "
+            f"would have {command.share.gpus} instead of {other.target_gpus}"
+            for command in plan.commands
+            if (other := self.c.jobs.get(command.job)) is not None and command.share.gpus < other.target_gpus
+        ]
+        cost = f" ({listed(smaller[:MOST_TRIED])})" if smaller else ""
+        how = f"shoal scale {shlex.quote(job.name)} --min {size}"
+        text = f"with a minimum of {size} GPUs it would have them now{cost}: {how}"
+        return [m.CouldDo(change="min_gpus", value=size, sentence=text)]
+
+    def turn_in_s(self, job: LiveJob) -> float | None:
+        """When the policy gives it GPUs though nothing happens: a quantum ends, a lease, a level is reached.
+
+        None where it decides only when something happens, or not within the next turns.
+        """
+        if job.id not in self.c.scheduler.view:
+            return None
+        scheduler, begin_s = self._copy(), self.c.now_s()
+        now_s = begin_s
+        for _ in range(MOST_TURNS):
+            wake_s = scheduler.step(now_s, [Timer()]).wake_s
+            if scheduler.view.gpus[scheduler.view.row(job.id)]:
+                return now_s - begin_s
+            if not now_s < wake_s < math.inf:
+                return None
+            now_s = wake_s
+        return None
 
     def _smaller_that_starts(self, job: LiveJob) -> int | None:
         size = job.min_gpus if self.c.scheduler.policy.elastic else job.requested_gpus
@@ -51,9 +122,13 @@ class WhatIf:
         return best
 
     def _would_start(
-        self, job: LiveJob, min_gpus: int | None = None, gpu_types: tuple[str, ...] | None = None
+        self,
+        job: LiveJob,
+        min_gpus: int | None = None,
+        gpu_types: tuple[str, ...] | None = None,
+        without: int | None = None,
     ) -> bool:
-        """Whether the job, changed so and in its own place in the order, would get GPUs now."""
+        """Whether the job, changed so, would get GPUs now; `without`: if that other job were gone."""
         scheduler = self._copy()
         core, profile = self.c.profiles.of(job)
         low = min_gpus or core.gpus.min
@@ -70,6 +145,8 @@ class WhatIf:
         new_id = self._next_id()
         if job.id in scheduler.jobs:
             scheduler._take_in(Cancelled(job.id), now_s)
+        if without is not None:
+            scheduler._take_in(Cancelled(without), now_s)
         scheduler.step(now_s, [Submitted(new_id, changed, profile)])
         return scheduler.outcome(new_id, now_s).share.gpus > 0
 
@@ -95,8 +172,8 @@ class WhatIf:
         got, reason = outcome.share.gpus, outcome.reason
         shrunk = sum(c.to_gpus < c.from_gpus for c in changes)
         if got:
-            sentence = f"it would start now with {got} GPUs"
-            sentence += f"; {shrunk} other jobs would shrink" if shrunk else ""
+            sentence = f"it would start now with {counted(got, 'GPU')}"
+            sentence += f"; {counted(shrunk, 'other job')} would shrink" if shrunk else ""
         else:
             sentence = f"it would wait: {reason.sentence}" if reason else "it would wait"
         return m.PlanOutcome(

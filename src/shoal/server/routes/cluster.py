@@ -196,7 +196,7 @@ async def plan(request: m.PlanRequest, s: S, who: W) -> m.PlanOutcome:
     except Infeasible as error:
         reason = m.Reason(code="Infeasible", sentence=str(error))
         return m.PlanOutcome(verdict="infeasible", gpus=0, reason=reason, sentence=str(error))
-    outcome = s.answers.whatif.plan(spec, who.user, who.sees_all)
+    outcome = s.answers.reasons.whatif.plan(spec, who.user, who.sees_all)
     if size is None:
         return outcome
     return outcome.model_copy(update={"sentence": f"{outcome.sentence}; GPUs: {size.why}"})

@@ -156,9 +156,9 @@ async def why(
     if at is not None:
         answer = s.history.why(row, seconds(at, "at") or 0.0, who.sees_all)
     elif live is not None:
-        answer = s.answers.why(live, who.sees_all)
+        answer = s.answers.reasons.why(live, who.sees_all)
     else:
-        answer = s.answers.why_over(row)
+        answer = s.answers.reasons.over(s.answers.job(row))
     if preempted:
         answer.preempted = s.history.preempted(row, who.sees_all)
     return answer

@@ -1,0 +1,50 @@
+"""Names from commands: what people call a job, and which jobs are of one kind."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+
+_SHELL = r"(ba|da|z)?sh"
+_WRAPPERS = rf"{_SHELL}|env|exec|nice|nohup|time|python[0-9.]*|uv|run|torchrun"
+#: What a script begins with before it comes to the point.
+_PREAMBLE = ("cd", "set", "export", "source", ".", "ulimit", "trap", "umask")
+
+
+def hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def short_name(command: list[str]) -> str:
+    """For people: `train` from `python -u /x/train.py --lr 1`, and from `sh -c 'cd /x && python train.py'`."""
+    first = os.path.basename(command[0]) if command else ""
+    if re.fullmatch(_SHELL, first):
+        return program_name(_inline(command) or command)
+    if re.fullmatch(r"python[0-9.]*", first) and "-c" in command[1:3]:
+        return "python"
+    return program_name(command)
+
+
+def program_name(command: list[str]) -> str:
+    """`train` from `python -u /x/train.py --lr 1`."""
+    words = [os.path.basename(w) for w in command if not w.startswith("-") and not re.match(r"\w+=", w)]
+    while len(words) > 1 and re.fullmatch(_WRAPPERS, words[0]):
+        words = words[1:]
+    name = re.sub(r"[^A-Za-z0-9]+", "-", words[0].removesuffix(".py") if words else "job").strip("-")
+    return name[:40].strip("-") or "job"
+
+
+def model_word(command: list[str]) -> str:
+    """Jobs with the same command learn from each other."""
+    return f"{program_name(command)}:{hash_of(json.dumps(command))[:16]}"
+
+
+def _inline(command: list[str]) -> list[str] | None:
+    """The first command of a shell's `-c` script that does more than set the scene."""
+    flag = next((i for i, word in enumerate(command) if re.fullmatch(r"-[a-z]*c", word)), None)
+    if flag is None or flag + 1 >= len(command):
+        return None
+    parts = [part.split() for part in re.split(r"[;&|\n]+", command[flag + 1])]
+    return next((words for words in parts if words and words[0] not in _PREAMBLE), None)
