@@ -138,7 +138,7 @@ class Answers:
 
     def ledger_rates(self, column: str) -> Iterator[tuple[str, str, float]]:
         """(user, GPU type, GPUs) that are `borrowed` or `lent` now."""
-        ledger = self.c.ledger
+        ledger = self.c.book.ledger
         for u, user in enumerate(ledger.users):
             for t, gpu_type in enumerate(ledger.gpu_types):
                 yield user, gpu_type, float(ledger.rate[u, t, COLUMNS.index(column)])
@@ -147,9 +147,9 @@ class Answers:
 
     def shares(self, since_s: float | None = None) -> m.ShareList:
         """The ledger: since it began, or since the last of its samples before `since_s`."""
-        c, ledger = self.c, self.c.ledger
+        c, ledger = self.c, self.c.book.ledger
         ledger.settle(c.now_s())
-        begin_s, before = c.ledger_since_s, {}
+        begin_s, before = c.book.since_s, {}
         if since_s is not None:
             begin_s, before = _sample(ledger.state(), since_s)
         items = []

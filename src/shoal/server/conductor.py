@@ -14,41 +14,32 @@ import copy
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
     Event,
     Finished,
-    Held,
-    NodeBack,
-    NodeLost,
-    Submitted,
     TicketsChanged,
     Timer,
 )
-from shoal.core.ledger import Ledger
-from shoal.core.plan import Reconfigure
 from shoal.executors.base import Executor, Exit
-from shoal.placement.keep_and_pack import KeepAndPack
-from shoal.policies.registry import make_policy
-from shoal.scheduler.scheduler import Scheduler
+from shoal.server.book import Book
 from shoal.server.clock import Clock
 from shoal.server.crew import Crew
 from shoal.server.devices import Devices
 from shoal.server.elastic import Elastic
 from shoal.server.gang import Gang
 from shoal.server.home import Home
-from shoal.server.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
+from shoal.server.live_job import LEAVING, STOPPED, LiveJob
+from shoal.server.memory import fill_scheduler, make_cluster, make_scheduler, remember_worker, save
 from shoal.server.metrics import Metrics
 from shoal.server.models import JobState, Resize
-from shoal.server.models import Reason as ReasonModel
+from shoal.server.orders import order
 from shoal.server.outbox import Outbox
 from shoal.server.profiles import Profiles
 from shoal.server.store import Store
@@ -59,8 +50,6 @@ COALESCE_S = 0.02
 COOL_DOWN_S = 10.0
 SAVE_S = 5.0
 RETRY_S = 1.0
-#: Of one decision: how many gainers are named to a loser, and how many losers get the numbers behind it.
-MOST_NAMED, MOST_EXPLAINED = 5, 50
 
 
 class Conductor:
@@ -106,10 +95,10 @@ class Conductor:
         self._saver: asyncio.Task[None] | None = None
         #: From the first of the events that led to a decision until its commands were on record and given.
         self.latencies_s: deque[float] = deque(maxlen=20000)
-        self.cluster = self._make_cluster()
+        self.cluster = make_cluster(self)
         self.profiles = Profiles(self)
-        self.scheduler = self._make_scheduler()
-        self.ledger = self._make_ledger()
+        self.scheduler = make_scheduler(self)
+        self.book = Book(store.get("ledger"), self.cluster, self.now_s())
         gang = Gang(self)
         elastic = Elastic(self)
         self.crews: dict[Resize, Crew] = {Resize.NEVER: gang, Resize.RESTART: gang, Resize.LIVE: elastic}
@@ -117,66 +106,22 @@ class Conductor:
 
     # -- making and restoring ----------------------------------------------------------------------
 
-    def _make_cluster(self) -> Cluster:
-        nodes = tuple(Node(n.name, n.gpus, n.gpu_type, n.rack, n.domain) for n in self.nodes)
-        tickets = {u["name"]: u["tickets"] for u in self.store.users()}
-        # Accounts of the ledger go by position: who was there before keeps theirs.
-        before = (self.store.get("ledger") or {}).get("state", {}).get("users", [])
-        names = dict.fromkeys([*before, *tickets])
-        return Cluster(nodes, tuple(User(name, tickets.get(name, 1.0)) for name in names))
-
-    def _make_scheduler(self) -> Scheduler:
-        policy = make_policy(self.policy_name, self.policy_options)
-        placer = KeepAndPack(all_or_nothing=not policy.elastic)
-        scheduler = Scheduler(self.cluster, policy, placer, cool_down_s=self.cool_down_s)
-        scheduler.lose_nodes(self.drained)
-        return scheduler
-
-    def _make_ledger(self) -> Ledger:
-        types, now_s = self.cluster.gpu_types, self.now_s()
-        saved = self.store.get("ledger")
-        if saved and saved.get("gpu_types") == list(types):
-            ledger = Ledger.restored(saved["state"], types)
-            self.ledger_since_s: float = saved["since_s"]
-            ledger.settle(now_s)
-        else:
-            ledger = Ledger((), types, start_s=now_s)
-            self.ledger_since_s = now_s
-        return ledger
-
     async def start(self) -> None:
         """Go on from where the last server was, or begin."""
         rows = self.store.active_jobs()
         for row in rows:
             self.jobs[row["id"]] = LiveJob.from_row(row)
         for row in self.store.unended_workers():
-            self._remember(row)
-        self._fill_scheduler(restore=True)
+            remember_worker(self, row)
+        fill_scheduler(self, restore=True)
         for crew in dict.fromkeys(self.crews.values()):
             await crew.open()
         for job in list(self.jobs.values()):
             for worker in list(job.workers.values()):
                 self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
         asyncio.get_running_loop().call_soon(self._go_on)
-        self.save()
+        save(self)
         self._saver = asyncio.create_task(self._save_regularly())
-
-    def _remember(self, row: dict[str, Any]) -> None:
-        job = self.jobs.get(row["job"])
-        node = next((i for i, n in enumerate(self.nodes) if n.name == row["node"]), None)
-        if job is None or node is None or row["gpu"] >= self.nodes[node].gpus:
-            # The cluster has shrunk since: its process is ended, its place is gone.
-            self.warnings.append(f"worker {row['id']} was on a GPU that is no longer there; it is ended")
-            node = None
-        device = (node if node is not None else -1, row["gpu"])
-        worker = LiveWorker(row["id"], device, row["node"], row["started_s"], row["rank"], row["state"])
-        if job is None:
-            return
-        job.workers[worker.id] = worker
-        if node is None:
-            worker.state = LEAVING
-        elif worker.state != STOPPED:
-            self.devices.give(device, worker.id)
 
     def _go_on(self) -> None:
         """First what was decided before: no GPU may be given away that its last owner was only to be told to leave."""
@@ -201,48 +146,6 @@ class Conductor:
                 elif worker.state == STOPPED:
                     self.executor.suspend(worker.id)
         self._flush()
-
-    def _fill_scheduler(self, *, restore: bool) -> None:
-        """Tell a new scheduler of all jobs and of what they have."""
-        now_s, scheduler = self.now_s(), self.scheduler
-        saved = self.store.get("scheduler") if restore else None
-        memory = saved["rows"] if saved and saved["policy"] == self.policy_name else {}
-        if memory:
-            try:
-                scheduler.policy.restore(saved["state"])
-            except Exception:
-                log.exception("the policy could not go on from its saved state; it begins anew")
-        for job in sorted(self.jobs.values(), key=lambda j: j.id):
-            if job.life.state is JobState.STOPPING:
-                continue
-            core, profile = self.profiles.of(job)
-            scheduler._take_in(Submitted(job.id, core, profile), now_s)
-            self._adopt_share(job, memory.get(str(job.id)), now_s)
-            if job.life.state is JobState.PAUSED:
-                scheduler._take_in(Held(job.id, True), now_s)
-            self.profiles.tell_length(job)
-        scheduler.plans = max(scheduler.plans, int(self.store.get("plans", 0)))
-
-    def _adopt_share(self, job: LiveJob, memory: list[float] | None, now_s: float) -> None:
-        view, scheduler = self.scheduler.view, self.scheduler
-        row = view.row(job.id)
-        view.submit_s[row] = job.life.submitted_s
-        view.attained_gpu_s[row] = job.life.gpu_s
-        view.generation[row] = job.generation
-        if job.life.started_s is not None:
-            view.first_start_s[row] = view.last_start_s[row] = job.life.started_s
-        if memory:
-            view.memory_a[row], view.memory_b[row], view.memory_c[row] = memory
-        fits = all(
-            node < len(self.nodes) and node not in self.drained and g <= self.nodes[node].gpus
-            for node, g in job.target.items()
-        )
-        if not fits:
-            job.target = {}
-        if job.target and job.life.state is not JobState.PAUSED:
-            view.gpus[row] = job.target_gpus
-            view.gpu_type[row] = self.cluster.type_of_node[next(iter(job.target))]
-            scheduler.placements[job.id] = tuple(sorted(job.target.items()))
 
     # -- events in, decisions out ------------------------------------------------------------------
 
@@ -271,46 +174,13 @@ class Conductor:
             return
         self.metrics.decided(self.policy_name, time.perf_counter() - began)
         self.decided_s = now_s
-        self._command(plan.commands)
-        self._observe_ledger(now_s)
+        order(self, plan.commands)
+        self.book.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
         self._settle()
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
         self._last_cycle_s = asyncio.get_running_loop().time()
-
-    def _command(self, commands: Sequence[Reconfigure]) -> None:
-        """Put down what was decided: for those who lose GPUs also who gets some by the same decision, and why."""
-        moves = [
-            (job, command, job.target_gpus)
-            for command in commands
-            if (job := self.jobs.get(command.job)) is not None and not job.is_over
-        ]
-        gains = sorted(((c.share.gpus - before, job) for job, c, before in moves), key=lambda g: -g[0])
-        winners = [job for gain, job in gains if gain > 0]
-        explained = 0
-        for job, command, before in moves:
-            gpus = command.share.gpus
-            data: dict[str, Any] = {"verb": command.verb, "from_gpus": before, "to_gpus": gpus}
-            if gpus < before and winners:
-                data |= {"policy": self.policy_name, "by": [w.id for w in winners[:MOST_NAMED]]}
-                if explained < MOST_EXPLAINED and job.id in self.scheduler.view:
-                    explained += 1
-                    reason = self.scheduler.outcome(job.id, self.now_s()).reason
-                    data["reason"] = reason and ReasonModel.of(reason).model_dump()
-                self.metrics.preempted(winners[0].user, job.user, command.verb)
-            self._aim_at(job, command)
-            self.outbox.event("job.target", f"{command.verb}: {before} -> {gpus} GPUs", job, **data)
-            self.metrics.resized(command.verb)
-
-    def _aim_at(self, job: LiveJob, command: Reconfigure) -> None:
-        gpus = command.share.gpus
-        # Without nodes to tell apart there is no placement: the first node is all there is.
-        job.target = dict(command.placement) or ({0: gpus} if gpus else {})
-        job.gpu_type = command.share.gpu_type if gpus else job.gpu_type
-        job.plan, job.refused = command.plan, 0
-        self.outbox.job(job)
-        self._changed.add(job.id)
 
     def _policy_failed(self, error: Exception) -> None:
         """A policy that raises must not take the cluster down: a simple one goes on."""
@@ -331,8 +201,8 @@ class Conductor:
         self.policy_name, self.policy_options = name, options
         try:
             self.cluster = self.scheduler.cluster
-            self.scheduler = self._make_scheduler()
-            self._fill_scheduler(restore=False)
+            self.scheduler = make_scheduler(self)
+            fill_scheduler(self, restore=False)
             copy.deepcopy(self.scheduler).step(self.now_s(), [Timer()])
         except Exception as error:
             self.policy_name, self.policy_options, self.scheduler = before
@@ -355,27 +225,6 @@ class Conductor:
         if np.isfinite(wake_s):
             delay_s = max(wake_s - now_s, COALESCE_S)
             self._wake = asyncio.get_running_loop().call_later(delay_s, self.post, Timer())
-
-    def lose_node(self, node: int) -> None:
-        """Its GPUs are out of use. Jobs there keep what they have elsewhere if that is enough for them."""
-        self.drained.add(node)
-        scheduler = self.scheduler
-        for job_id, placement in list(scheduler.placements.items()):
-            job = self.jobs.get(job_id)
-            if job is None or all(at != node for at, _ in placement):
-                continue
-            rest = {at: gpus for at, gpus in placement if at != node}
-            before, enough = job.target_gpus, sum(rest.values()) >= job.min_gpus
-            job.target = rest if scheduler.policy.elastic and enough else {}
-            text = f"{self.nodes[node].name} is out of use: {before} -> {job.target_gpus} GPUs"
-            self.outbox.event("job.target", text, job, verb="lose", from_gpus=before, to_gpus=job.target_gpus)
-            self.outbox.job(job)
-            self.soon(job)
-        self.post(NodeLost(node))
-
-    def node_back(self, node: int) -> None:
-        self.drained.discard(node)
-        self.post(NodeBack(node))
 
     # -- carrying out ------------------------------------------------------------------------------
 
@@ -477,58 +326,11 @@ class Conductor:
 
     # -- time and memory ---------------------------------------------------------------------------
 
-    def _observe_ledger(self, now_s: float) -> None:
-        scheduler = self.scheduler
-        users = scheduler.cluster.users
-        for user in users[len(self.ledger.users) :]:
-            self.ledger.join(user.name)
-        tickets = np.array([u.tickets for u in users], np.float64)
-        traded, entitled = (
-            getattr(scheduler.policy, "traded", None),
-            getattr(scheduler.policy, "entitled", None),
-        )
-        if len(users):
-            self.ledger.observe(
-                scheduler.view,
-                tickets,
-                scheduler.supply.gpus_of_type,
-                now_s,
-                want_gpus=scheduler.policy.wish_gpus(scheduler.view),
-                traded=traded() if callable(traded) else None,
-                entitled=entitled() if callable(entitled) else None,
-            )
-
     async def _save_regularly(self) -> None:
         """What is nice to have after a crash, and no harm if it is a few seconds old."""
         while True:
             await asyncio.sleep(SAVE_S)
-            self.save()
-
-    def save(self) -> None:
-        view = self.scheduler.view
-        rows = {
-            str(int(job_id)): [float(view.memory_a[i]), float(view.memory_b[i]), float(view.memory_c[i])]
-            for i, job_id in enumerate(view.job_ids)
-        }
-        self.ledger.settle(self.now_s())
-        try:
-            state = self.scheduler.policy.state()
-            with self.store.change(self.now_s()) as change:
-                change.put("scheduler", {"policy": self.policy_name, "state": plain(state), "rows": rows})
-                change.put("plans", self.scheduler.plans)
-                change.put(
-                    "ledger",
-                    {
-                        "gpu_types": list(self.cluster.gpu_types),
-                        "since_s": self.ledger_since_s,
-                        "state": self.ledger.state(),
-                    },
-                )
-                for job in self.jobs.values():
-                    if job.resize is Resize.LIVE:
-                        change.update_job(job.id, progress=job.row()["progress"], stalled_s=job.stalled_s)
-        except ShoalError as error:
-            log.error("cannot save: %s", error)
+            save(self)
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
         return self.home.job(job_id) / "workers" / worker_id
@@ -545,7 +347,7 @@ class Conductor:
             self._saver.cancel()
         for crew in dict.fromkeys(self.crews.values()):
             await crew.close()
-        self.save()
+        save(self)
         self.outbox.flush()
 
     async def _stop_jobs(self) -> None:
@@ -565,19 +367,3 @@ class Conductor:
                 deadline += 10.0
             await asyncio.sleep(0.05)
         self.outbox.flush()
-
-
-def plain(value: Any) -> Any:
-    """Numbers of numpy as those of Python, so that JSON takes them."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    return value
-
-
-Post = Callable[[Sequence[Event]], None]

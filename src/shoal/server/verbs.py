@@ -15,6 +15,7 @@ from shoal.knowledge.auto_gpus import AutoGpus
 from shoal.policies.base import make_options
 from shoal.policies.registry import policy_class
 from shoal.server.conductor import Conductor
+from shoal.server.drain import lose_node, node_back
 from shoal.server.home import write_atomically
 from shoal.server.lifecycle import Life, Verb, apply
 from shoal.server.live_job import LiveJob
@@ -290,12 +291,12 @@ class Verbs:
     def drain(self, node: int, actor: str) -> None:
         if node not in self.c.drained:
             self._use_nodes({*self.c.drained, node}, "node.drained", node, actor)
-            self.c.lose_node(node)
+            lose_node(self.c, node)
 
     def uncordon(self, node: int, actor: str) -> None:
         if node in self.c.drained:
             self._use_nodes(self.c.drained - {node}, "node.uncordoned", node, actor)
-            self.c.node_back(node)
+            node_back(self.c, node)
 
     def _use_nodes(self, drained: set[int], type: str, node: int, actor: str) -> None:
         name = self.c.nodes[node].name
