@@ -51,6 +51,7 @@ _INTS = (
 )
 
 
+_NONE: IntArray = np.empty(0, np.int32)
 _REMAINING, _RATE, _SETTLED_S = (_FLOATS.index(name) for name in ("remaining", "rate", "settled_s"))
 
 
@@ -81,23 +82,49 @@ def _rows_with_other(ints: IntArray, gpus: IntArray) -> NDArray[np.intp]:
     return rows[:count]
 
 
+#: What a change of share is called; those that release GPUs come first.
+VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
+_PAUSE, _SHRINK, _GROW, _MIGRATE, _START, _RESUME = range(len(VERBS))
+
+
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _set_share(
-    floats: FloatArray, ints: IntArray, row: int, gpus: int, gpu_type: int, servers: int, now_s: float
-) -> tuple[int, int, int, bool]:
-    old = ints[_GPUS, row]
-    if servers < 0:
-        servers = gpus if ints[_IS_PS, row] else 0
-    floats[_ATTAINED, row] += old * (now_s - floats[_CHANGED_S, row])
-    floats[_CHANGED_S, row] = now_s
-    ints[_GPUS, row], ints[_SERVERS, row] = gpus, servers
-    ints[_GPU_TYPE, row] = gpu_type if gpus > 0 else -1
-    ints[_GENERATION, row] += 1
-    ran_before = floats[_FIRST_START_S, row] <= now_s
-    if gpus > 0 and old == 0:
-        floats[_LAST_START_S, row] = now_s
-        floats[_FIRST_START_S, row] = min(floats[_FIRST_START_S, row], now_s)
-    return old, ints[_GENERATION, row], servers, ran_before
+def _set_shares(
+    floats: FloatArray,
+    ints: IntArray,
+    rows: NDArray[np.intp],
+    gpus: IntArray,
+    gpu_types: IntArray,
+    servers: IntArray,
+    now_s: float,
+) -> NDArray[np.int64]:
+    told = np.empty((len(rows), 6), np.int64)
+    releases, others = 0, len(rows)
+    for row in rows:
+        old, new = ints[_GPUS, row], gpus[row]
+        if new == 0:
+            verb = _PAUSE
+        elif old > 0:
+            verb = _SHRINK if new < old else _GROW if new > old else _MIGRATE
+        else:
+            verb = _RESUME if floats[_FIRST_START_S, row] <= now_s else _START
+            floats[_LAST_START_S, row] = now_s
+            floats[_FIRST_START_S, row] = min(floats[_FIRST_START_S, row], now_s)
+        floats[_ATTAINED, row] += old * (now_s - floats[_CHANGED_S, row])
+        floats[_CHANGED_S, row] = now_s
+        ints[_GPUS, row] = new
+        ints[_SERVERS, row] = servers[row] if len(servers) else new * ints[_IS_PS, row]
+        ints[_GPU_TYPE, row] = -1 if new == 0 else gpu_types[row] if len(gpu_types) else 0
+        ints[_GENERATION, row] += 1
+        if verb <= _SHRINK:
+            at = releases
+            releases += 1
+        else:  # from the end, and turned round below
+            others -= 1
+            at = others
+        told[at, 0], told[at, 1], told[at, 2] = row, new, ints[_GPU_TYPE, row]
+        told[at, 3], told[at, 4], told[at, 5] = ints[_SERVERS, row], ints[_GENERATION, row], verb
+    told[releases:] = told[releases:][::-1].copy()
+    return told
 
 
 class SpeedTables:
@@ -211,11 +238,11 @@ class View:
         self._lay_cells()
 
     def _lay_cells(self) -> None:
-        """`cells.<column>[row]` reaches one cell without cutting the column first; for work on few rows."""
+        """`cells.<column>[row]` is one cell as a plain number, without cutting the column; for work on few rows."""
         for i, name in enumerate(_FLOATS):
-            setattr(self.cells, name, self._floats[i])
+            setattr(self.cells, name, memoryview(self._floats[i]))
         for i, name in enumerate(_INTS):
-            setattr(self.cells, name, self._ints[i])
+            setattr(self.cells, name, memoryview(self._ints[i]))
 
     def __getstate__(self) -> dict[str, Any]:
         """Cells are windows on the storage: a copy gets its own, see `__setstate__`."""
@@ -274,8 +301,19 @@ class View:
                 f"no more than {limits[1]} are of use; lower its min or measure a larger share"
             )
 
+    def most_useful(self, job: Job, profile: Profile) -> int:
+        """What the job can use at most: by its range, its profile and the cluster."""
+        return self._limits_of(job, profile)[1]
+
     def _limits_of(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
         """(speed_at and type_max of all types, end to end; max_gpus)."""
+        key = (id(profile), job.gpus.max, job.gpu_types)
+        limits = self._limits.get(key)
+        if limits is None:
+            limits = self._limits[key] = self._find_limits(job, profile)
+        return limits
+
+    def _find_limits(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
         at, longest = self.tables.rows(profile)
         allowed = np.array([not job.gpu_types or t in job.gpu_types for t in self.gpu_types])
         limit = min(job.gpus.max, self.total_gpus)
@@ -301,31 +339,26 @@ class View:
 
     def rows_with_other(self, gpus: IntArray) -> NDArray[np.intp]:
         """The rows whose share is another number of GPUs than this."""
-    def most_useful(self, job: Job, profile: Profile) -> int:
-        """What the job can use at most: by its range, its profile and the cluster."""
-        return self._limits_of(job, profile)[1]
-
         rows: NDArray[np.intp] = _rows_with_other(self._ints, gpus)
         return rows
-        key = (id(profile), job.gpus.max, job.gpu_types)
-        limits = self._limits.get(key)
-        if limits is None:
-            limits = self._limits[key] = self._find_limits(job, profile)
-        return limits
 
-    def _find_limits(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
+    def set_shares(
+        self,
+        rows: NDArray[np.intp],
+        gpus: IntArray,
+        gpu_types: IntArray | None,
+        servers: IntArray | None,
+        now_s: float,
+    ) -> list[list[int]]:
+        """Give these rows their shares of a decision from now on, given for all rows of the view.
 
-    def set_share(
-        self, row: int, gpus: int, gpu_type: int, servers: int, now_s: float
-    ) -> tuple[int, int, int, bool]:
-        """Give the row a share from now on; below 0 servers are as many as GPUs, for jobs that use them.
-
-        Returns the GPUs it had, its new generation, its servers, and whether it had run before.
+        Without types there is only one; without servers they are as many as GPUs, for jobs that use them.
+        Returns (row, GPUs, type, servers, generation, index of the verb) of each, releases first.
         """
-        told: tuple[int, int, int, bool] = _set_share(
-            self._floats, self._ints, row, gpus, gpu_type, servers, now_s
-        )
-        return told
+        types = _NONE if gpu_types is None else gpu_types
+        ps = _NONE if servers is None else servers
+        told = _set_shares(self._floats, self._ints, rows, gpus, types, ps, now_s)
+        return told.tolist()  # type: ignore[no-any-return]
 
     def dump(self, row: int) -> dict[str, float | int | None]:
         """The row as plain data; infinity and nan become None, told apart by `load`."""

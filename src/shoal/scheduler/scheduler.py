@@ -148,39 +148,34 @@ class Scheduler:
     ) -> list[Reconfigure]:
         if not len(rows):
             return []
-        n = len(rows)
-        types = [0] * n if decision.gpu_type is None else decision.gpu_type[rows].tolist()
-        servers = [-1] * n if decision.servers is None else decision.servers[rows].tolist()
-        given = zip(rows.tolist(), gpus[rows].tolist(), types, servers)
-        commands = [self._give(*row, moved, now_s) for row in given]
-        # GPUs are released before they are given again.
-        if len(commands) > 1:
-            commands.sort(key=lambda c: c.verb not in ("pause", "shrink"))
-        return commands
+        told = self.view.set_shares(rows, gpus, decision.gpu_type, decision.servers, now_s)
+        return [self._command(moved, *row) for row in told]
 
-    def _give(
-        self, row: int, gpus: int, gpu_type: int, servers: int, moved: dict[int, Placement], now_s: float
+    def _command(
+        self,
+        moved: dict[int, Placement],
+        row: int,
+        gpus: int,
+        gpu_type: int,
+        servers: int,
+        generation: int,
+        verb: int,
     ) -> Reconfigure:
-        """Set a row's share and all that goes with it, and say so in a command."""
+        """What the row's new share means for those who carry it out; its placement is set here."""
         job_id = self.view.job_at(row)
-        old, generation, servers, ran_before = self.view.set_share(row, gpus, gpu_type, servers, now_s)
-        placement: Placement = ()
         if not gpus:
             self.placements.pop(job_id, None)
-            return Reconfigure(job_id, generation, NO_SHARE, placement, "pause", self.plans)
+            return Reconfigure(job_id, generation, NO_SHARE, (), VERBS[verb], self.plans)
+        placement: Placement = ()
         if self.placements or moved:
             placement = moved.get(job_id) or self.placements.get(job_id, ())
             if placement:
                 self.placements[job_id] = placement
-        if old:
-            verb = "grow" if gpus > old else "shrink" if gpus < old else "migrate"
-        else:
-            verb = "resume" if ran_before else "start"
         share = self._shares.get((gpus, gpu_type, servers))
         if share is None:
             share = Share(gpus, self.cluster.gpu_types[gpu_type], servers)
             self._shares[gpus, gpu_type, servers] = share
-        return Reconfigure(job_id, generation, share, placement, verb, self.plans)
+        return Reconfigure(job_id, generation, share, placement, VERBS[verb], self.plans)
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -245,20 +240,20 @@ class Scheduler:
         if event.job_id in self.view:
             self._set_limits(event.job_id)
 
-        self.view.requested_gpus[row] = job.requested_gpus
     def _set_limits(self, job_id: int) -> None:
         """Let a job's row follow its profile and its range, as far as the autoscaler lets it grow."""
         row, job, profile = self.view.row(job_id), self.jobs[job_id], self.profiles[job_id]
         cap = self.caps.get(job_id)
         self.view.set_profile(row, job, profile)
+        self.view.requested_gpus[row] = job.requested_gpus
         if cap is None or cap.gpus is None or not self.policy.elastic:
             return
-            self.view.requested_gpus[row] = held.requested_gpus
         most = min(max(cap.gpus, job.gpus.min), job.gpus.max)
         held = replace(job, gpus=GpuRange(job.gpus.min, most), requested_gpus=min(job.requested_gpus, most))
         # Where no share up to the cap is faster than ones below the minimum, it cannot be held there.
         if self.view.most_useful(held, profile) >= job.gpus.min:
             self.view.set_profile(row, held, profile)
+            self.view.requested_gpus[row] = held.requested_gpus
 
     def _on_node_lost(self, event: NodeLost, now_s: float) -> None:
         self.lose_nodes([event.node])
@@ -302,12 +297,12 @@ class Scheduler:
         if job_id in self.held:
             del self.held[job_id]
         elif job_id in self.view:
-        self.caps.pop(job_id, None)
             self.view.remove(job_id)
             self.policy.left(job_id, now_s)
         else:
             return  # it ended before this scheduler knew of it: a late message, not a mistake
         self.placements.pop(job_id, None)
+        self.caps.pop(job_id, None)
         del self.jobs[job_id], self.profiles[job_id]
 
     def _release(self, row: int, now_s: float) -> None:
@@ -372,12 +367,12 @@ class Scheduler:
 
 _HANDLERS: dict[type[Any], Callable[[Scheduler, Any, float], None]] = {
     Submitted: Scheduler._on_submitted,
-    Capped: Scheduler._on_capped,
     Finished: Scheduler._on_finished,
     Cancelled: Scheduler._on_cancelled,
     Held: Scheduler._on_held,
     Rescaled: Scheduler._on_rescaled,
     Measured: Scheduler._on_measured,
+    Capped: Scheduler._on_capped,
     NodeLost: Scheduler._on_node_lost,
     NodeBack: Scheduler._on_node_back,
     TicketsChanged: Scheduler._on_tickets_changed,
