@@ -5,7 +5,7 @@
 
 philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
 afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: twice the jobs, how much more time. Philly comes from ../shared/data when it is there, else a
+policy. linear: 25,000, 50,000 and 100,000 jobs, how much more time. Philly comes from ../shared/data when it is there, else a
 generated trace of the same shape stands in; the figures say which.
 """
 
@@ -16,6 +16,7 @@ import heapq
 import multiprocessing
 import resource
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,8 @@ def run(policy: str, jobs: list[Job], profiles: dict[str, Profile], gpus: int, *
     record, cpu, wall = cpu_and_wall(simulation.run)
     jct = float(np.mean(record.finish_s - [j.submit_s for j in jobs]))
     return {"cpu_s": cpu, "wall_s": wall, "avg_jct_s": jct, "decisions": record.decisions,
-            "active": float(np.mean(record.active))}  # fmt: skip
+            "active": float(np.mean(record.active)),
+            "contended_decisions": int(np.sum(np.array(record.used) >= gpus))}  # fmt: skip
 
 
 def bare_heap(jobs: list[Job], gpus: int) -> float:
@@ -139,14 +141,21 @@ def bench_large() -> dict[str, Any]:
 
 
 def bench_linear() -> dict[str, Any]:
-    out: dict[str, Any] = {"target_ratio": 2.3}
+    """Twice the jobs. A trace begins with an empty cluster, where most decisions are trivial; the longer the
+    trace, the less of it that is. The cost of a further job is that of the increments between the sizes."""
+    sizes = [25_000, 50_000, 100_000]
+    out: dict[str, Any] = {"target_ratio": 2.3, "jobs": sizes}
     for name in ("fifo", "srtf", "tiresias-l", "max-min", "afs-l", "afs-p"):
-        runs = [in_own_process(name, count) for count in (25_000, 50_000, 100_000)]
+        runs = [in_own_process(name, count) for count in sizes]
         cpu_s = [run["cpu_s"] for run in runs]
+        busy = [run["contended_decisions"] for run in runs]
         out[name] = {
-            "jobs": [25_000, 50_000, 100_000],
             "cpu_s": cpu_s,
-            "ratios": [cpu_s[1] / cpu_s[0], cpu_s[2] / cpu_s[1]],
+            "ratios": [b / a for a, b in pairwise(cpu_s)],
+            "ratio_of_increments": (cpu_s[2] - cpu_s[1]) / (cpu_s[1] - cpu_s[0]),
+            "decisions": [run["decisions"] for run in runs],
+            "contended_decisions": busy,
+            "contended_ratios": [b / max(a, 1) for a, b in pairwise(busy)],
             "active": [run["active"] for run in runs],
         }
     return out
