@@ -10,9 +10,9 @@ from shoal.scheduler.explain import NO_GAIN
 from shoal.server import models as m
 from shoal.server.clock import as_time
 from shoal.server.conductor import Conductor
-from shoal.server.elastic import DONE
 from shoal.server.live_job import LEAVING, MAX_REFUSED, LiveJob, job_ref
 from shoal.server.models import JobState, Resize
+from shoal.server.news import DONE
 from shoal.server.whatif import WhatIf
 
 MOST_AHEAD, MOST_NAMED = 5, 3
