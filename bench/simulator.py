@@ -5,8 +5,8 @@
 
 philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
 afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: 25,000, 50,000 and 100,000 jobs, how much more time. Philly comes from ../shared/data when it is there, else a
-generated trace of the same shape stands in; the figures say which.
+policy. linear: twice the jobs, and twice again, how much more time. Philly comes from ../shared/data when it is
+there, else a generated trace of the same shape stands in; the figures say which.
 """
 
 from __future__ import annotations
