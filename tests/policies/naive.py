@@ -137,6 +137,23 @@ def in_order(order, want, gpus, backfill=True):
     return share
 
 
+def grant_in_order(order, least, most, gpus):
+    """Themis' grants: all that is left up to the demand, to one after the other."""
+    share = [0] * len(most)
+    for j in order:
+        take = min(most[j], gpus)
+        if take and take >= least[j]:
+            share[j] = take
+            gpus -= take
+    return share
+
+
+def gittins(service, attained):
+    """sup over d of P(S - a <= d | S > a) / E[min(S - a, d) | S > a], each d tried, sums term by term."""
+    left = [s - attained for s in service if s > attained]
+    return max((sum(x <= d for x in left) / sum(min(x, d) for x in left) for d in left), default=0.0)
+
+
 # -- random views --------------------------------------------------------------------------------------
 
 

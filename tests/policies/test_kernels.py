@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.policies.afs_l import afs_l_shares
+from shoal.policies.afs_l import AfsL, AfsLOptions, afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fifo import fifo_shares
+from shoal.policies.gittins import TiresiasG, TiresiasGOptions
 from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
-from shoal.policies.order import fill_in_order
+from shoal.policies.order import fill_in_order, times_at
+from shoal.policies.themis import grant_in_order
 from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST
 
 from . import naive
@@ -24,6 +26,26 @@ def test_afs_l_equals_a_left_fold_for_every_gpu():
         got = afs_l_shares(view.remaining, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus)
         want = naive.afs_l(view.remaining, naive.curves_of(view), view.min_gpus, view.max_gpus, gpus)
         assert got.tolist() == want, f"seed {seed}"
+
+
+def test_afs_l_compares_the_shortest_first_where_it_is_told_to():
+    policy, others = AfsL(AfsLOptions(fold="shortest")), 0
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed, doubling=seed % 3 == 0)
+        curves = naive.curves_of(view)
+        at_least = [view.remaining[j] / curves[j][view.min_gpus[j]] for j in range(len(view))]
+        order = sorted(range(len(view)), key=at_least.__getitem__)
+        folded = naive.afs_l(
+            *(
+                [values[j] for j in order]
+                for values in (view.remaining, curves, view.min_gpus, view.max_gpus)
+            ),
+            gpus,
+        )
+        want = [folded[order.index(j)] for j in range(len(view))]
+        assert policy.shares(view, gpus, view.now_s).tolist() == want, f"seed {seed}"
+        others += want != AfsL().shares(view, gpus, view.now_s).tolist()
+    assert others, "the order made no difference on any view: the test shows nothing"
 
 
 def test_afs_l_and_optimus_equal_their_rules_on_views_of_many_jobs():
@@ -92,3 +114,30 @@ def test_fifo_keeps_running_jobs_and_starts_the_others_in_order(backfill):
         order = [*np.flatnonzero(running), *np.flatnonzero(running == 0)]
         got = fifo_shares(running, want, gpus, backfill)
         assert got.tolist() == naive.in_order(order, want, gpus, backfill), f"seed {seed}"
+
+
+def test_grants_of_themis_equal_a_plain_loop():
+    for seed in VIEWS:
+        view, gpus = naive.random_view(seed)
+        order = np.random.default_rng(seed).permutation(len(view)).astype(np.int32)
+        got = grant_in_order(order, view.min_gpus, view.requested_gpus, gpus)
+        assert got.tolist() == naive.grant_in_order(order, view.min_gpus, view.requested_gpus, gpus), seed
+
+
+def test_remaining_times_equal_work_over_speed():
+    for seed in VIEWS:
+        view, _ = naive.random_view(seed)
+        curves = naive.curves_of(view)
+        got = times_at(view.remaining, view.speeds, view.speed_at[0], view.min_gpus)
+        assert got.tolist() == [view.remaining[j] / curves[j][view.min_gpus[j]] for j in range(len(view))]
+
+
+def test_the_gittins_index_equals_its_definition_tried_at_every_sample():
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        samples = rng.lognormal(5, 2, rng.integers(1, 25)).round(1) + 0.1
+        samples = np.concatenate([samples, samples[:3]])  # some are equal
+        policy = TiresiasG(TiresiasGOptions(distribution_gpu_s=tuple(samples)))
+        for attained in (0.0, *samples):
+            want = naive.gittins(samples.tolist(), attained)
+            assert policy.index(np.array([attained]))[0] == pytest.approx(want, rel=1e-9), (seed, attained)

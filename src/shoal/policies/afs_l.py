@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.order import times_at
 from shoal.policies.tournament import hand_out
 from shoal.policies.types import reference_curves
 
@@ -128,6 +132,20 @@ def afs_l_shares(
     return share
 
 
+_FOLDS = ("submission", "shortest")
+
+
+@dataclass(frozen=True)
+class AfsLOptions:
+    #: The order in which jobs are compared: by submission, as the authors' results are made with, or the
+    #: shortest remaining time (at the minimum share) first.
+    fold: str = "submission"
+
+    def __post_init__(self) -> None:
+        if self.fold not in _FOLDS:
+            raise ShoalError(f"option fold={self.fold!r} of policy 'afs-l' must be {' or '.join(_FOLDS)}")
+
+
 class AfsL(CountPolicy):
     """AFS-L: each GPU goes to the job that the rule prefers, from no shares, at every event.
 
@@ -138,23 +156,25 @@ class AfsL(CountPolicy):
 
     else to a: efficiency against shortness, with b's future rate taken to be just its own p'_b, the
     "apathetic future" (Hwang et al., NSDI'21). Of two jobs without a share the shorter at its first GPUs
-    goes first. The relation is not transitive; candidates are compared by a left fold in order of
-    submission, which is what the authors' results are made with. Jobs at their maximum take no part.
+    goes first. The relation is not transitive, so it matters in which order the candidates are compared: a
+    left fold in order of submission, or as `fold` says. Jobs at their maximum take no part.
     """
 
     name = "afs-l"
     summary = "short against efficient jobs, GPU by GPU; lengths known (AFS, NSDI'21)"
     needs_lengths = True
+    Options = AfsLOptions
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
-        return afs_l_shares(
-            view.remaining_now(now_s),
-            view.speeds,
-            reference_curves(view),
-            view.min_gpus,
-            view.max_gpus,
-            gpus,
+        left, at = view.remaining_now(now_s), reference_curves(view)
+        if self.options.fold == "submission":
+            return afs_l_shares(left, view.speeds, at, view.min_gpus, view.max_gpus, gpus)
+        rows = np.argsort(times_at(left, view.speeds, at, view.min_gpus), kind="stable")
+        shares = np.empty(len(view), np.int32)
+        shares[rows] = afs_l_shares(
+            left[rows], view.speeds, at[rows], view.min_gpus[rows], view.max_gpus[rows], gpus
         )
+        return shares
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
         return marginal_evidence(view, row, view.remaining_now(now_s))
