@@ -200,11 +200,10 @@ class Keeper:
                         selector.unregister(output)
                         is_open = False
             self.obey()
-            self.reap()
+            if self.reap():
+                break
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
                 tell(descendants(), signal.SIGKILL)
-            if self.status is not None and not descendants():
-                break
         if is_open:
             self.drain(output)
         self.log.end()
@@ -275,13 +274,14 @@ class Keeper:
                 tell(descendants(), signal.SIGCONT)
 
     def reap(self):
+        """Whether no process is left below. A list of processes may miss one that moves; a reaper's kernel does not."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return True
             if pid == 0:
-                return
+                return False
             if pid == self.child.pid:
                 self.status = os.waitstatus_to_exitcode(status)
                 self.child.returncode = self.status
