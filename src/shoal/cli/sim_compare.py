@@ -56,6 +56,13 @@ def compare(
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     auto_gpus: so.AutoGpus = False,
+    autoscale: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="As of `shoal sim run`; repeat it to compare, `none` is without: --autoscale none "
+            "--autoscale efficiency:threshold=0.5."
+        ),
+    ] = None,
     needs: so.Needs = None,
     share: so.Share = False,
     pre_schedule: so.PreSchedule = False,
@@ -72,12 +79,14 @@ def compare(
 
     names = _words(policies)
     setups = []
-    for kind, known, where in itertools.product(_words(costs), _words(knowledge), _words(placement)):
+    searches = ["" if word == "none" else word for word in autoscale or [""]]
+    varied = itertools.product(_words(costs), _words(knowledge), _words(placement), searches)
+    for kind, known, where, search in varied:
         setup = so.setup(
             names[0] if names else "", jobs, profiles, gpus, cluster, sample,
             option=option, seed=seed, costs=kind, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
             knowledge=known, placement=where, whole_seconds=whole_seconds, interpolate=interpolate,
-            auto_gpus=auto_gpus, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
+            auto_gpus=auto_gpus, autoscale=search, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
         )  # fmt: skip
         setups += [replace(setup, policy=name, options=_options_of(name, setup.options)) for name in names]
     _check_options(names, so.parse_options(option or []))
@@ -143,11 +152,13 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
 
     from shoal.cli.out import say
     from shoal.cli.sim_progress import Watch
-    from shoal.sim.runner import check_placement, is_compiled, load
+    from shoal.sim.runner import check_placement, is_compiled, load, remarks
 
     inputs = load(setups[0])  # every mistake in the files is found here, once
     for setup in setups:
         check_placement(setup, inputs.cluster)
+    for line in dict.fromkeys(line for setup in setups for line in remarks(setup, inputs)):
+        say(line)
     total = len(inputs.jobs)
     labels = label_all(setups)
     if not all(is_compiled(s.policy) for s in setups):
@@ -184,12 +195,14 @@ def label_all(setups: list[Any]) -> list[str]:
     costs_differ = len({s.costs.kind for s in setups}) > 1
     knowledge_differs = len({str(s.knowledge) for s in setups}) > 1
     placements_differ = len({s.placement for s in setups}) > 1
+    searches_differ = len({s.autoscale for s in setups}) > 1
     labels = []
     for s in setups:
         parts = [s.policy]
         parts += [s.costs.kind] if costs_differ else []
         parts += [str(s.knowledge)] if knowledge_differs else []
         parts += [s.placement] if placements_differ else []
+        parts += [s.autoscale or "as wished"] if searches_differ else []
         labels.append(" / ".join(parts))
     return labels
 

@@ -65,6 +65,14 @@ AutoGpus = Annotated[
         "--auto-gpus", help="Jobs request what is worth it by their profile, not what the trace says."
     ),
 ]
+AutoscaleWord = Annotated[
+    str,
+    typer.Option(
+        "--autoscale",
+        help="Search each job's size while it runs: efficiency:threshold=0.5, utility:worth=10,0:at_s=0,3600, "
+        "or a heuristic of your own.",
+    ),
+]
 Needs = Annotated[
     Path | None,
     typer.Option("--needs", help="needs.csv: model,gpu_util,gpu_mem_mb[,pre_s][,post_s] of one worker."),
@@ -144,6 +152,10 @@ def setup(
     if servers not in ("beside", "apart"):
         raise ShoalError(f"--servers {servers}: say beside or apart")
     parse_placement(rest["placement"])  # a mistake in it is told before anything is read
+    if rest["autoscale"]:
+        from shoal.knowledge.size_search import Autoscale
+
+        Autoscale.parse(rest["autoscale"])
     return Setup(
         jobs=jobs,
         profiles=profiles,

@@ -35,6 +35,7 @@ def run(
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     auto_gpus: so.AutoGpus = False,
+    autoscale: so.AutoscaleWord = "",
     needs: so.Needs = None,
     share: so.Share = False,
     pre_schedule: so.PreSchedule = False,
@@ -49,16 +50,18 @@ def run(
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
-    from shoal.sim.runner import is_compiled, load
+    from shoal.sim.runner import is_compiled, load, remarks
     from shoal.sim.runner import run as run_one
 
     setup = so.setup(
         policy, jobs, profiles, gpus, cluster, sample,
         option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
         knowledge=knowledge, placement=placement, whole_seconds=whole_seconds, interpolate=interpolate,
-        auto_gpus=auto_gpus, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
+        auto_gpus=auto_gpus, autoscale=autoscale, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
     )  # fmt: skip
     inputs = load(setup)
+    for line in remarks(setup, inputs):
+        say(line)
     if not is_compiled(policy):
         say(f"first use of {policy}: compiling its kernels, some seconds, once")
     with Watch({policy: len(inputs.jobs)}) as watch:

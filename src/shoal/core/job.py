@@ -63,6 +63,8 @@ class Job:
     weight: float = 1.0
     #: Part of a GPU each worker needs; below 1 the GPU may be shared with another job.
     gpu_fraction: float = 1.0
+    #: How its size is searched while it runs (`knowledge.size_search` reads it); empty: not at all.
+    autoscale: str = ""
 
     def __post_init__(self) -> None:
         if not self.gpus.min <= self.requested_gpus <= self.gpus.max:

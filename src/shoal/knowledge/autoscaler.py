@@ -113,6 +113,15 @@ class Autoscaler:
         self._speeds.setdefault(gpus, _Speed()).add(value, self.options.memory_steps)
         return None
 
+    def rests_at(self, gpus: int) -> bool:
+        """Whether that is the size it has found, or at which it waits for another that it asked for."""
+        return gpus == self.gpus and (self._pending is not None or self._settled == gpus)
+
+    def steps_due(self, gpus: int) -> int:
+        """Steps with so many GPUs that are to be observed before it decides again."""
+        every = self.options.decide_every_steps
+        return every + 1 if gpus != self.gpus else every - self._since % every + self._drop
+
     def decide(self, progress: Progress | None = None) -> Decision:
         """What to do now. Decides every so many steps; in between it goes on measuring."""
         options, where = self.options, progress or Progress()

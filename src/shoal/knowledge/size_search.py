@@ -26,14 +26,16 @@ BY_STEP = replace(IMPROVED, step_gpus=1)
 BY_REPORT = replace(
     BY_STEP, decide_every_steps=5, memory_steps=60, rules=replace(IMPROVED.rules, sure_after_steps=30)
 )
-_LIMITS = ("max_batch", "min_local_batch")
+_LIMITS = ("step", "max_batch", "min_local_batch")
 
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
-    """What an owner asks for: a heuristic, and limits of the batch."""
+    """What an owner asks for: a heuristic, how far sizes are apart, and limits of the batch."""
 
     heuristic: Heuristic
+    #: GPUs from one size to the next: with more of them neighbours differ by more than noise.
+    step: int = 1
     #: The largest global batch, and the fewest samples that each GPU must have of it.
     max_batch: int | None = None
     min_local_batch: int = 1
@@ -59,6 +61,7 @@ class Autoscale:
             base,
             min_gpus=min_gpus,
             max_gpus=max_gpus,
+            step_gpus=self.step,
             max_global_batch=self.max_batch,
             min_local_batch=self.min_local_batch,
             transition_s=transition_s,
@@ -67,7 +70,7 @@ class Autoscale:
 
 def _count(key: str, text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise ShoalError(f"autoscale: {key}={text!r} is not a number of samples")
+        raise ShoalError(f"autoscale: {key}={text!r} is not a number from 1 on")
     return int(text)
 
 

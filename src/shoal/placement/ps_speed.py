@@ -128,6 +128,11 @@ def slowdown(model: str, placement: Placement, servers: int, *, apart: bool = Fa
     return max(step_time_s(traffic, tasks) / step_time_s(traffic, [(len(ps), len(workers))]), 1.0)
 
 
+def is_measured(model: str) -> bool:
+    """Whether anything is known of what a parameter-server job of this model loses by its place."""
+    return model in LAYOUT_TIME_S or _plain(model) in _TRAFFIC_BY_PLAIN_NAME
+
+
 def _plain(model: str) -> str:
     """`ResNet-50` and `resnet50` are the same."""
     return model.lower().replace("-", "").replace("_", "")

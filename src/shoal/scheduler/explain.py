@@ -77,7 +77,7 @@ def _not_larger(s: Situation, code: Code, has: str, evidence: Evidence) -> Reaso
 
 def held_by_autoscaler(job: Job, gpus: int, cap: Capped | None, policy: Policy) -> Reason | None:
     """Why a job that has all that decisions reckon with has less than its owner allows; None if it has it all."""
-    if cap is None or cap.gpus is None or not policy.elastic or gpus >= job.gpus.max:
+    if cap is None or cap.gpus is None or not policy.elastic or not cap.gpus <= gpus < job.gpus.max:
         return None
     evidence: Evidence = {"gpus": gpus, "autoscaler_gpus": cap.gpus, "max_gpus": job.gpus.max}
     return Reason(Code.NOT_WORTH_IT, cap.why, evidence)

@@ -10,6 +10,7 @@ import gc
 import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +29,10 @@ from shoal.sim.costs import Costs
 from shoal.sim.fragments import FragmentationMeter
 from shoal.sim.record import Record
 
-FINISH, _SWITCH, _MEASURE = 0, 1, 2
+if TYPE_CHECKING:
+    from shoal.sim.autoscaling import SizeSearches
+
+FINISH, _SWITCH, _MEASURE, _SEARCH = 0, 1, 2, 3
 _INF = math.inf
 
 #: A share and where it is: (GPUs, type, placement, servers).
@@ -64,6 +68,7 @@ class Simulation:
         )
         self.scheduler = Scheduler(cluster, policy, placer)
         self.costs = costs or Costs()
+        self._searches = self._searches_for(policy, seed)
         self.whole_seconds = whole_seconds
         self.timeline = timeline
         users = cluster.users
@@ -96,6 +101,15 @@ class Simulation:
         self._meter = None if cluster.pooled else FragmentationMeter(cluster)
 
     # -- the loop ----------------------------------------------------------------------------------
+    def _searches_for(self, policy: Policy, seed: int) -> SizeSearches | None:
+        """The autoscaler, where jobs ask for it and the policy resizes them."""
+        if not policy.elastic or not any(job.autoscale for job in self.jobs):
+            return None
+        from shoal.sim.autoscaling import SizeSearches
+
+        rng = np.random.default_rng([seed, 1])
+        return SizeSearches(self.jobs, self.cluster, rng, transition_s=self.costs.move_s)
+
 
     def run(self, progress: Progress | None = None, every: int = 2000) -> Record:
         """Run to the end of the trace, or until `progress` says to stop or the user interrupts."""
@@ -120,6 +134,8 @@ class Simulation:
             self._meter.settle(record.end_s)
             record.extra.update(self._meter.figures())
         record.extra.update(self.scheduler.policy.report())
+        if self._searches:
+            record.extra["autoscaler"] = self._searches.figures()
         record.decisions = self.scheduler.plans
         record.events = self.scheduler.events_seen
         return record
@@ -149,8 +165,12 @@ class Simulation:
                 else:
                     events += self._measure(j)
             while arrived < total and submit_s[arrived] <= now:
+                else:
+                    events += self._search(j, now)
                 events.append(Submitted(arrived, jobs[arrived], self.beliefs.profile(arrived)))
                 arrived += 1
+                if self._searches:
+                    events += self._searches.begin(arrived)
             if not events:
                 if wake_s > now:
                     continue
@@ -285,6 +305,8 @@ class Simulation:
         self._push(at_s + self._left[j] / rate if rate > 0 else _INF, FINISH, j)
         if self.beliefs.measure_after_s is not None:
             self._push(at_s + self.beliefs.measure_after_s, _MEASURE, j)
+        if self._searches:
+            self._search_after(j, at_s)
 
     def _observe(self, j: int, rate: float, at_s: float) -> None:
         self.scheduler.observe(j, self.beliefs.remaining(j, self._left[j]), rate, at_s)
@@ -296,6 +318,21 @@ class Simulation:
             return []
         believed = self.beliefs.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers)
         return [] if believed is None else [Measured(j, believed)]
+
+    def _search_after(self, j: int, at_s: float) -> None:
+        assert self._searches
+        wait_s = self._searches.next_s(j, self._gpus[j], self._rate[j])
+        if wait_s is not None:
+            self._push(at_s + wait_s, _SEARCH, j)
+
+    def _search(self, j: int, now: float) -> Sequence[Event]:
+        """A job has trained some steps at its share: the autoscaler may want another one."""
+        assert self._searches
+        self._settle(j, now)
+        elapsed_s = now - float(self.record.first_start_s[j])
+        told = self._searches.decide(j, self._gpus[j], self._rate[j], elapsed_s, self._left[j])
+        self._search_after(j, now)
+        return told
 
     def _settle(self, j: int, now: float) -> None:
         since = self._since[j]

@@ -16,16 +16,17 @@ import numpy as np
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
-from shoal.core.job import Job
+from shoal.core.job import Job, Kind
 from shoal.core.profile import Interpolation, Profile
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.unknown import Unknown
 from shoal.placement.base import Placer
 from shoal.placement.preschedule import PreRule
+from shoal.placement.ps_speed import is_measured
 from shoal.placement.registry import Setting, make_placer
 from shoal.placement.sharing import SharingRule
 from shoal.policies.base import Policy
-from shoal.policies.registry import make_policy
+from shoal.policies.registry import make_policy, policy_class
 from shoal.sim.beliefs import Knowledge
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Progress, Simulation
@@ -56,6 +57,8 @@ class Setup:
     timeline: bool = True
     #: Jobs request what is worth it by their profile, not what the trace says.
     auto_gpus: bool = False
+    #: How the size of jobs that do not say so themselves is searched while they run; empty: not at all.
+    autoscale: str = ""
     #: What a worker of each model does with its GPU (needs.csv), and what may be made of it.
     needs: Path | None = None
     share: bool = False
@@ -87,6 +90,8 @@ def load(setup: Setup) -> Inputs:
     jobs = read_jobs(setup.jobs, profiles, cluster)
     if setup.auto_gpus:
         jobs = tuple(_with_right_share(job, profiles[job.model], cluster) for job in jobs)
+    if setup.autoscale:
+        jobs = tuple(job if job.autoscale else replace(job, autoscale=setup.autoscale) for job in jobs)
     return Inputs(jobs, profiles, cluster_with_users_of(cluster, jobs))
 
 
@@ -112,6 +117,28 @@ def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
 def check_placement(setup: Setup, cluster: Cluster) -> None:
     """Raise what is wrong with the placement of a setup, before anything runs."""
     make_placer(setup.placement, Setting(cluster))
+
+
+def remarks(setup: Setup, inputs: Inputs) -> list[str]:
+    """What a setup asks for that can have no effect, a line each."""
+    told = []
+    if setup.placement != "auto" and not _place_matters(inputs):
+        told.append(
+            "no profile here tells speed by nodes: a placement decides what fits where, not how fast jobs run"
+        )
+    asked = setup.autoscale or any(job.autoscale for job in inputs.jobs)
+    if asked and not policy_class(setup.policy).elastic:
+        told.append(f"policy {setup.policy} does not resize jobs: the autoscaler has nothing to say")
+    return told
+
+
+def _place_matters(inputs: Inputs) -> bool:
+    """Whether the speed of any job depends on where it is."""
+    used = {(job.model, job.kind) for job in inputs.jobs}
+    return not inputs.cluster.pooled and any(
+        inputs.profiles[model].tells_nodes or (kind is Kind.PARAMETER_SERVER and is_measured(model))
+        for model, kind in used
+    )
 
 
 class _Believed:
@@ -186,8 +213,6 @@ def peak_memory_mb() -> float:
 
 def is_compiled(policy: str) -> bool:
     """Whether the policy's kernels were compiled before; if not, its first use takes some seconds more."""
-    from shoal.policies.registry import policy_class
-
     kernels = [
         f for f in vars(sys.modules[policy_class(policy).__module__]).values() if hasattr(f, "py_func")
     ]

@@ -7,7 +7,7 @@ slowed down alike, by the sum of their utilisations. A job first prepares for `p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +62,7 @@ class SharingSimulation(Simulation):
     def _phases(self, j: int) -> Phases | None:
         """Of jobs that are alone on their GPU, or wait without being anyone's guest."""
         use = self._use[j]
-        return None if use is None or j in self._hosting or j in self._hosting.values() else use.phases
+        return None if use is None or self._shares(j) else use.phases
 
     # -- what the engine does, with guests beside --------------------------------------------------
 
@@ -115,8 +115,13 @@ class SharingSimulation(Simulation):
 
     def _measure(self, j: int) -> list[Event]:
         """Who shares a GPU does not tell what it would do alone."""
-        shares = j in self._hosting or j in self._hosting.values()
-        return [] if shares else super()._measure(j)
+        return [] if self._shares(j) else super()._measure(j)
+
+    def _search(self, j: int, now: float) -> Sequence[Event]:
+        return [] if self._shares(j) else super()._search(j, now)
+
+    def _shares(self, j: int) -> bool:
+        return j in self._hosting or j in self._hosting.values()
 
     def _speed(self, j: int, spot: Spot) -> float:
         return super()._speed(j, spot) / self._crowd(j)

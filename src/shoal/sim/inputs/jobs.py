@@ -1,7 +1,8 @@
 """jobs.csv (or Parquet): one job per row, in order of submission.
 
 Columns `submit_s, model, iterations, requested_gpus, max_gpus`, and optionally `job, user, min_gpus,
-gpu_types` (separated by `|`), `kind` (all-reduce, parameter-server), `weight`.
+gpu_types` (separated by `|`), `kind` (all-reduce, parameter-server), `weight`, `autoscale` (how the autoscaler
+searches its size, such as `efficiency:threshold=0.5`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from shoal.core.cluster import Cluster, User
-from shoal.core.errors import InputError, did_you_mean
+from shoal.core.errors import InputError, ShoalError, did_you_mean
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
 from shoal.sim.inputs.limits import Limits
@@ -24,7 +26,7 @@ from shoal.sim.inputs.values import counts, names, numbers, positions_of, where_
 
 COLUMNS = Columns(
     ("submit_s", "model", "iterations", "requested_gpus", "max_gpus"),
-    ("job", "user", "min_gpus", "gpu_types", "kind", "weight"),
+    ("job", "user", "min_gpus", "gpu_types", "kind", "weight", "autoscale"),
 )
 DEFAULT_USER = "default"
 
@@ -69,6 +71,7 @@ class _Checked:
     gpu_types: list[tuple[str, ...]]
     kind: list[Kind]
     weight: list[float]
+    autoscale: list[str]
 
 
 def _jobs(rows: _Checked) -> tuple[Job, ...]:
@@ -78,7 +81,7 @@ def _jobs(rows: _Checked) -> tuple[Job, ...]:
     ]
     columns = (
         rows.name, rows.submit_s, bounds, rows.requested_gpus, rows.user, rows.model,
-        rows.iterations, rows.kind, rows.gpu_types, rows.weight,
+        rows.iterations, rows.kind, rows.gpu_types, rows.weight, repeat(1.0), rows.autoscale,
     )  # fmt: skip
     # A million new objects would make the collector scan all of them again and again for nothing.
     collecting = gc.isenabled()
@@ -107,6 +110,7 @@ def _checked(table: Table, profiles: Mapping[str, Profile], cluster: Cluster) ->
     limits.check(requested, problems)
     weight = numbers(table, problems, "weight", default=1.0, above=0.0) if table.has("weight") else None
     kind = _kinds(table, problems)
+    autoscale = _autoscale(table, problems)
     user = _users(table, problems, cluster)
     job = _job_names(table, problems)
     problems.raise_first()
@@ -124,6 +128,7 @@ def _checked(table: Table, profiles: Mapping[str, Profile], cluster: Cluster) ->
         gpu_types=limits.gpu_types,
         kind=kind,
         weight=[1.0] * len(table) if weight is None else weight.tolist(),
+        autoscale=autoscale,
     )
 
 
@@ -164,6 +169,27 @@ def _kinds(table: Table, problems: Problems) -> list[Kind]:
     )
     kinds = [known.get(text, Kind.ALL_REDUCE) for text in texts]
     return [kinds[i] for i in index.tolist()]
+
+
+def _autoscale(table: Table, problems: Problems) -> list[str]:
+    if not table.has("autoscale"):
+        return [""] * len(table)
+    column = table.frame["autoscale"].cast(pl.String).fill_null("")
+    texts, index = positions_of(column)
+    wrong = [_mistake_in(text) if text else None for text in texts]
+    bad = where_in(index, [why is not None for why in wrong])
+    problems.add(bad, "autoscale", lambda row: str(wrong[index[row]]))
+    return column.to_list()
+
+
+def _mistake_in(word: str) -> str | None:
+    from shoal.knowledge.size_search import Autoscale
+
+    try:
+        Autoscale.parse(word)
+    except ShoalError as error:
+        return str(error)
+    return None
 
 
 def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
