@@ -162,7 +162,7 @@ class Simulation:
                     done += 1
                 elif kind == _SWITCH:
                     self._switch(j, now)
-                else:
+                elif kind == _MEASURE:
                     events += self._measure(j)
             while arrived < total and submit_s[arrived] <= now:
                 else:
