@@ -47,6 +47,7 @@ class World:
         self.in_gradients: dict[tuple[int, int], set[str]] = {}
         self.in_vote: dict[tuple[int, int], dict[str, int]] = {}
         self.handed: dict[tuple[str, int], dict[str, int]] = {}  # (newcomer, generation) -> {holder: step}
+        self.windows: dict[int, int] = {}  # generation -> in how many steps its newcomers are given the state
         # What was done, for the invariants.
         self.applied: dict[int, int] = {}  # step -> the generation whose gradients were applied
         self.fresh_start = True
@@ -214,16 +215,29 @@ class World:
         return True
 
     def _receive(self, name: str, worker: Worker) -> None:
-        """State is complete once every holder has handed its part over."""
+        """State is complete once every holder has handed its part over, in the last of several steps."""
         plan = worker.joining
         if plan is None:
             return
         sources = plan.holders or plan.members[:1]
         words = self.handed.get((name, plan.number), {})
+        begun = min(words.values(), default=0)
+        if plan.kind is Kind.SWITCH and worker.member.done < begun + self.windows[plan.number] - 1:
+            return
         if set(words) >= set(sources):
             assert len(set(words.values())) == 1, "holders switched after different steps"
-            worker.member.state_complete(next(iter(words.values())))
+            worker.member.state_complete(worker.member.done)
             worker.joining = None
+
+    def _window_closed(self, name: str, worker: Worker) -> bool:
+        """A newcomer applies a step to the part it has when it knows from all holders which part that is."""
+        plan = worker.joining
+        if plan is None or plan.kind is not Kind.SWITCH:
+            return False
+        begun = min(self.handed[name, plan.number].values())
+        if worker.member.done >= begun + self.windows[plan.number] - 1:
+            return False
+        return all(self.workers[s].member.done > worker.member.done for s in plan.holders)
 
     def _compute(self, name: str, worker: Worker) -> bool:
         member = worker.member
@@ -270,7 +284,7 @@ class World:
         if broken and (not everyone or self.random.random() < 0.5):
             return self._halt(worker, True)
         self._receive(name, worker)
-        if not everyone or member.torn:
+        if not everyone or (member.torn and not self._window_closed(name, worker)):
             return False
         if len(set(flags.values())) == 1 and next(iter(flags.values())):
             member.agree()
@@ -292,13 +306,22 @@ class World:
         worker.at = "compute"
         if plan is None:
             return
+        self.windows.setdefault(plan.number, self.random.randint(1, 4))
         for newcomer in plan.newcomers:
             self.handed.setdefault((newcomer, plan.number), {})[name] = worker.member.done
         if name not in plan.members:
+            stay = [self.workers[m].member for m in plan.members if self.workers[m].alive]
+            assert not any(m.torn for m in stay), "who had the whole state left before all who stay had it"
             worker.at = "over"
             worker.member.saved = plan.save
 
     def _halted(self, name: str, worker: Worker) -> bool:
+        if worker.member.torn:
+            if not worker.member.aborted:
+                return False
+            worker.member.retreat()
+            worker.at, worker.interrupted = "waiting", False
+            return True
         return self._enter(name, worker) if worker.entering is not None else False
 
     def _over(self, name: str, worker: Worker) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import os
-import threading
 import time
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -17,10 +16,9 @@ from shoal.torch.gradients import GradientBuckets, Sync, all_reduce
 from shoal.torch.loader import Loader
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part, Position
+from shoal.torch.receiving import Incoming
 from shoal.torch.state import ModelState, StateBox, random_state, set_random_state
-from shoal.torch.transfer import Incoming
 from shoal.torch.worker import Groups, Identity, Worker
-from shoal.wire.messages import Plan
 
 log = logging.getLogger("shoal.torch")
 
@@ -30,7 +28,7 @@ class StepKind(Enum):
     REHEARSAL = auto()  # before joining: nothing of it counts
     CATCH_UP = (
         auto()
-    )  # a newcomer's first: it adds nothing, receives the state, and applies the others' gradients
+    )  # a newcomer looks on: it adds nothing, receives state, and applies the others' gradients
     VOID = auto()  # the synchronisation broke: the rest of the loop's body runs, but the step is done again
 
 
@@ -75,16 +73,20 @@ class JobCore:
         self._joined = identity is None
         self._rehearsing = False
         self._in_epochs = False
-        self._catching_up: tuple[Plan, Incoming] | None = None
-        self._looking_on: threading.Thread | None = None
-        self._looked_on = (False, False)
+        self._catching_up: Incoming | None = None  # the state is still coming to this worker
+        self._looking_on = 0  # the generation in whose coming step this worker takes part with nothing
+        self._looked_flag = 0
+        self._looking: Any = None
+        self._final = False  # after this step all newcomers have their part
+        self._next_final = False
+        self._window_step = 0
         self._groups: Groups | None = None
         self._contributors: tuple[int, ...] = (0,)
         self._next_contributors: tuple[int, ...] = (0,)
         self._check_next = False
         self._stepped = True
         self._pause_s = 0.0
-        self._vote = torch.zeros(2)
+        self._vote = torch.zeros(3)
         self._checkpoints = 0
         self._worker = Worker(identity, self.meter, self._where) if identity else None
 
@@ -109,6 +111,11 @@ class JobCore:
     @property
     def _aside(self) -> bool:
         return self._rehearsing or (self._step is not None and self._step.kind is not StepKind.REAL)
+
+    @property
+    def _growing(self) -> bool:
+        """Newcomers look on; they have no part of the batch yet."""
+        return self._contributors != self._next_contributors
 
     def _state(self) -> ModelState:
         if self._model_state is None:

@@ -125,14 +125,17 @@ class GradientBuckets:
                 bucket.filled = False
         self.works = []
 
-    def look_on(self, group: Any, sync: Sync) -> list[Any]:
+    def look_on(self, group: Any, sync: Sync) -> None:
         """Take part in the coming step with nothing, at once: the others must not wait for this worker's backward."""
         self.works = []
         for bucket in self.buckets:
+            for param in bucket.params:
+                param.grad = (
+                    None  # it may be a view of the bucket, into which this worker's backward must not add
+                )
             bucket.flat.zero_()
             bucket.launched = True
             self.works.append(sync(group, bucket.flat))
-        return self.works
 
     def watch(self) -> None:
         """Only call `complete` at the end of the next backward; all buckets are on their way already."""

@@ -114,6 +114,9 @@ class Job(Stepping):
         while self.position.epoch < count:
             yield self.position.epoch
             self._settle()
+            if not self._joined:
+                self._join()  # its generation broke before it had the whole state
+                continue
             self.position.epoch += 1
             self.position.cursor = 0
         self._in_epochs = False
@@ -148,6 +151,10 @@ class Job(Stepping):
 
     def _finish(self) -> None:
         if self._worker is not None:
+            if self._catching_up is not None:
+                # The others are done before this worker had the whole state: there is nothing to finish with.
+                self._worker.member.left()
+                self._leave(self._worker)
             with self._worker.lock:
                 self._worker.member.finish()
             self._worker.link.say_now()

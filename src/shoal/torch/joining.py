@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import copy
 import pickle
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from shoal.torch.core import JobCore, StepKind
+from shoal.torch.core import StepKind
 from shoal.torch.gradients import parameter_lines
+from shoal.torch.handing import Handing
 from shoal.torch.order import Position
-from shoal.torch.state import random_state, seed_all, set_random_state
-from shoal.torch.transfer import Incoming
 from shoal.torch.worker import Groups
 from shoal.wire.messages import Kind, Plan
 
 
-class Joining(JobCore):
-    def _look_on(self) -> None:
-        raise NotImplementedError
-
+class Joining(Handing):
     def _should_rehearse(self) -> bool:
         if self._joined or self._worker is None or not self._rehearse or self._loader is None:
             return False
@@ -49,7 +43,7 @@ class Joining(JobCore):
         with worker.lock:
             worker.member.ready(self._signature(), worker.receiver.address)
         worker.link.say()
-        plan = worker.wait_for(lambda: worker.entering or self._offer())
+        plan = self._await_place()
         self._joined = True
         if plan.kind is Kind.FIRST:
             self._begin_first(plan)
@@ -62,6 +56,28 @@ class Joining(JobCore):
         if fresh and self.checkpoint_path and Path(self.checkpoint_path).exists():
             self._load(self.checkpoint_path)
 
+    def _await_place(self) -> Plan:
+        """The plan to enter. Before that, once a plan is sure to come: look on in its first step."""
+        worker = self._worker
+        assert worker is not None
+        while True:
+            plan: Plan = worker.wait_for(lambda: worker.entering or self._offer() or self._to_come())
+            if plan is worker.entering or self._offer() is plan:
+                return plan
+            with worker.lock:
+                groups = worker.formed(plan.number)
+                if groups is not None:
+                    self._look_on(groups, plan.number)
+
+    def _to_come(self) -> Plan | None:
+        """A plan that is committed and whose group stands: its members switch at a coming boundary."""
+        assert self._worker is not None
+        member = self._worker.member
+        plan = member.plan
+        if plan is None or plan.kind is not Kind.SWITCH or not member.committed:
+            return None
+        return plan if member.formed == plan.number and self._looking_on != plan.number else None
+
     def _offer(self) -> Plan | None:
         """The plan whose holders have switched and begun to send."""
         worker = self._worker
@@ -70,8 +86,7 @@ class Joining(JobCore):
         if plan is None or plan.kind is not Kind.SWITCH or worker.member.formed != plan.number:
             return None
         incoming = worker.receiver.get(plan.number)
-        ready = incoming is not None and any("description" in h for h in incoming.heads.values())
-        return plan if ready else None
+        return plan if incoming is not None and incoming.offered is not None else None
 
     def _begin_first(self, plan: Plan) -> None:
         worker = self._worker
@@ -80,6 +95,7 @@ class Joining(JobCore):
             worker.entering, worker.interrupted = None, False
             worker.member.enter(plan)
             self._use(worker.take(plan.number), plan.members, plan.members)
+        self._final = True
         if plan.members[0] == worker.name:
             if plan.restore:
                 self._load(plan.restore)
@@ -88,41 +104,43 @@ class Joining(JobCore):
             self._send(plan)
         else:
             incoming = worker.receiver.get(plan.number)
-            found = worker.wait_for(
-                lambda: worker.interrupted or (incoming and (incoming.broken or self._description(incoming)))
+            worker.wait_for(
+                lambda: worker.interrupted or (incoming and (incoming.broken or incoming.offered is not None))
             )
-            if isinstance(found, bytes) and incoming is not None and self._receive(plan, incoming):
+            step = incoming.offered if incoming is not None else None
+            if incoming is not None and step is not None:
+                worker.receiver.open_gate(incoming, self._state())
+            if incoming is not None and step is not None and self._take_window(incoming, step):
                 self._resized()
             else:
                 self._halt(holds=False)
+                if not self._joined:
+                    self._join()
         worker.link.say()
 
-    @staticmethod
-    def _description(incoming: Incoming) -> bytes | None:
-        return next((h["description"] for h in incoming.heads.values() if "description" in h), None)
-
     def _begin_switch(self, plan: Plan) -> None:
-        """The holders compute the coming step; this worker looks on and receives the state meanwhile."""
+        """The holders compute; this worker looks on, step by step, until it has been given the whole state."""
         worker = self._worker
         assert worker is not None
         with worker.lock:
             incoming = worker.receiver.get(plan.number)
-            if incoming is None or worker.member.plan is not plan:
+            step = incoming.offered if incoming is not None else None
+            if incoming is None or step is None or worker.member.plan is not plan:
                 self._joined = False
                 self._join()  # dropped at the last moment
                 return
-            description = self._description(incoming)
+            description = incoming.description(step)
             assert description is not None
             facts = pickle.loads(description)
-            worker.member.joined(plan, facts["position"].step)
+            worker.member.joined(plan, step)
             self._use(worker.take(plan.number), plan.members, plan.holders)
             self.position = replace(facts["position"])
-            self._catching_up = (plan, incoming)
-        assert self._buckets is not None
-        assert self._groups is not None
-        self._buckets.look_on(self._groups.data, self.sync)
-        self._looking_on = threading.Thread(target=self._look_on, name="shoal-look-on", daemon=True)
-        self._looking_on.start()
+            self._catching_up, self._final = incoming, incoming.is_final(step)
+            self._window_step = step
+        worker.receiver.open_gate(incoming, self._state())
+        if self._looking_on != plan.number:
+            assert self._groups is not None
+            self._look_on(self._groups, plan.number)
         if self._loader is not None:
             self._take_rule(facts)
             self._loader.changed()
@@ -143,61 +161,6 @@ class Joining(JobCore):
                 self._note(note)
             self._loader.changed()
 
-    def _send(self, plan: Plan) -> None:
-        """Start the transfer to the newcomers; the optimizer waits for its end."""
-        groups, worker = self._groups, self._worker
-        assert groups is not None
-        assert worker is not None
-        if groups.links:
-            random = random_state(worker.cuda)
-            capture = self._state().capture(self._facts(random=False))
-            for link in groups.links:
-                link.start(plan, worker.name, self.position.step, random, capture)
-
-    def _finish_sending(self) -> None:
-        if self._groups is None or not self._groups.links:
-            return
-        began_s = time.perf_counter()
-        for link in self._groups.links:
-            while link.thread is not None and link.thread.is_alive():
-                link.thread.join(0.05)
-                if self._worker is not None and self._worker.interrupted:
-                    link.close()
-        self._groups.links.clear()
-        self._pause_s += time.perf_counter() - began_s
-
-    def _receive(self, plan: Plan, incoming: Incoming) -> bool:
-        """Receive the state in place; False if it did not come whole."""
-        worker = self._worker
-        assert worker is not None
-        with worker.lock:
-            description = self._description(incoming)
-            assert description is not None
-            facts, homes = self._state().targets(description)
-            worker.receiver.open_gate(incoming, facts, homes)
-            worker.wait_for(
-                lambda: (
-                    incoming.broken or worker.interrupted or len(incoming.finished) == len(incoming.sources)
-                )
-            )
-            if len(incoming.finished) < len(incoming.sources):
-                return False
-        self._adopt(facts, plan, incoming)
-        with worker.lock:
-            worker.member.state_complete(self.position.step)
-        return True
-
-    def _adopt(self, facts: dict[str, Any], plan: Plan, incoming: Incoming) -> None:
-        self._state().adopt(facts)
-        self.position = replace(facts["position"])
-        self._take_rule(facts)
-        # The random state of whoever had this rank before; where there was no one, one of its own.
-        before = [h["random"] for h in incoming.heads.values() if h["rank"] == self.rank]
-        if before and plan.holders:
-            set_random_state(before[0])
-        else:
-            seed_all(hash((facts["seed"], self.position.step, self.rank)))
-
     def _halt(self, holds: bool) -> None:
         """This generation is broken. Say how far this worker came, and go on in the one that replaces it."""
         worker, step = self._worker, self._step
@@ -209,13 +172,16 @@ class Joining(JobCore):
             worker.interrupted = False
             worker.member.halt(holds)
         worker.link.say()
+        if worker.member.torn:
+            self._retreat()
+            return
         plan = worker.wait_for(lambda: worker.entering)
         with worker.lock:
             worker.entering, worker.interrupted = None, False
             apply = worker.member.enter(plan)
             self._use(worker.take(plan.number), plan.members, plan.members)
         worker.link.say()
-        self._catching_up = None
+        self._catching_up, self._looking, self._final = None, None, False
         if step is not None and apply:
             assert self._buckets is not None
             self._buckets.install()
@@ -228,3 +194,22 @@ class Joining(JobCore):
             self._buckets.restore_stats()
         self._resized()
         self.meter.pauses.append((plan.number, time.perf_counter() - began_s))
+
+    def _retreat(self) -> None:
+        """This worker had only a part of the state. What is left of the loop's body is void, then it joins anew."""
+        worker = self._worker
+        assert worker is not None
+        worker.wait_for(lambda: worker.member.aborted)
+        with worker.lock:
+            worker.interrupted = False
+            worker.receiver.forget(worker.member.generation)
+            worker.member.retreat()
+        worker.retire(self._groups)
+        self._groups, self._joined = None, False
+        self._contributors = self._next_contributors = (0,)
+        self._catching_up, self._looking, self._looking_on, self._final = None, None, 0, False
+        if self._step is not None:
+            self._step.kind = StepKind.VOID
+        if self._buckets is not None:
+            self._buckets.renew()
+        worker.link.say()

@@ -108,9 +108,11 @@ class Loader:
         job._begin_pass(self)
         while True:
             job._settle()
-            if self._exhausted():
+            if not job._joined or self._exhausted():
                 return
             job._boundary()
+            if not job._joined:
+                return
             parts = self.parts(job.position.cursor, job._contributors, job.rank)
             for index, part in enumerate(parts):
                 job._open(part, first=index == 0, samples=self._samples(parts))
@@ -203,7 +205,7 @@ class _Mapped:
         loader, job = self._loader, self._loader.job
         epoch, cursor = job.position.epoch, job.position.cursor
         contributors, rank = job._contributors, job.rank
-        after = job._next_contributors
+        after = job._next_contributors if job._final else contributors
         while True:
             parts = loader.parts(cursor, contributors, rank)
             for part in parts:

@@ -6,6 +6,7 @@ import hashlib
 import io
 import pickle
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,122 +58,136 @@ def seed_all(seed: int) -> None:
 
 @dataclass(slots=True)
 class Capture:
-    """The state at one step boundary. `large` are the live tensors: they must not change until they are sent."""
+    """Some of the state. `large` are the live tensors: they must not change until they are sent or written."""
 
     description: bytes
     large: list[Tensor] = field(default_factory=list)
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.large)
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One parameter and what the optimizer keeps for it, as received."""
+
+    index: int
+    value: Tensor
+    slot: dict[str, Any]
 
 
 class ModelState:
-    """Reads and writes the state of a model and its optimizer."""
+    """Reads and writes the state of a model and its optimizer.
+
+    It has two parts: *units*, a parameter with its optimizer state each, which only the optimizer's step changes;
+    and a *description* of all else (buffers, hyperparameters, `job.state`, the job's own facts).
+    """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, box: StateBox) -> None:
         self.model, self.optimizer, self.box = model, optimizer, box
-        self._params = [p for g in optimizer.param_groups for p in g["params"]]
+        known = {id(p) for p in model.parameters()}
+        others = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
+        self.parameters: list[Tensor] = [*model.parameters(), *others]
 
-    def capture(self, facts: dict[str, Any], copy_small: bool = True) -> Capture:
-        """`facts` are the job's own: position, batch rule, random state."""
+    def sizes(self) -> list[int]:
+        """Bytes of each unit."""
+        return [
+            size_bytes(p)
+            + sum(size_bytes(v) for v in self.optimizer.state.get(p, {}).values() if isinstance(v, Tensor))
+            for p in self.parameters
+        ]
+
+    @property
+    def divisible(self) -> bool:
+        """Whether the optimizer treats each parameter by itself, so that it may know some before others."""
+        kind = type(self.optimizer)
+        return kind.__module__.startswith("torch.optim") and kind is not torch.optim.LBFGS
+
+    def pack(self, indices: Iterable[int]) -> Capture:
         large: list[Tensor] = []
+        units = []
+        for i in indices:
+            param = self.parameters[i]
+            slot = dict(self.optimizer.state.get(param, {}))
+            units.append((i, _place(param, large), _place(slot, large)))
+        return Capture(pickle.dumps(units), large)
 
-        def place(value: Any, movable: bool = False) -> Any:
-            if isinstance(value, Tensor) and movable and value.numel() * value.element_size() > SMALL_BYTES:
-                large.append(value.detach())
-                return _Streamed(tuple(value.shape), value.dtype, len(large) - 1)
-            if isinstance(value, Tensor):
-                return value.detach().cpu().clone() if copy_small else value.detach().cpu()
-            if isinstance(value, dict):
-                return {k: place(v, movable) for k, v in value.items()}
-            if isinstance(value, (list, tuple)):
-                return type(value)(place(v, movable) for v in value)
-            return value
-
-        tensors = [place(t, movable=True) for t in self.model.parameters()]
-        # Forward changes the buffers, and user code what is in the box: they are copied at the boundary.
-        buffers = [place(t) for t in self.model.buffers()]
-        slots = [place(dict(self.optimizer.state.get(p, {})), movable=True) for p in self._params]
-        groups = [{k: place(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
-        box = place(self.box.capture())
-        body = pickle.dumps(
-            {"parameters": tensors, "buffers": buffers, "slots": slots, "groups": groups, "box": box, **facts}
-        )
-        return Capture(body, large)
-
-    def targets(self, description: bytes) -> tuple[dict[str, Any], list[Tensor]]:
-        """Where the streamed tensors shall go: the parameters themselves, and optimizer slots, made if missing."""
-        facts = pickle.loads(description)
-        large: dict[int, Tensor] = {}
-
-        def settle(value: Any, mine: Any, device: torch.device | str = "cpu") -> Any:
-            if isinstance(value, _Streamed):
-                fits = (
-                    isinstance(mine, Tensor)
-                    and tuple(mine.shape) == value.shape
-                    and mine.dtype == value.dtype
-                )
-                home = mine.detach() if fits else torch.empty(value.shape, dtype=value.dtype, device=device)
-                large[value.index] = home
-                return home
-            if isinstance(value, dict):
-                known = mine if isinstance(mine, dict) else {}
-                return {k: settle(v, known.get(k), device) for k, v in value.items()}
-            return value
-
-        facts["parameters"] = [
-            settle(v, p.detach()) for v, p in zip(facts["parameters"], self.model.parameters())
-        ]
-        facts["slots"] = [
-            settle(slot, dict(self.optimizer.state.get(p, {})), p.device)
-            for slot, p in zip(facts["slots"], self._params)
-        ]
-        return facts, [large[i] for i in range(len(large))]
+    def unpack(self, packed: bytes) -> tuple[list[Unit], list[Tensor]]:
+        """The units to come, and where their streamed tensors shall go: in place wherever bytes can be put there."""
+        homes: dict[int, Tensor] = {}
+        units = []
+        for index, value, slot in pickle.loads(packed):
+            param = self.parameters[index]
+            mine = dict(self.optimizer.state.get(param, {}))
+            units.append(Unit(index, _settle(value, param, homes), _settle(slot, mine, homes)))
+        return units, [homes[i] for i in range(len(homes))]
 
     @torch.no_grad()
-    def adopt(self, facts: dict[str, Any]) -> None:
+    def install(self, units: Iterable[Unit]) -> None:
         """The streamed tensors are in place: take the rest."""
-        for mine, value in zip(self.model.parameters(), facts["parameters"]):
-            if mine.data_ptr() != value.data_ptr():
-                mine.copy_(value)
-        for mine, value in zip(self.model.buffers(), facts["buffers"]):
-            mine.copy_(value)
-        self.optimizer.state.clear()
-        for param, slot in zip(self._params, facts["slots"]):
-            if slot:
+        for unit in units:
+            param = self.parameters[unit.index]
+            if param.data_ptr() != unit.value.data_ptr():
+                param.copy_(unit.value)
+            self.optimizer.state.pop(param, None)
+            if unit.slot:
                 # Adam's step counter stays on the CPU; all else lives with its parameter.
                 self.optimizer.state[param] = {
                     k: v.to(param.device) if isinstance(v, Tensor) and k != "step" else v
-                    for k, v in slot.items()
+                    for k, v in unit.slot.items()
                 }
-        for group, saved in zip(self.optimizer.param_groups, facts["groups"]):
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The hyperparameters of each group of parameters."""
+        return [{k: _copied(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+
+    def set_groups(self, groups: list[dict[str, Any]]) -> None:
+        for group, saved in zip(self.optimizer.param_groups, groups):
             group.update(saved)
-        self.box.restore(facts["box"])
+
+    def describe(self, facts: dict[str, Any], whole: bool = True) -> bytes:
+        """Copied now: forward changes the buffers, and user code what is in the box.
+
+        `facts` are the job's own: position, batch rule, random state. Not `whole`: without buffers and large
+        tensors of the box, for someone who will be told again.
+        """
+        buffers = [_copied(t) for t in self.model.buffers()] if whole else None
+        box = _copied(self.box.capture(), whole)
+        return pickle.dumps({"buffers": buffers, "groups": self.groups(), "box": box, **facts})
+
+    @torch.no_grad()
+    def adopt(self, facts: dict[str, Any]) -> None:
+        """Take a description over."""
+        for mine, value in zip(self.model.buffers(), facts["buffers"] or ()):
+            mine.copy_(value)
+        self.set_groups(facts["groups"])
+        own = self.box.capture()
+        filled = {k: _filled(v, own.get(k)) for k, v in facts["box"].items()}
+        self.box.restore({k: v for k, v in filled.items() if not _lacks(v)})
 
     def digest(self) -> bytes:
         """SHA-256 over parameters, batch-norm statistics and optimizer state: equal on all members, bit for bit."""
         sha = hashlib.sha256()
-        for tensor in (*self.model.parameters(), *running_stats(self.model)):
+        for tensor in (*self.parameters, *running_stats(self.model)):
             sha.update(as_bytes(tensor))
-        for param in self._params:
+        for param in self.parameters:
             for key, value in sorted(self.optimizer.state.get(param, {}).items()):
                 sha.update(key.encode())
                 sha.update(as_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
         return sha.digest()
 
     def save(self, facts: dict[str, Any], file: io.BufferedIOBase) -> None:
-        capture = self.capture(facts, copy_small=False)
-        torch.save({"shoal": 1, "description": capture.description, "large": capture.large}, file)
+        units = self.pack(range(len(self.parameters)))
+        saved = {"shoal": 2, "facts": self.describe(facts), "units": units.description, "large": units.large}
+        torch.save(saved, file)
 
     def load(self, file: io.BufferedIOBase) -> dict[str, Any]:
         saved = torch.load(file, weights_only=False, map_location="cpu")
-        if not isinstance(saved, dict) or saved.get("shoal") != 1:
-            raise ValueError("this is not a checkpoint of Shoal")
-        facts, homes = self.targets(saved["description"])
+        if not isinstance(saved, dict) or saved.get("shoal") != 2:
+            raise ValueError("this is not a checkpoint of this version of Shoal")
+        units, homes = self.unpack(saved["units"])
         with torch.no_grad():
             for home, value in zip(homes, saved["large"]):
                 home.copy_(value)
+        self.install(units)
+        facts: dict[str, Any] = pickle.loads(saved["facts"])
         self.adopt(facts)
         return facts
 
@@ -184,6 +199,76 @@ class _Streamed:
     shape: tuple[int, ...]
     dtype: torch.dtype
     index: int
+
+
+class _Later:
+    """In a description: a large tensor that is told only in a whole one."""
+
+
+def size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _place(value: Any, large: list[Tensor]) -> Any:
+    """Large tensors aside, all else by value."""
+    if isinstance(value, Tensor) and size_bytes(value) > SMALL_BYTES:
+        large.append(value.detach())
+        return _Streamed(tuple(value.shape), value.dtype, len(large) - 1)
+    if isinstance(value, dict):
+        return {k: _place(v, large) for k, v in value.items()}
+    return _copied(value)
+
+
+def _settle(value: Any, mine: Any, homes: dict[int, Tensor]) -> Any:
+    if isinstance(value, _Streamed):
+        fits = (
+            isinstance(mine, Tensor)
+            and tuple(mine.shape) == value.shape
+            and mine.dtype == value.dtype
+            and mine.device.type == "cpu"
+            and mine.is_contiguous()
+        )
+        homes[value.index] = mine.detach() if fits else torch.empty(value.shape, dtype=value.dtype)
+        return homes[value.index]
+    if isinstance(value, dict):
+        known = mine if isinstance(mine, dict) else {}
+        return {k: _settle(v, known.get(k), homes) for k, v in value.items()}
+    return value
+
+
+def _copied(value: Any, whole: bool = True) -> Any:
+    if isinstance(value, Tensor):
+        if not whole and size_bytes(value) > SMALL_BYTES:
+            return _Later()
+        return value.detach().cpu().clone()
+    if isinstance(value, dict):
+        return {k: _copied(v, whole) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_copied(v, whole) for v in value]
+    if type(value) is tuple:
+        return tuple(_copied(v, whole) for v in value)
+    return value
+
+
+def _filled(value: Any, mine: Any) -> Any:
+    """`value` with what it leaves for later as it is here."""
+    if isinstance(value, _Later):
+        return value if mine is None else mine
+    if isinstance(value, dict):
+        known = mine if isinstance(mine, dict) else {}
+        return {k: _filled(v, known.get(k)) for k, v in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        fits = isinstance(mine, (list, tuple)) and len(mine) == len(value)
+        return type(value)(_filled(v, m) for v, m in zip(value, mine if fits else [None] * len(value)))
+    return value
+
+
+def _lacks(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(_lacks(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(_lacks(v) for v in value)
+    return isinstance(value, _Later)
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

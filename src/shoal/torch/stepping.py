@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,22 +48,12 @@ class Stepping(Joining):
         if group is None or (self._step.kind is StepKind.CATCH_UP and not part.last):
             self._buckets.disarm()
         elif self._step.kind is StepKind.CATCH_UP:
+            if self._looking is None:
+                assert self._groups is not None
+                self._look_on(self._groups, self.generation)
             self._buckets.watch()
         else:
             self._buckets.arm(group, self.sync, part.weight, first, part.last)
-
-    def _look_on(self) -> None:
-        """In a thread, for a newcomer's first step: add nothing to the sums, and vote as soon as they are complete.
-
-        The holders then wait neither for this worker's run through the script nor for the end of the transfer.
-        """
-        worker, buckets = self._worker, self._buckets
-        assert worker is not None
-        assert buckets is not None
-        whole = True
-        for work in buckets.works:
-            whole = worker.wait(work) and whole
-        self._looked_on = (whole, whole and self._cast_vote())
 
     def _end_of_backward(self) -> None:
         """All buckets are on their way: wait for them, then vote."""
@@ -73,19 +64,21 @@ class Stepping(Joining):
         began_s = time.perf_counter()
         buckets.disarm()
         worker.member.arrived = self.position.step + 1
+        if self._growing and self._groups is not None:
+            for link in self._groups.links:
+                link.hold()
+        received, whole, voted = True, True, False
         if step.kind is StepKind.CATCH_UP:
             assert self._catching_up is not None
-            assert self._looking_on is not None
-            # First the state: the holders send it while they compute, and wait with their optimizer for its end.
-            received = self._receive(*self._catching_up)
-            self._looking_on.join()
-            whole, voted = self._looked_on
+            received = self._take_window(self._catching_up, self.position.step)
+        for work in buckets.works:  # every one: what is under way would write into the buckets later
+            whole = worker.wait(work) and whole
+        if step.kind is StepKind.CATCH_UP:
+            looking, self._looking = self._looking, None
+            voted = whole and self._tally(looking, self._looked_flag)
             whole = whole and received
-        else:
-            whole = True
-            for work in buckets.works:  # every one: what is under way would write into the buckets later
-                whole = worker.wait(work) and whole
-            voted = whole and self._cast_vote()
+        elif whole:
+            voted = self._cast_vote()
         if whole and voted:
             step.synced = True
             buckets.install()
@@ -94,20 +87,27 @@ class Stepping(Joining):
         self.meter.sync_s += time.perf_counter() - began_s
 
     def _cast_vote(self) -> bool:
-        """One tiny all-reduce: all have the gradients; and do all have leave to switch after this step?"""
+        """One tiny all-reduce: all have the gradients; do all have leave to switch after this step?"""
         worker, groups = self._worker, self._groups
         assert worker is not None
         assert groups is not None
         flag = worker.member.flag()
-        self._vote[0], self._vote[1] = float(flag > 0), float(flag)
-        if not worker.wait(groups.vote.allreduce([self._vote])):
-            self._vote = torch.zeros(2)
+        self._vote[0], self._vote[1], self._vote[2] = float(flag > 0), float(flag), self._rest_fits(flag)
+        return self._tally(groups.vote.allreduce([self._vote]), flag)
+
+    def _tally(self, work: Any, flag: int) -> bool:
+        worker = self._worker
+        assert worker is not None
+        if not worker.wait(work):
+            self._vote = torch.zeros(3)
             return False
-        count, total = self._vote.tolist()
+        count, total, fitting = self._vote.tolist()
+        self._next_final = fitting == len(self._contributors)
         size = len(worker.member.members)
         if flag and count == size and total == size * flag:
             with worker.lock:
-                worker.member.agree()
+                if worker.member.flag() == flag:
+                    worker.member.agree()
         return True
 
     def _optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -116,8 +116,11 @@ class Stepping(Joining):
             return original(*args, **kwargs)
         if step.kind is StepKind.VOID:
             return None
-        self._finish_sending()
+        self._close_windows(stepping=True)
         optimizer = self._state().optimizer
+        if step.kind is StepKind.CATCH_UP and self._catching_up is not None and not self._final:
+            self._follow_groups(self._catching_up)
+            original = partial(self._partial_step, self._catching_up, original)
         factor = self._loader.rule.current(self.position.step) if self._loader is not None else 1.0
         rates = [group["lr"] for group in optimizer.param_groups]
         if factor != 1.0:
@@ -141,13 +144,13 @@ class Stepping(Joining):
             return
         if step.kind is StepKind.CATCH_UP and not step.synced:
             raise RuntimeError("the loop's body must call backward() for every batch")
-        self._finish_sending()
+        self._close_windows(stepping=False)
         self._advance(self.position)
-        self._catching_up = None
         self._stepped = step.stepped
         if self._worker is not None:
             self._count(self._worker, step)
-        self._contributors = self._next_contributors
+        if step.kind is StepKind.CATCH_UP:
+            return
         self.meter.steps += 1
         self.meter.samples += step.samples
         self.meter.busy_s += time.perf_counter() - step.began_s
@@ -160,13 +163,14 @@ class Stepping(Joining):
                 worker.member.arrived = worker.member.done
                 if worker.member.flag():
                     worker.member.agree()
-        if self._contributors != self._next_contributors:
-            # The first step of a generation that newcomers joined is done: from now on they have their part.
-            self._contributors = self._next_contributors
+        if self._growing and self._final:
+            # The newcomers have got everything: from now on they have their part.
+            self._contributors, self._catching_up = self._next_contributors, None
             self._resized()
             self.meter.pauses.append((worker.member.generation, self._pause_s))
             worker.link.say()
-        self._pause_s = 0.0
+        if self._final or not self._growing:
+            self._final, self._pause_s = False, 0.0
 
     def _boundary(self) -> None:
         """Between two steps, when another one is to come: the only place where members change."""
@@ -180,12 +184,25 @@ class Stepping(Joining):
             self._checkpoints = worker.member.checkpoints
             if self.checkpoint_path:
                 self.checkpoint()
-        if self._check_next and self._contributors == self._next_contributors:
+        if self._check_next and not self._growing:
             self._compare()
         if worker.interrupted:
             self._halt(holds=False)
+            if not self._joined:
+                return
         if worker.member.agreed and self._stepped:
             self._switch(worker)
+        elif self._growing and self.position.step > self._window_step:
+            self._next_window()
+
+    def _next_window(self) -> None:
+        """Newcomers look on for another step; the last one if all holders said that the rest fits into it."""
+        began_s = time.perf_counter()
+        self._final = self._next_final
+        if self._final and self._loader is not None:
+            self._loader.changed()
+        self._open_windows()
+        self._pause_s += time.perf_counter() - began_s
 
     def _switch(self, worker: Worker) -> None:
         began_s = time.perf_counter()
@@ -202,6 +219,7 @@ class Stepping(Joining):
                 self._use(worker.take(plan.number), plan.members, plan.holders)
         if not stays:
             self._leave(worker)
+        self._final = bool(plan.newcomers) and self._next_final
         if plan.newcomers:
             self._send(plan)
             if self._loader is not None:

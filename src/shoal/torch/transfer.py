@@ -1,9 +1,13 @@
-"""State from the holders to a newcomer, beside the training.
+"""A holder's side of handing the state to a newcomer: beside the training, over as many steps as it takes.
 
-Each holder opens an authenticated connection to the newcomer while its group forms. At the switch every holder
-sends a part of the state's bytes, straight from the live tensors: from one optimizer step to the next they do not
-change, so the transfer hides behind forward and backward, and only an optimizer step that comes earlier than the
-transfer's end has to wait. The newcomer receives straight into its own parameters.
+From one optimizer step to the next, parameters and optimizer state do not change. In this *window* a holder sends
+units (a parameter with its optimizer state each), straight from the live tensors. Its optimizer step waits only for
+what is just being sent; the window ends, and the next one goes on with the rest. The newcomer looks on meanwhile
+and applies each step's gradients to the units it has got, so what was sent once stays true. In the final window the
+rest is sent, with a description of all else.
+
+After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `units` is
+followed by the bytes of their large tensors, `end` closes a window.
 """
 
 from __future__ import annotations
@@ -12,19 +16,23 @@ import contextlib
 import pickle
 import socket
 import threading
-from dataclasses import dataclass, field
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from shoal.torch.state import Capture, as_bytes
-from shoal.wire.channel import accept, connect, receive_exactly, receive_into
+from shoal.torch.state import ModelState, as_bytes
+from shoal.wire.channel import connect
 from shoal.wire.messages import Plan
-from torch import Tensor
 
 PURPOSE = "state"
-CHUNK_BYTES = 4 * 1024 * 1024
 MAX_SOURCES = 4
-MAX_HEAD_BYTES = 1 << 32
+UNITS_BYTES = 1 << 20  # small parameters are sent together up to this size
+SLICE_BYTES = 1 << 18
+BUFFER_BYTES = 1 << 20  # what is in a socket's buffers, a newcomer still waits for when the window has ended
+ONE_STEP_BYTES = 16 << 20
+ONE_STEP_S = 0.05
 
 
 def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
@@ -35,197 +43,159 @@ def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
     return tuple(holders[(first + i) % len(holders)] for i in range(count))
 
 
-def byte_range(total: int, sources: int, index: int) -> tuple[int, int]:
-    return total * index // sources, total * (index + 1) // sources
-
-
-def pieces(sizes: list[int], begin: int, end: int) -> list[tuple[int, int, int]]:
-    """The bytes [begin, end) of tensors laid end to end, as (tensor, from, to), in chunks."""
-    result, offset = [], 0
-    for index, size in enumerate(sizes):
-        low, high = max(begin - offset, 0), min(end - offset, size)
-        while low < high:
-            stop = min(low + CHUNK_BYTES, high)
-            result.append((index, low, stop))
-            low = stop
+def share_of(sizes: list[int], sources: int, index: int) -> list[list[int]]:
+    """What the index-th of several sources sends: about its part of the bytes, as lists of units sent together."""
+    total, offset, run_bytes = max(1, sum(sizes)), 0, 0
+    mine: list[list[int]] = []
+    for unit, size in enumerate(sizes):
+        if min(sources - 1, (2 * offset + size) * sources // (2 * total)) == index:
+            if not mine or run_bytes + size > UNITS_BYTES:
+                mine.append([])
+                run_bytes = 0
+            mine[-1].append(unit)
+            run_bytes += size
         offset += size
-    return result
+    return mine
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From the boundary after `step` steps to the optimizer's next step. `final`: all that is left is sent in it."""
+
+    step: int
+    final: bool
+    head: dict[str, Any]
+
+
 class Link:
-    """A holder's connection to one newcomer for one plan."""
+    """A holder's connection to one newcomer for one plan, and the thread that sends on it."""
 
-    newcomer: str
-    sock: socket.socket
-    thread: threading.Thread | None = None
-    error: str | None = None
+    def __init__(self, newcomer: str, sock: socket.socket, limit_bytes_per_s: float | None = None) -> None:
+        self.newcomer, self._sock, self._limit = newcomer, sock, limit_bytes_per_s
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._state: ModelState | None = None
+        self.index = 0  # among the newcomer's sources; the first one describes
+        self._rest: deque[tuple[list[int], int]] = deque()
+        self._window: Window | None = None
+        self._holding = False
+        self._end: dict[str, Any] | None = None
+        self._over = False
+        self._sent_bytes, self._sending_s = 0, 0.0
 
     @staticmethod
-    def open(plan: Plan, newcomer: str, me: str, secret: bytes, job: str) -> Link:
+    def open(plan: Plan, newcomer: str, me: str, secret: bytes, job: str, limit: float | None) -> Link:
         sock, _ = connect(plan.addresses[newcomer], secret, job, PURPOSE)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, CHUNK_BYTES)
-        _send_head(sock, {"plan": plan.number, "source": me})
-        return Link(newcomer, sock)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+        send_head(sock, {"plan": plan.number, "source": me})
+        return Link(newcomer, sock, limit)
 
-    def start(self, plan: Plan, me: str, step: int, random: Any, capture: Capture) -> None:
-        self.thread = threading.Thread(
-            target=self._send, args=(plan, me, step, random, capture), name="shoal-state", daemon=True
-        )
-        self.thread.start()
+    # The training thread's side
 
-    def _send(self, plan: Plan, me: str, step: int, random: Any, capture: Capture) -> None:
-        try:
-            sources = sources_of(plan, self.newcomer)
-            index = sources.index(me)
-            head = {"step": step, "random": random, "rank": plan.holders.index(me) if plan.holders else 0}
-            if index == 0:
-                head["description"] = capture.description
-            _send_head(self.sock, head)
-            sizes = [t.numel() * t.element_size() for t in capture.large]
-            for tensor, low, high in pieces(sizes, *byte_range(sum(sizes), len(sources), index)):
-                self.sock.sendall(as_bytes(capture.large[tensor])[low:high])
-        except (OSError, ValueError) as error:
-            self.error = str(error)
-        finally:
-            self.close()
+    def load(self, plan: Plan, me: str, state: ModelState) -> None:
+        """Decide what is to be sent here."""
+        sources, sizes = sources_of(plan, self.newcomer), state.sizes()
+        self._state, self.index = state, sources.index(me)
+        lists = share_of(sizes, len(sources), self.index)
+        self._rest = deque((units, sum(sizes[u] for u in units)) for units in lists)
+
+    @property
+    def nearly_done(self) -> bool:
+        """Whether one window is enough for the rest, so that hardly anyone waits at its end."""
+        rest_bytes = sum(size for _, size in self._rest)
+        return self._over or rest_bytes <= self._one_step_bytes()
+
+    def _one_step_bytes(self) -> float:
+        limit = self._limit * ONE_STEP_S if self._limit is not None else ONE_STEP_BYTES
+        if self._sending_s > 0:
+            limit = min(limit, self._sent_bytes / self._sending_s * ONE_STEP_S)
+        return min(limit, ONE_STEP_BYTES)
+
+    def open_window(self, window: Window) -> None:
+        with self._changed:
+            self._window, self._holding, self._end = window, False, None
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="shoal-state", daemon=True)
+            self._thread.start()
+
+    def hold(self) -> None:
+        """Begin nothing more in this window unless it is the final one: the optimizer's step is near."""
+        self._holding = True
+
+    def close_window(self, end: dict[str, Any], interrupted: Callable[[], bool]) -> None:
+        """Wait until nothing reads the state any more."""
+        with self._changed:
+            self._holding, self._end = True, end
+            self._changed.notify_all()
+            while not self._changed.wait_for(lambda: self._window is None or self._over, 0.05):
+                if interrupted():
+                    self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self.sock.shutdown(socket.SHUT_WR)
-        self.sock.close()
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._thread is None:
+            self._sock.close()
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
 
+    # The sending thread's side
 
-@dataclass(slots=True)
-class Incoming:
-    """What a newcomer is being given for one plan."""
-
-    plan: Plan
-    sources: tuple[str, ...]
-    heads: dict[str, dict[str, Any]] = field(default_factory=dict)
-    finished: set[str] = field(default_factory=set)
-    facts: dict[str, Any] | None = None
-    homes: list[Tensor] | None = None
-    broken: str | None = None
-
-
-class Receiver:
-    """Listens for state. Connections are accepted from those who know the job's secret, for plans known here."""
-
-    def __init__(self, host: str, job: str, secret: bytes, changed: threading.Condition) -> None:
-        self._job, self._secret = job, secret
-        self._server = socket.create_server((host, 0))
-        self.address = f"{host}:{self._server.getsockname()[1]}"
-        self.changed = changed
-        self._incoming: dict[int, Incoming] = {}
-        self._early: dict[int, dict[str, socket.socket]] = {}
-        threading.Thread(target=self._listen, name="shoal-receive", daemon=True).start()
-
-    def expect(self, plan: Plan, me: str) -> None:
-        with self.changed:
-            incoming = self._incoming[plan.number] = Incoming(plan, sources_of(plan, me))
-            for source, sock in self._early.pop(plan.number, {}).items():
-                self._serve(incoming, source, sock)
-
-    def forget(self, number: int) -> None:
-        with self.changed:
-            incoming = self._incoming.pop(number, None)
-            if incoming is not None:
-                incoming.broken = "the plan was dropped"
-            for sock in self._early.pop(number, {}).values():
-                sock.close()
-            self.changed.notify_all()
-
-    def get(self, number: int) -> Incoming | None:
-        return self._incoming.get(number)
-
-    def close(self) -> None:
-        self._server.close()
-
-    def open_gate(self, incoming: Incoming, facts: dict[str, Any], homes: list[Tensor]) -> None:
-        """From now on the tensors may be written to."""
-        with self.changed:
-            incoming.facts, incoming.homes = facts, homes
-            self.changed.notify_all()
-
-    def _listen(self) -> None:
-        while True:
-            try:
-                sock, _ = self._server.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._greet, args=(sock,), name="shoal-greet", daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
+    def _run(self) -> None:
         try:
-            accept(
-                sock, lambda job, purpose: self._secret if (job, purpose) == (self._job, PURPOSE) else None
-            )
-            head = _receive_head(sock, 4096)
-            number, source = int(head["plan"]), str(head["source"])
-        except Exception:
-            sock.close()
-            return
-        with self.changed:
-            incoming = self._incoming.get(number)
-            if incoming is None:
-                self._early.setdefault(number, {})[source] = sock
-            else:
-                self._serve(incoming, source, sock)
-
-    def _serve(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
-        threading.Thread(
-            target=self._receive, args=(incoming, source, sock), name="shoal-receive", daemon=True
-        ).start()
-
-    def _receive(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
-        try:
-            head = _receive_head(sock, MAX_HEAD_BYTES)
-            with self.changed:
-                incoming.heads[source] = head
-                self.changed.notify_all()
-                self.changed.wait_for(lambda: incoming.homes is not None or incoming.broken)
-                if incoming.broken:
+            while (window := self._next_window()) is not None:
+                send_head(self._sock, {"window": window.step, "final": window.final, **window.head})
+                while self._rest and (window.final or not self._holding):
+                    self._send_units(self._rest[0][0])
+                    self._rest.popleft()
+                end = {} if window.final else self._wait_for_end()
+                if end is None:
                     return
-            homes = incoming.homes
-            assert homes is not None
-            sizes = [t.numel() * t.element_size() for t in homes]
-            span = byte_range(sum(sizes), len(incoming.sources), incoming.sources.index(source))
-            for tensor, low, high in pieces(sizes, *span):
-                _receive_piece(sock, homes[tensor], low, high)
-            with self.changed:
-                incoming.finished.add(source)
-                self.changed.notify_all()
-        except Exception as error:
-            with self.changed:
-                incoming.broken = incoming.broken or f"from {source}: {error}"
-                self.changed.notify_all()
+                send_head(self._sock, {"end": window.step, **end})
+                with self._changed:
+                    self._window = None
+                    self._over = self._over or window.final
+                    self._changed.notify_all()
+        except (OSError, ValueError):
+            pass  # the newcomer is gone, or this link was closed; whoever minds hears it from the coordinator
         finally:
-            sock.close()
+            with self._changed:
+                self._over = True
+                self._changed.notify_all()
+            with contextlib.suppress(OSError):
+                self._sock.shutdown(socket.SHUT_WR)
+            self._sock.close()
+
+    def _next_window(self) -> Window | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._window is not None or self._over)
+            return None if self._over else self._window
+
+    def _wait_for_end(self) -> dict[str, Any] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None or self._over)
+            return None if self._over else self._end
+
+    def _send_units(self, units: list[int]) -> None:
+        assert self._state is not None
+        capture = self._state.pack(units)
+        began_s = time.monotonic()
+        send_head(self._sock, {"units": capture.description})
+        sent_bytes = 0
+        for tensor in capture.large:
+            data = as_bytes(tensor)
+            for low in range(0, len(data), SLICE_BYTES if self._limit else max(1, len(data))):
+                piece = data[low : low + SLICE_BYTES] if self._limit else data
+                self._sock.sendall(piece)
+                sent_bytes += len(piece)
+                if self._limit is not None:
+                    time.sleep(max(0.0, began_s + sent_bytes / self._limit - time.monotonic()))
+        self._sent_bytes += sent_bytes
+        self._sending_s += time.monotonic() - began_s
 
 
-def _receive_piece(sock: socket.socket, home: Tensor, low: int, high: int) -> None:
-    if home.device.type == "cpu" and home.is_contiguous():
-        receive_into(sock, as_bytes(home)[low:high])
-        return
-    piece = torch.frombuffer(bytearray(receive_exactly(sock, high - low)), dtype=torch.uint8)
-    flat = home.contiguous().view(-1).view(torch.uint8)
-    flat[low:high] = piece.to(home.device)
-    if not home.is_contiguous():
-        home.copy_(flat.view(home.dtype).view(home.shape))
-
-
-def _send_head(sock: socket.socket, head: dict[str, Any]) -> None:
+def send_head(sock: socket.socket, head: dict[str, Any]) -> None:
     body = pickle.dumps(head)
     sock.sendall(len(body).to_bytes(8, "big") + body)
-
-
-def _receive_head(sock: socket.socket, limit: int) -> dict[str, Any]:
-    size = int.from_bytes(receive_exactly(sock, 8), "big")
-    if size > limit:
-        raise ValueError("the description of the state is too long")
-    # Only someone who knows the job's secret gets here.
-    head = pickle.loads(receive_exactly(sock, size))
-    if not isinstance(head, dict):
-        raise ValueError("malformed description")
-    return head

@@ -13,7 +13,8 @@ from typing import Any
 from shoal.torch.group import BoardStore, Cancelled, form_gloo, form_nccl
 from shoal.torch.link import ControlLink
 from shoal.torch.meter import Meter
-from shoal.torch.transfer import Link, Receiver, sources_of
+from shoal.torch.receiving import Receiver
+from shoal.torch.transfer import Link, sources_of
 from shoal.wire import auth
 from shoal.wire.member import Build, Drop, Effect, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Kind, Order, Phase, Plan, Report, Status
@@ -34,6 +35,7 @@ class Identity:
     host: str
     checkpoint: str | None
     patience_s: float
+    state_bytes_per_s: float | None = None
 
     @staticmethod
     def from_environment() -> Identity | None:
@@ -51,8 +53,19 @@ class Identity:
             secret=_secret(env),
             host=env.get("SHOAL_HOST", "127.0.0.1"),
             checkpoint=env.get("SHOAL_CHECKPOINT"),
-            patience_s=float(env.get("SHOAL_PATIENCE_S", "3600")),
+            patience_s=_number(env, "SHOAL_PATIENCE_S", 3600.0),
+            state_bytes_per_s=_number(env, "SHOAL_STATE_BYTES_PER_S", 0.0) or None,
         )
+
+
+def _number(env: Any, name: str, default: float) -> float:
+    try:
+        number = float(env.get(name, default))
+    except ValueError:
+        number = -1.0
+    if not number >= 0:
+        raise RuntimeError(f"{name} must be a number from 0 on, not {env[name]!r}")
+    return number
 
 
 def _secret(env: Any) -> bytes:
@@ -187,7 +200,7 @@ class Worker:
         receivers = plan.newcomers if plan.holders else plan.members[1:]
         identity = self.identity
         return [
-            Link.open(plan, newcomer, self.name, identity.secret, identity.job)
+            Link.open(plan, newcomer, self.name, identity.secret, identity.job, identity.state_bytes_per_s)
             for newcomer in receivers
             if self.name in sources_of(plan, newcomer)
         ]
@@ -203,6 +216,9 @@ class Worker:
 
     # The training thread's side
 
+    def formed(self, number: int) -> Groups | None:
+        return self._groups.get(number)
+
     def take(self, number: int) -> Groups:
         self._stores.pop(number, None)
         return self._groups.pop(number)
@@ -212,8 +228,7 @@ class Worker:
         if groups is None:
             return
         for link in groups.links:
-            if link.thread is None:
-                link.close()
+            link.close()
 
         def close(held: list[Groups]) -> None:
             time.sleep(1.0)

@@ -234,6 +234,16 @@ class Member:
         self.phase, self.holds = Phase.HALTED, holds
         self.agreed = False
 
+    def retreat(self) -> None:
+        """Its generation is dead and it has not been given the whole state: wait for another one."""
+        assert self.torn
+        assert self.aborted
+        self.phase, self.torn, self.members, self.done = Phase.READY, False, (), 0
+
+    def left(self) -> None:
+        """Gave its place up, without a switch."""
+        self.phase = Phase.LEFT
+
     def finish(self) -> None:
         self.phase = Phase.FINISHED
 

@@ -17,7 +17,7 @@ from typing import Any
 
 _T = typing.TypeVar("_T")
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raised whenever a message changes its meaning; both ends refuse another number."""
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -61,6 +61,10 @@ class Plan:
     resume: int = 0  # recover: the step all members go on from; who holds its gradients applies them first
     restore: str | None = None  # first: the checkpoint to begin from
     save: str | None = None  # pause: where to leave the state
+    learners: tuple[
+        str, ...
+    ] = ()  # who of the previous generation was still being given the state, and leaves
+    replaces: dict[str, str] = field(default_factory=dict)  # newcomer -> the member whose place it takes
 
     @property
     def newcomers(self) -> tuple[str, ...]:

@@ -1,0 +1,176 @@
+"""A newcomer's side of being handed the state: it lands in its own parameters while it looks on."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.torch.state import ModelState, Unit, as_bytes
+from shoal.torch.transfer import PURPOSE, sources_of
+from shoal.wire.channel import accept, receive_exactly, receive_into
+from shoal.wire.messages import Plan
+
+MAX_HEAD_BYTES = 1 << 32
+
+
+@dataclass(slots=True)
+class Incoming:
+    """What a newcomer is being given for one plan."""
+
+    plan: Plan
+    sources: tuple[str, ...]
+    state: ModelState | None = None  # from now on the tensors may be written to
+    windows: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> head
+    ended: dict[str, int] = field(default_factory=dict)  # source -> the step of its last closed window
+    groups: dict[int, list[dict[str, Any]]] = field(
+        default_factory=dict
+    )  # step -> hyperparameters used in it
+    arrived: list[tuple[int, Unit]] = field(
+        default_factory=list
+    )  # (step of the window, unit) to be installed
+    have: set[int] = field(default_factory=set)  # units installed
+    broken: str | None = None
+
+    @property
+    def offered(self) -> int | None:
+        """The step of the first window, once it is described."""
+        found = [
+            step for step, heads in self.windows.items() if any("description" in h for h in heads.values())
+        ]
+        return min(found, default=None)
+
+    def description(self, step: int) -> bytes | None:
+        heads = self.windows.get(step, {}).values()
+        return next((h["description"] for h in heads if "description" in h), None)
+
+    def is_final(self, step: int) -> bool:
+        return any(h["final"] for h in self.windows.get(step, {}).values())
+
+    def has_ended(self, step: int) -> bool:
+        return all(self.ended.get(source, -1) >= step for source in self.sources)
+
+    def take(self, step: int) -> list[Unit]:
+        """What came in windows up to this one, once."""
+        units = [u for s, u in self.arrived if s <= step]
+        self.arrived = [(s, u) for s, u in self.arrived if s > step]
+        self.have |= {u.index for u in units}
+        return units
+
+
+class Receiver:
+    """Listens for state. Connections are accepted from those who know the job's secret, for plans known here."""
+
+    def __init__(self, host: str, job: str, secret: bytes, changed: threading.Condition) -> None:
+        self._job, self._secret = job, secret
+        self._server = socket.create_server((host, 0))
+        self.address = f"{host}:{self._server.getsockname()[1]}"
+        self.changed = changed
+        self._incoming: dict[int, Incoming] = {}
+        self._early: dict[int, dict[str, socket.socket]] = {}
+        threading.Thread(target=self._listen, name="shoal-receive", daemon=True).start()
+
+    def expect(self, plan: Plan, me: str) -> None:
+        with self.changed:
+            incoming = self._incoming[plan.number] = Incoming(plan, sources_of(plan, me))
+            for source, sock in self._early.pop(plan.number, {}).items():
+                self._serve(incoming, source, sock)
+
+    def forget(self, number: int) -> None:
+        with self.changed:
+            incoming = self._incoming.pop(number, None)
+            if incoming is not None:
+                incoming.broken = "the plan was dropped"
+            for sock in self._early.pop(number, {}).values():
+                sock.close()
+            self.changed.notify_all()
+
+    def get(self, number: int) -> Incoming | None:
+        return self._incoming.get(number)
+
+    def close(self) -> None:
+        self._server.close()
+
+    def open_gate(self, incoming: Incoming, state: ModelState) -> None:
+        with self.changed:
+            incoming.state = state
+            self.changed.notify_all()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                sock, _ = self._server.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._greet, args=(sock,), name="shoal-greet", daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            accept(
+                sock, lambda job, purpose: self._secret if (job, purpose) == (self._job, PURPOSE) else None
+            )
+            head = receive_head(sock, 4096)
+            number, source = int(head["plan"]), str(head["source"])
+        except Exception:
+            sock.close()
+            return
+        with self.changed:
+            incoming = self._incoming.get(number)
+            if incoming is None:
+                self._early.setdefault(number, {})[source] = sock
+            else:
+                self._serve(incoming, source, sock)
+
+    def _serve(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
+        threading.Thread(
+            target=self._receive, args=(incoming, source, sock), name="shoal-receive", daemon=True
+        ).start()
+
+    def _receive(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
+        try:
+            while not self._receive_window(incoming, source, sock):
+                pass
+        except Exception as error:
+            with self.changed:
+                incoming.broken = incoming.broken or f"from {source}: {error}"
+                self.changed.notify_all()
+        finally:
+            sock.close()
+
+    def _receive_window(self, incoming: Incoming, source: str, sock: socket.socket) -> bool:
+        """One window; whether it was the final one."""
+        opening = receive_head(sock)
+        step = int(opening["window"])
+        with self.changed:
+            incoming.windows.setdefault(step, {})[source] = opening
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: incoming.state is not None or incoming.broken)
+            if incoming.broken or incoming.state is None:
+                return True
+        while "units" in (head := receive_head(sock)):
+            units, homes = incoming.state.unpack(head["units"])
+            for home in homes:
+                receive_into(sock, as_bytes(home))
+            with self.changed:
+                incoming.arrived += [(step, unit) for unit in units]
+        with self.changed:
+            if int(head["end"]) != step:
+                raise ValueError("a window ended that was not open")
+            incoming.ended[source] = step
+            if "groups" in head:
+                incoming.groups[step] = head["groups"]
+            self.changed.notify_all()
+        return bool(opening["final"])
+
+
+def receive_head(sock: socket.socket, limit: int = MAX_HEAD_BYTES) -> dict[str, Any]:
+    size = int.from_bytes(receive_exactly(sock, 8), "big")
+    if size > limit:
+        raise ValueError("the description of the state is too long")
+    # Only someone who knows the job's secret gets here.
+    head = pickle.loads(receive_exactly(sock, size))
+    if not isinstance(head, dict):
+        raise ValueError("malformed description")
+    return head
