@@ -100,7 +100,6 @@ class Simulation:
         self.servers_apart = servers_apart
         self._meter = None if cluster.pooled else FragmentationMeter(cluster)
 
-    # -- the loop ----------------------------------------------------------------------------------
     def _searches_for(self, policy: Policy, seed: int) -> SizeSearches | None:
         """The autoscaler, where jobs ask for it and the policy resizes them."""
         if not policy.elastic or not any(job.autoscale for job in self.jobs):
@@ -110,6 +109,7 @@ class Simulation:
         rng = np.random.default_rng([seed, 1])
         return SizeSearches(self.jobs, self.cluster, rng, transition_s=self.costs.move_s)
 
+    # -- the loop ----------------------------------------------------------------------------------
 
     def run(self, progress: Progress | None = None, every: int = 2000) -> Record:
         """Run to the end of the trace, or until `progress` says to stop or the user interrupts."""
@@ -133,9 +133,9 @@ class Simulation:
         if self._meter:
             self._meter.settle(record.end_s)
             record.extra.update(self._meter.figures())
-        record.extra.update(self.scheduler.policy.report())
         if self._searches:
             record.extra["autoscaler"] = self._searches.figures()
+        record.extra.update(self.scheduler.policy.report())
         record.decisions = self.scheduler.plans
         record.events = self.scheduler.events_seen
         return record
@@ -164,13 +164,13 @@ class Simulation:
                     self._switch(j, now)
                 elif kind == _MEASURE:
                     events += self._measure(j)
-            while arrived < total and submit_s[arrived] <= now:
                 else:
                     events += self._search(j, now)
+            while arrived < total and submit_s[arrived] <= now:
                 events.append(Submitted(arrived, jobs[arrived], self.beliefs.profile(arrived)))
-                arrived += 1
                 if self._searches:
                     events += self._searches.begin(arrived)
+                arrived += 1
             if not events:
                 if wake_s > now:
                     continue
