@@ -23,6 +23,12 @@ def run(
     secret: Annotated[list[str] | None, typer.Option(help="The same, never shown again.")] = None,
     max_restarts: Annotated[int | None, typer.Option(help="Start it again that often if it fails.")] = None,
     expected: Annotated[str | None, typer.Option(help="How long it takes, if you know: 20m, 2h.")] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(
+            help="Search its size while it trains: efficiency:threshold=0.5; see docs/knowledge.md."
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Submit, and do not stay.")] = False,
     output: Out = Output.TABLE,
     home: Home = None,
@@ -51,6 +57,7 @@ def run(
         "env": spec_options.shell_environment() | spec_options.environment(env),
         "secrets": spec_options.environment(secret, "--secret") or None,
         "max_restarts": max_restarts,
+        "autoscale": autoscale,
         "expected_s": seconds(expected) if expected else None,
     }
     spec = spec_options.from_command(command, **given)

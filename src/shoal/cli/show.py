@@ -77,6 +77,8 @@ def _spec(job: Job, *, verbose: bool) -> list[tuple[str, str]]:
         ("replace_stragglers", "yes" if job.replace_stragglers else "no"),
         ("grace_s", f"{job.grace_s:g}"),
     ]
+    if job.autoscale:
+        rows.append(("autoscale", job.autoscale))
     if job.secrets:
         rows.append(("secrets", ", ".join(job.secrets)))
     if verbose:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from shoal.core.errors import ShoalError
+from shoal.core.words import counted
 from shoal.knowledge.autoscaler import IMPROVED, Autoscaler, Options
 from shoal.knowledge.heuristics import Heuristic, Progress, find_heuristic
 from shoal.knowledge.unknown import Unknown
@@ -128,7 +129,11 @@ class SizeSearch:
 
     @staticmethod
     def _begin(gpus: int) -> Hold:
-        return Hold(gpus, f"the autoscaler measures {gpus} GPUs before it lets it have more", searching=True)
+        return Hold(
+            gpus,
+            f"the autoscaler measures {counted(gpus, 'GPU')} before it lets it have more",
+            searching=True,
+        )
 
     def observe(self, gpus: int, step_s: float, samples: float = 1.0) -> Unknown | None:
         """A step of `samples`, or the mean of some, with so many GPUs."""
@@ -137,16 +142,17 @@ class SizeSearch:
     def decide(self, progress: Progress | None = None) -> Hold | None:
         """The new hold, None if the last one stands."""
         decision = self.engine.decide(progress)
+        size = counted(decision.gpus, "GPU")
         match decision.code:
             case "Measuring" | "Waiting":
                 return None
             case "Unknown":
                 hold = Hold(None, f"the autoscaler lets it have any size: unknown, because {decision.why}")
             case "Climb" | "Descend" | "Gather":
-                text = f"the autoscaler tries {decision.gpus} GPUs: {decision.why}"
+                text = f"the autoscaler tries {size}: {decision.why}"
                 hold = Hold(decision.gpus, text, searching=True)
             case _:
-                hold = Hold(decision.gpus, f"the autoscaler holds it at {decision.gpus} GPUs: {decision.why}")
+                hold = Hold(decision.gpus, f"the autoscaler holds it at {size}: {decision.why}")
         # A sentence with slightly other numbers is no news.
         if (hold.gpus, hold.searching) == (self.hold.gpus, self.hold.searching):
             return None

@@ -52,6 +52,7 @@ class Answers:
             weight=spec["weight"],
             model=row["model"],
             max_restarts=spec["max_restarts"],
+            autoscale=spec.get("autoscale"),
             replace_stragglers=spec.get("replace_stragglers", False),
             grace_s=spec["grace_s"],
             given=row["given"],

@@ -42,6 +42,7 @@ from shoal.server.models import JobState, Resize
 from shoal.server.orders import order
 from shoal.server.outbox import Outbox
 from shoal.server.profiles import Profiles
+from shoal.server.searches import Searches
 from shoal.server.store import Store
 
 log = logging.getLogger("shoal.server")
@@ -97,6 +98,7 @@ class Conductor:
         self.latencies_s: deque[float] = deque(maxlen=20000)
         self.cluster = make_cluster(self)
         self.profiles = Profiles(self)
+        self.searches = Searches(self)
         self.scheduler = make_scheduler(self)
         self.book = Book(store.get("ledger"), self.cluster, self.now_s())
         gang = Gang(self)
@@ -314,6 +316,7 @@ class Conductor:
         """It has ended and its last process is gone."""
         self.metrics.job_over(job)
         self.profiles.keep(job)
+        self.searches.forget(job)
         del self.jobs[job.id]
         self.unmet.discard(job.id)
         if job.id in self.scheduler.jobs:

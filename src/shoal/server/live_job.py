@@ -11,6 +11,8 @@ from shoal.server.models import JobRef, JobState, Resize
 
 #: So many newcomers fail in a row, and no more are tried until the job's share changes.
 MAX_REFUSED = 3
+#: What is kept beside a job's progress, so that another server can go on with it.
+_MEMORY = ("next_worker", "ending", "told", "size", "search")
 STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
 
 
@@ -83,6 +85,8 @@ class LiveJob:
     ending: str | None = None
     #: A worker of this attempt ended because it was told to, so that the attempt ends without a result.
     told: bool = False
+    #: How far the autoscaler has come with it, for one that asked for it.
+    search: dict[str, Any] | None = None
     #: Workers of the last generation that was committed.
     size: int = 0
     #: Slow workers that were given another GPU.
@@ -139,7 +143,7 @@ class LiveJob:
         }
 
     def _memory(self) -> dict[str, Any]:
-        return {"next_worker": self.next_worker, "ending": self.ending, "told": self.told, "size": self.size}
+        return {name: getattr(self, name) for name in _MEMORY}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> LiveJob:
@@ -158,7 +162,7 @@ class LiveJob:
             restarts=row["restarts"],
         )
         kept = dict(row["progress"])
-        memory = {k: kept.pop(k) for k in ("next_worker", "ending", "told", "size") if k in kept}
+        memory = {k: kept.pop(k) for k in _MEMORY if k in kept}
         return cls(
             id=row["id"],
             name=row["name"],

@@ -71,7 +71,8 @@ def fill_scheduler(c: Conductor, *, restore: bool) -> None:
         if job.life.state is JobState.STOPPING:
             continue
         core, profile = c.profiles.of(job)
-        scheduler._take_in(Submitted(job.id, core, profile), now_s)
+        for event in (Submitted(job.id, core, profile), *c.searches.told(job)):
+            scheduler._take_in(event, now_s)
         _adopt_share(c, job, memory.get(str(job.id)), now_s)
         if job.life.state is JobState.PAUSED:
             scheduler._take_in(Held(job.id, True), now_s)

@@ -109,6 +109,7 @@ class News(CrewBase):
             progress.speed = 1.0 / step_s
             nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
             self.c.profiles.measured(job, report.workers, nodes, step_s)
+            self.c.searches.measured(job, report.workers, step_s, report.batch_size)
         self.c.profiles.tell_length(job)
 
     def _on_WorkerLost(self, job: LiveJob, event: ev.WorkerLost) -> None:

@@ -8,7 +8,7 @@ from shoal.core.events import Measured
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
 from shoal.knowledge.speed_estimator import SpeedEstimator
-from shoal.server.learning import ASSUMED_LENGTH_S, Learner, fixed_profile
+from shoal.server.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_profile
 from shoal.server.live_job import LiveJob
 from shoal.server.models import Estimate, Resize
 
@@ -47,7 +47,7 @@ class Profiles:
         if job.resize is Resize.NEVER:
             return self._fixed.setdefault(job.max_gpus, fixed_profile("fixed", job.max_gpus))
         learner = self.learner(job)
-        limits = job.min_gpus, self._limit(job)
+        limits = job.min_gpus, self.limit(job)
         if learner.profile is None or (learner.min_gpus, learner.max_gpus) != limits:
             learner.min_gpus, learner.max_gpus = limits
             learner.make_profile(job.model)
@@ -60,7 +60,7 @@ class Profiles:
             found = self._learners[job.id] = Learner(
                 speed=self._speed(job.model),
                 min_gpus=job.min_gpus,
-                max_gpus=self._limit(job),
+                max_gpus=self.limit(job),
                 iterations=job.spec["iterations"],
                 expected_s=job.spec["expected_s"],
                 requested_gpus=job.requested_gpus,
@@ -70,7 +70,8 @@ class Profiles:
             )
         return found
 
-    def _limit(self, job: LiveJob) -> int:
+    def limit(self, job: LiveJob) -> int:
+        """The most GPUs it may have: by its range, and by the cluster."""
         return min(job.max_gpus, max(self.c.cluster.total_gpus, job.min_gpus))
 
     def _speed(self, model: str) -> SpeedEstimator:
@@ -109,8 +110,11 @@ class Profiles:
         if job.resize is Resize.NEVER:
             expected_s = job.spec["expected_s"] or ASSUMED_LENGTH_S
             return max(float(expected_s) - self.running_s(job), 0.0)
-        learner = self.learner(job)
-        return learner.length(self._speed_at(job, job.requested_gpus)).steps
+        return self.length(job).steps
+
+    def length(self, job: LiveJob) -> Length:
+        """Steps left of a job that can be resized, and where that comes from."""
+        return self.learner(job).length(self._speed_at(job, job.requested_gpus))
 
     def running_s(self, job: LiveJob) -> float:
         """Time it has had GPUs, up to now."""

@@ -224,5 +224,7 @@ def _could_use_more(reason: m.Reason) -> bool:
         "Fragmented",
     ):
         return False
+    if "autoscaler_gpus" in reason.evidence:
+        return False
     gain: Any = reason.evidence.get("next_gpu_gain")
     return (gain is None or gain >= NO_GAIN) and "free_gpus" in reason.evidence

@@ -12,6 +12,7 @@ from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.events import Held, Measured, Rescaled, Submitted, TicketsChanged
 from shoal.core.job import GpuRange
 from shoal.knowledge.auto_gpus import AutoGpus
+from shoal.knowledge.size_search import Autoscale
 from shoal.policies.base import make_options
 from shoal.policies.registry import policy_class
 from shoal.server.conductor import Conductor
@@ -56,6 +57,8 @@ class Verbs:
         if size is not None:
             spec = spec.model_copy(update={"gpus": str(size.gpus)})
         gpus = self.check_feasible(spec)
+        if spec.autoscale:
+            Autoscale.parse(spec.autoscale)
         if sum(j.user == user for j in self.c.jobs.values()) >= MAX_ACTIVE_JOBS_OF_USER:
             raise Conflict(f"you have {MAX_ACTIVE_JOBS_OF_USER} unfinished jobs, which is the limit")
         name = spec.name
@@ -64,7 +67,7 @@ class Verbs:
         job = self._record(spec, gpus, user, key, body_hash, size)
         self.c.jobs[job.id] = job
         core, profile = self.c.profiles.of(job)
-        self.c.post(Submitted(job.id, core, profile))
+        self.c.post(Submitted(job.id, core, profile), *self.c.searches.told(job))
         return job.id, True
 
     def _record(
@@ -231,7 +234,8 @@ class Verbs:
         job.min_gpus, job.max_gpus, job.requested_gpus = gpus.min, gpus.max, requested
         # Also for one the scheduler has yet to hear of: that news is before this in the inbox.
         profile = self.c.profiles.profile(job)
-        self.c.post(Rescaled(job.id, gpus.min, gpus.max, requested), Measured(job.id, profile))
+        capped = self.c.searches.rescaled(job)
+        self.c.post(Rescaled(job.id, gpus.min, gpus.max, requested), Measured(job.id, profile), *capped)
 
     # -- users, tokens, policy ---------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.core.events import Cancelled, Rescaled, Submitted, Timer
+from shoal.core.events import Cancelled, Capped, Event, Rescaled, Submitted, Timer
 from shoal.core.job import GpuRange
 from shoal.core.job import Job as CoreJob
 from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
 from shoal.core.words import counted, listed
+from shoal.knowledge.size_search import Autoscale, SizeSearch
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server import models as m
 from shoal.server.conductor import Conductor
@@ -161,7 +162,12 @@ class WhatIf:
     def plan(self, spec: m.JobSpec, user: str, may_see: bool) -> m.PlanOutcome:
         """What would happen if this job were submitted now."""
         scheduler, now_s, job_id = self._copy(), self.c.now_s(), self._next_id()
-        plan = scheduler.step(now_s, [Submitted(job_id, *self._imagined(spec, user, now_s))])
+        events: list[Event] = [Submitted(job_id, *self._imagined(spec, user, now_s))]
+        if spec.autoscale:
+            low = spec.range.min
+            least = SizeSearch(Autoscale.parse(spec.autoscale), low, low).hold
+            events.append(Capped(job_id, least.gpus, least.why))
+        plan = scheduler.step(now_s, events)
         outcome = scheduler.outcome(job_id, now_s)
         changes = []
         for command in plan.commands:

@@ -88,6 +88,7 @@ class Job(BaseModel):
     weight: float = 1.0
     model: str = ""
     max_restarts: int = 0
+    autoscale: str | None = None
     replace_stragglers: bool = False
     grace_s: float = 10.0
     given: list[str] = Field(

@@ -85,6 +85,12 @@ class JobSpec(Given):
     max_restarts: int = Field(
         0, ge=0, le=1000, description="How often to start it again after it failed or lost all workers."
     )
+    autoscale: str | None = Field(
+        None,
+        max_length=500,
+        description="Search its size while it trains, `efficiency:threshold=0.5`: from the least GPUs up, "
+        "as long as more are worth it by this heuristic.",
+    )
     replace_stragglers: bool = Field(
         False, description="Give a worker that is plainly slower than the others another GPU, if one is free."
     )
@@ -132,6 +138,8 @@ class JobSpec(Given):
                 raise ValueError("requested_gpus: leave it out with gpus auto, or give a range")
         else:
             self._check_range()
+        if self.autoscale and (self.resize not in (None, Resize.LIVE) or self.gpus.isdecimal()):
+            raise ValueError("autoscale: needs a range of GPUs such as 1..8, and resize `live`")
         twice = self.env.keys() & self.secrets.keys()
         if twice:
             raise ValueError(f"secrets: {sorted(twice)[0]} is given both in env and in secrets")
