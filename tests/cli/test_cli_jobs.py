@@ -47,12 +47,13 @@ def test_wait_gives_up_with_exit_code_124(live):
     live.shoal("cancel", "w1", "-y", "--grace", "0s", code=0)
 
 
-def test_ctrl_c_detaches_says_how_to_come_back_and_cancels_nothing(live):
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_detaches_says_how_to_come_back_and_cancels_nothing(live, number, code):
     run = live.start("run", "--name", "d1", "--", "sh", "-c", "echo begun; sleep 600")
     assert run.stdout.readline() == "begun\n"
-    os.killpg(run.pid, signal.SIGINT)
+    os.killpg(run.pid, number)
     _, said = run.communicate(timeout=30)
-    assert run.returncode == 130, said
+    assert run.returncode == code, said
     assert "shoal logs -f d1" in said
     assert "shoal cancel d1" in said
     assert "Traceback" not in said

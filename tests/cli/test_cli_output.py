@@ -212,7 +212,7 @@ def test_without_a_server_every_command_says_so_in_one_line_with_exit_code_6(now
 #: Commands whose `-o json` is tried elsewhere, or which have no answer but an exit code.
 ELSEWHERE = {
     "submit": "test_cli_jobs", "plan": "here", "checkpoint": "test_e2e_elastic", "version": "here",
-    "policy ls": "here", "policy show": "for people", "sim": "tests/sim", "completion": "for a shell",
+    "policy ls": "here", "policy show": "here", "sim": "tests/sim", "completion": "for a shell",
     "down": "an exit code", "user rm": "an exit code", "token rm": "an exit code",
 }  # fmt: skip
 
@@ -233,8 +233,10 @@ def test_the_json_of_every_command_is_tried():
 def test_version_and_the_list_of_policies_are_documents_too(live, nowhere):
     assert live.json("version")["server"] == live.json("version")["client"]
     assert nowhere.json("version")["server"] is None
-    items = nowhere.json("policy", "ls")["items"]
-    assert {"fifo", "max-min"} <= {item["name"] for item in items}
+    items = m.PolicyInfoList.model_validate(nowhere.json("policy", "ls")).items
+    assert {"fifo", "max-min"} <= {item.name for item in items}
+    shown = m.Policy.model_validate(nowhere.json("policy", "show", "gandiva-fair"))
+    assert (shown.elastic, shown.options["quantum_s"]) == (False, 60.0)
 
 
 def test_every_command_has_help_that_says_what_it_does(nowhere):

@@ -6,11 +6,13 @@ import pytest
 
 from shoal.cli import jobs_table
 from shoal.cli.columns import lines
+from shoal.cli.down import _fate
+from shoal.cli.fair_tables import ledger_rows
 from shoal.cli.follow import exit_code
 from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
-from shoal.server.models import CouldDo, Estimate, Job, JobRef, Reason, Why
+from shoal.server.models import CouldDo, Estimate, Job, JobRef, Reason, Status, Why
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -48,6 +50,31 @@ def test_the_table_fits_its_width_and_only_the_last_column_is_cut():
     assert max(map(len, made)) == 100
     assert made[1].endswith("…")
     assert max(map(len, lines(jobs_table.HEAD, rows, width=None))) > 300
+
+
+def test_a_narrow_table_does_without_other_columns_before_the_reason():
+    rows = [jobs_table.row(job(reason=Reason(code="Fragmented", sentence="x" * 300)), NOW)]
+    narrow = lines(jobs_table.HEAD, rows, width=80, spare=jobs_table.SPARE)
+    assert narrow[0].split() == ["NAME", "STATE", "GPUS", "WANT", "AGE", "REASON"]
+    assert "Fragmented: xxx" in narrow[1]
+    least = lines(jobs_table.HEAD, rows, width=20, spare=jobs_table.SPARE)
+    assert max(map(len, least)) <= 20
+    short = [jobs_table.row(job(), NOW)]
+    assert "SPEEDUP" in lines(jobs_table.HEAD, short, width=72, spare=jobs_table.SPARE)[0]
+
+
+def test_what_a_user_is_off_its_due_is_in_its_first_row_and_nothing_has_no_sign():
+    account = {"entitled": 7200.0, "traded": 0.0, "received": 7199.0, "borrowed": 0.0, "lent": -1.0}
+    rows = ledger_rows({"ada": {"K80": account, "V100": account, "deviation": -0.0001}})
+    assert [row[0] for row in rows] == ["ada", ""]
+    assert [row[-1] for row in rows] == ["0.0 %", ""]
+    assert rows[0][2:7] == ["2.0", "0.0", "2.0", "0.0", "0.0"]
+
+
+def test_what_becomes_of_the_jobs_is_told_when_the_server_ends():
+    status = Status.model_construct(jobs={"running": 2, "pending": 1, "failed": 7})
+    assert _fate(status, keep_jobs=False).startswith("3 unfinished jobs (2 running): what runs is stopped")
+    assert "runs on" in _fate(status, keep_jobs=True)
 
 
 def test_control_characters_never_reach_the_terminal():
@@ -106,7 +133,7 @@ def test_why_tells_reason_evidence_who_is_ahead_when_and_what_would_help():
     text = "\n".join(explain(answer))
     for part in (
         "a is pending, has 0 of 2..4 GPUs (policy fifo)",
-        "WaitingForCapacity: 2 GPUs are needed and 1 is free",
+        "WaitingForCapacity: all are in use",
         "free gpus                1",
         "Ahead of you (3)",
         "a job of ben",

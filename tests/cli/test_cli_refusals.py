@@ -108,6 +108,11 @@ def test_two_servers_on_one_home_and_other_wishes_for_the_one_that_runs(live):
     assert "already up" in live.shoal("up", code=0).stderr
     refused(live.shoal("up", "--gpus", "7"), 5, "shoal down")
     refused(live.shoal("up", "--policy", "fifo"), 5, "shoal policy set fifo")
+    refused(live.shoal("up", "--port", "4711"), 5, "--port")
+
+
+def test_options_of_a_policy_that_is_not_named_are_refused(nowhere):
+    refused(nowhere.shoal("up", "--gpus", "1", "--policy-option", "quantum_s=1"), 2, "needs --policy")
 
 
 def test_a_port_in_use_is_a_conflict(nowhere):

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 #: Without a terminal a table is this wide; `-o wide` is never cut.
 PLAIN_WIDTH = 100
+#: Room that the last column, the text, should have.
+LAST_WIDTH = 40
 COLOURS = {
     "running": "32",
     "starting": "36",
@@ -43,10 +45,22 @@ def lines(
     *,
     width: int | None = None,
     colours: Mapping[str, str] | None = None,
+    spare: Sequence[str] = (),
 ) -> list[str]:
-    """A table as lines. Control characters in cells are shown, never sent to the terminal."""
+    """A table as lines. Control characters in cells are shown, never sent to the terminal.
+
+    Columns in `spare` are left out, in this order, while there is too little room for the last one.
+    """
     cells = [[_safe(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    least = min(LAST_WIDTH, widths[-1])
+    for name in spare:
+        if width is None or width - sum(size + 2 for size in widths[:-1]) >= least:
+            break
+        at = cells[0].index(name)
+        del widths[at]
+        for row in cells:
+            del row[at]
     made = []
     for row in cells:
         left = "".join(cell.ljust(size + 2) for cell, size in zip(row[:-1], widths))

@@ -62,11 +62,12 @@ def _local(home: Path) -> Iterator[Check]:
         hint = "give a directory you may write to: --home or $SHOAL_HOME"
         yield Check(name="home", status="error", message=f"{home} cannot be written", hint=hint)
     else:
-        free = shutil.disk_usage(existing).free
+        yield Check(name="home", status="ok", message=str(home))
+        free = shutil.disk_usage(existing).free  # a server that answers says it of its own home
         low = free < LOW_DISK_BYTES
-        message = f"{home}, {free / 2**30:.1f} GiB free"
+        message = f"{free / 2**30:.1f} GiB are free at {existing}"
         hint = "free some space: the store and the logs need it" if low else None
-        yield Check(name="home", status="warning" if low else "ok", message=message, hint=hint)
+        yield Check(name="disk", status="warning" if low else "ok", message=message, hint=hint)
     token = home / "admin.token"
     if token.exists() and token.stat().st_mode & 0o077:
         hint = f"chmod 600 {token}"

@@ -22,7 +22,10 @@ def down(
     timeout: Annotated[str, typer.Option(help="How long to wait until all has ended.")] = "60s",
     home: Home = None,
 ) -> None:
-    """End the control plane, and its jobs' processes unless they are to be kept."""
+    """End the control plane, and its jobs' processes unless they are to be kept.
+
+    No job is lost: at the next `shoal up` those that use shoal.torch go on from where they were, others begin again.
+    """
     from shoal.cli.out import say
     from shoal.cli.several import confirmed
     from shoal.cli.times import seconds
@@ -42,7 +45,7 @@ def down(
         with Client(known["address"], home=where) as client:
             status = client.status()
             if _busy(status) and not keep_jobs:
-                confirmed(f"{_busy(status)} unfinished jobs will be stopped. End it?", yes=yes)
+                confirmed(f"{_fate(status, keep_jobs=False)}. End it?", yes=yes)
             client.shutdown(keep_jobs=keep_jobs)
     except Unreachable:
         if not _alive(known):
@@ -50,11 +53,25 @@ def down(
             return
         raise
     _await_end(known, where, limit_s)
-    say("shoal is down" + ("; the jobs train on" if keep_jobs and _busy(status) else ""))
+    say("shoal is down" + (f"; {_fate(status, keep_jobs=keep_jobs)}" if _busy(status) else ""))
 
 
 def _busy(status: Status) -> int:
     return sum(n for state, n in status.jobs.items() if state not in ("succeeded", "failed", "cancelled"))
+
+
+def _fate(status: Status, *, keep_jobs: bool) -> str:
+    """What becomes of the jobs that are not finished."""
+    from shoal.core.words import counted
+
+    running = sum(status.jobs.get(state, 0) for state in ("starting", "running"))
+    jobs = f"{counted(_busy(status), 'unfinished job')} ({running} running)"
+    if keep_jobs:
+        return f"{jobs}: what runs runs on, and the next `shoal up` takes it over"
+    return (
+        f"{jobs}: what runs is stopped and begins again at the next `shoal up`, "
+        "jobs that use shoal.torch from where they are"
+    )
 
 
 def _alive(known: dict[str, Any]) -> bool:

@@ -11,7 +11,7 @@ _COLUMNS = ("entitled", "traded", "received", "borrowed", "lent")
 
 
 def ledger_rows(ledger: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """A row per user and GPU type, in GPU-hours; the last column is how far the user is off over all types."""
+    """A row per user and GPU type, in GPU-hours; how far the user is off over all types is in its first row."""
     rows = []
     for user, account in ledger.items():
         types = [t for t in account if t != "deviation"]
@@ -19,13 +19,12 @@ def ledger_rows(ledger: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
         off = account["deviation"]
         for k, gpu_type in enumerate(used):
             hours = [_hours(account[gpu_type][c], signed=c == "traded") for c in _COLUMNS]
-            last = k == len(used) - 1
             rows.append(
                 [
                     "" if k else user,
                     gpu_type,
                     *hours,
-                    f"{100 * off:+.1f} %" if last and off is not None else "",
+                    "" if k or off is None else _percent(off),
                 ]
             )
     return rows
@@ -78,6 +77,12 @@ def show_fairness(summary: Mapping[str, Any]) -> None:
         say("gains are in GPU-hours of the type that was given for it, by each user's own speed-up")
 
 
+def _percent(part: float) -> str:
+    """Signed; what rounds to nothing has no sign."""
+    rounded = round(100 * part, 1)
+    return f"{rounded:+.1f} %" if rounded else "0.0 %"
+
+
 def _hours(gpu_s: float, *, signed: bool) -> str:
-    hours = gpu_s / 3600
-    return f"{hours:+,.1f}" if signed and round(hours, 1) else f"{hours:,.1f}"
+    hours = round(gpu_s / 3600, 1) + 0.0  # without the sign of a zero
+    return f"{hours:+,.1f}" if signed and hours else f"{hours:,.1f}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,25 @@ if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.models import Job, LogLine
 
-FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED = 100, 101, 103, 130
+FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED, TERMINATED = 100, 101, 103, 130, 143
+
+
+class Terminated(BaseException):
+    """SIGTERM: someone ends this command, and not the job."""
+
+
+@contextlib.contextmanager
+def detachable() -> Iterator[None]:
+    """SIGTERM is not silent here: it detaches as Ctrl-C does."""
+
+    def end(*_: object) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def exit_code(job: Job) -> int:
@@ -26,19 +46,20 @@ def exit_code(job: Job) -> int:
 def stay(client: Client, job: Job) -> int:
     """Show states until it runs, then its output until it is over. Ctrl-C detaches and never cancels."""
     try:
-        job = show_states(client, job)
-        print_log(client.follow_logs(job.id), many=job.max_gpus > 1)
-        job = client.wait(job.id)
-    except KeyboardInterrupt:
-        return detach(job)
+        with detachable():
+            job = show_states(client, job)
+            print_log(client.follow_logs(job.id), many=job.max_gpus > 1)
+            job = client.wait(job.id)
+    except (KeyboardInterrupt, Terminated) as why:
+        return detach(job, why)
     say(ending(job))
     return exit_code(job)
 
 
-def detach(job: Job) -> int:
+def detach(job: Job, why: BaseException) -> int:
     name = shlex.quote(job.name)
     say(f"\ndetached; {job.name} goes on. Come back: shoal logs -f {name}   Cancel it: shoal cancel {name}")
-    return INTERRUPTED
+    return TERMINATED if isinstance(why, Terminated) else INTERRUPTED
 
 
 def show_states(client: Client, job: Job) -> Job:

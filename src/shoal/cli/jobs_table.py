@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from shoal.server.models import Job
 
 HEAD = ["NAME", "USER", "STATE", "GPUS", "WANT", "SPEEDUP", "PROGRESS", "AGE", "REASON"]
+#: What a narrow terminal does without, so that the reason can be read.
+SPARE = ["SPEEDUP", "PROGRESS", "USER", "AGE", "WANT"]
 WIDE_HEAD = [
     "ID", "NAME", "USER", "STATE", "GPUS", "TARGET", "WANT", "SPEEDUP", "STEPS/S", "PROGRESS", "LEFT", "AGE",
     "WAITED", "RAN", "PAUSED", "STOOD STILL", "RESIZES", "CHECKPOINT", "NODES", "REASON",

@@ -30,7 +30,7 @@ def logs(
 
     With -f it ends when the job ends, with its result: 0 succeeded, 100 failed, 103 cancelled.
     """
-    from shoal.cli.follow import detach, ending, exit_code, print_log
+    from shoal.cli.follow import Terminated, detach, detachable, ending, exit_code, print_log
     from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.report import plain, print_document, print_lines
@@ -49,14 +49,15 @@ def logs(
                 print_document(output, page, [line.text for line in lines])
             return
         try:
-            stream = client.follow_logs(found.id, **which)  # type: ignore[arg-type]
-            if output.for_people or output is Output.NAME:
-                print_log(stream, many=found.max_gpus > 1, timestamps=timestamps)
-            else:
-                print_lines(plain(line) for line in stream)
-            found = client.job(found.id)
-        except KeyboardInterrupt:
-            raise typer.Exit(detach(found)) from None
+            with detachable():
+                stream = client.follow_logs(found.id, **which)  # type: ignore[arg-type]
+                if output.for_people or output is Output.NAME:
+                    print_log(stream, many=found.max_gpus > 1, timestamps=timestamps)
+                else:
+                    print_lines(plain(line) for line in stream)
+                found = client.job(found.id)
+        except (KeyboardInterrupt, Terminated) as why:
+            raise typer.Exit(detach(found, why)) from None
     if output.for_people:
         say(ending(found))
     raise typer.Exit(exit_code(found))

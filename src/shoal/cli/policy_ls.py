@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from shoal.cli.options import Out, Output
+from shoal.cli.report import reported
 
-import typer
 
+@reported
+def ls(output: Out = Output.TABLE) -> None:
+    """The policies that can be named, one line each.
 
-def ls(output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table") -> None:
-    """The policies that can be named, one line each."""
-    from shoal.cli.out import print_json, table
+    Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.
+    """
+    from shoal.cli.columns import print_table
+    from shoal.cli.report import print_document
     from shoal.policies.registry import policy_classes
+    from shoal.server.models import PolicyInfo, PolicyInfoList
 
-    rows = policy_classes().items()
-    if output == "json":
-        print_json(
-            {
-                "items": [{"name": n, "summary": p.summary, "elastic": p.elastic} for n, p in rows],
-                "next": None,
-            }
-        )
+    found = [
+        PolicyInfo(name=name, summary=cls.summary, elastic=cls.elastic, needs_lengths=cls.needs_lengths)
+        for name, cls in policy_classes().items()
+    ]
+    if not output.for_people:
+        print_document(output, PolicyInfoList(items=found), [p.name for p in found])
         return
-    table(
-        ["policy", "resizes jobs", "needs lengths", "what it does"],
-        [[n, "yes" if p.elastic else "no", "yes" if p.needs_lengths else "no", p.summary] for n, p in rows],
-    )
+    rows = [
+        [p.name, "yes" if p.elastic else "no", "yes" if p.needs_lengths else "no", p.summary] for p in found
+    ]
+    print_table(["POLICY", "RESIZES", "USES LENGTHS", "WHAT IT DOES"], rows, wide=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -32,7 +33,7 @@ def set_(
         if not equals or not key:
             raise ShoalError(f"--option {setting}: write NAME=value")
         options[key] = value
-    _print(client.set_policy(name, options), output)
+    _print(client.set_policy(name, options), output, only=options)
 
 
 @on_server
@@ -41,7 +42,8 @@ def get(client: Client, output: Output) -> None:
     _print(client.policy(), output)
 
 
-def _print(policy: Policy, output: Output) -> None:
+def _print(policy: Policy, output: Output, only: Collection[str] | None = None) -> None:
+    """With its options, or those that were given."""
     from shoal.cli.report import print_document
 
     if not output.for_people:
@@ -49,4 +51,5 @@ def _print(policy: Policy, output: Output) -> None:
         return
     print(f"{policy.name}: {policy.summary}")
     for key, value in policy.options.items():
-        print(f"  {key} = {value}")
+        if only is None or key in only:
+            print(f"  {key} = {value}")

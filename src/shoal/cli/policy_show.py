@@ -8,12 +8,37 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.cli.options import Out, Output, policy_names
+from shoal.cli.report import reported
 
-def show(name: Annotated[str, typer.Argument(help="A policy, as `shoal policy ls` names it.")]) -> None:
+
+@reported
+def show(
+    name: Annotated[
+        str, typer.Argument(help="A policy, as `shoal policy ls` names it.", autocompletion=policy_names)
+    ],
+    output: Out = Output.TABLE,
+) -> None:
     """What a policy does, and its options with their defaults."""
     from shoal.policies.registry import policy_class
 
     cls = policy_class(name)
+    if not output.for_people:
+        from shoal.cli.report import print_document
+        from shoal.server.models import Policy
+
+        print_document(
+            output,
+            Policy(
+                name=cls.name,
+                summary=cls.summary,
+                elastic=cls.elastic,
+                needs_lengths=cls.needs_lengths,
+                options=dataclasses.asdict(cls.Options()),
+            ),
+            cls.name,
+        )
+        return
     print(f"{cls.name}: {cls.summary}\n")
     print(inspect.cleandoc(cls.__doc__ or ""))
     fields = dataclasses.fields(cls.Options)

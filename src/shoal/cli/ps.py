@@ -85,7 +85,8 @@ def _lines(jobs: list[Job], output: Output) -> list[str]:
     wide = output is Output.WIDE
     rows = [t.wide_row(job) if wide else t.row(job) for job in jobs]
     colours = COLOURS if colour_on() else None
-    return lines(t.WIDE_HEAD if wide else t.HEAD, rows, width=table_width(wide=wide), colours=colours)
+    head, spare = (t.WIDE_HEAD, []) if wide else (t.HEAD, t.SPARE)
+    return lines(head, rows, width=table_width(wide=wide), colours=colours, spare=spare)
 
 
 def _watch(client: Client, jobs: Callable[[], list[Job]], output: Output) -> None:

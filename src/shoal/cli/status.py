@@ -24,7 +24,7 @@ def status(client: Client, output: Output) -> None:
         return
     kind = " (virtual, on the CPU)" if found.virtual else ""
     jobs = ", ".join(f"{n} {state}" for state, n in found.jobs.items() if n) or "none"
-    options = " ".join(f"{k}={v}" for k, v in found.policy_options.items())
+    options = " ".join(f"{k}={v}" for k, v in found.policy_given.items())
     for name, value in (
         ("server", f"{found.address}  (shoal {found.version}, pid {found.pid}, up {ago(found.started_at)})"),
         ("home", found.home),

@@ -75,9 +75,10 @@ def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key:
     code = 0
     if not detach:
         try:
-            job = client.wait(job.id)
-        except KeyboardInterrupt:
-            return follow.detach(job)
+            with follow.detachable():
+                job = client.wait(job.id)
+        except (KeyboardInterrupt, follow.Terminated) as why:
+            return follow.detach(job, why)
         code = follow.exit_code(job)
     print_document(output, job, job.name)
     return code

@@ -50,6 +50,10 @@ def up(
     running = _running(where)
     if running is None:
         _start(command, where, limit_s)
+    else:
+        _refuse_unused(
+            where, {"--policy-option": policy_option, "--host": host, "--port": port, "--database": database}
+        )
     _tell(where, output, gpus=gpus, policy=policy, was_up=running is not None)
 
 
@@ -74,6 +78,18 @@ def _command(
     for option in policy_options or []:
         made += ["--policy-option", option]
     return made
+
+
+def _refuse_unused(home: Path, given: dict[str, object]) -> None:
+    """What a server is started with cannot be changed while it runs."""
+    from shoal.client_errors import Conflict
+
+    unused = [option for option, value in given.items() if value]
+    if unused:
+        raise Conflict(
+            f"{', '.join(unused)}: a server runs on {home} already, and that would have no effect; "
+            "end it with `shoal down` first"
+        )
 
 
 def _running(home: Path) -> str | None:

@@ -29,23 +29,27 @@ def wait(
 
     101: it is over, or can no longer become what was waited for.
     """
-    from shoal.cli.follow import NOT_FINISHED, detach, ending, exit_code
+    from shoal.cli.follow import NOT_FINISHED, Terminated, detach, detachable, ending, exit_code
     from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.cli.times import seconds
+    from shoal.core.words import counted
 
     wished = _condition(until)
     limit_s = seconds(timeout) if timeout is not None else None
     with connect(home, server, token_file) as client:
         found = client.job(job)
         try:
-            found = client.wait(found.id, wished, timeout_s=limit_s)
-        except KeyboardInterrupt:
-            raise typer.Exit(detach(found)) from None
+            with detachable():
+                found = client.wait(found.id, wished, timeout_s=limit_s)
+        except (KeyboardInterrupt, Terminated) as why:
+            raise typer.Exit(detach(found, why)) from None
     if output.for_people:
         say(
-            ending(found) if found.state.is_final else f"{found.name}: {found.state.value}, {found.gpus} GPUs"
+            ending(found)
+            if found.state.is_final
+            else f"{found.name}: {found.state.value}, {counted(found.gpus, 'GPU')}"
         )
     else:
         print_document(output, found, found.name)

@@ -50,6 +50,8 @@ def parse(argv: list[str]) -> Options:
         if not eq:
             parser.error(f"--policy-option {pair!r} is not of the form KEY=VALUE")
         options[key] = value
+    if options and given.policy is None:
+        parser.error("--policy-option needs --policy: say which policy it is for")
     return Options(
         (given.home or default_home()).absolute(),
         given.gpus,

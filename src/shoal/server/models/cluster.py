@@ -67,6 +67,9 @@ class Status(BaseModel):
     virtual: bool = Field(description="True: the GPUs are virtual, jobs run on the CPU.")
     policy: str
     policy_options: dict[str, Any] = Field(default_factory=dict)
+    policy_given: dict[str, str] = Field(
+        default_factory=dict, description="Those of its options that were given; the others are defaults."
+    )
     store: Literal["sqlite", "postgresql"] = "sqlite"
     nodes: list[NodeStatus]
     total_gpus: int
@@ -95,6 +98,10 @@ class PolicyInfo(BaseModel):
     summary: str
     elastic: bool
     needs_lengths: bool
+
+
+class PolicyInfoList(Page[PolicyInfo]):
+    """What `shoal policy ls -o json` prints."""
 
 
 class Policy(PolicyInfo):

@@ -49,6 +49,7 @@ async def status(s: S, who: W) -> m.Status:
         virtual=virtual,
         policy=c.policy_name,
         policy_options=dataclasses.asdict(c.scheduler.policy.options),
+        policy_given=c.policy_options,
         store="sqlite" if s.store.kind == "sqlite" else "postgresql",
         nodes=[node_status(s, i) for i in range(len(c.nodes))],
         total_gpus=c.cluster.total_gpus,
@@ -97,7 +98,7 @@ def _store_check(s: Server) -> m.Check:
 
 def _disk_check(s: Server) -> m.Check:
     free = shutil.disk_usage(s.home.path).free
-    text = f"{free / 1e9:.1f} GB are free at {s.home.path}"
+    text = f"{free / 2**30:.1f} GiB are free at {s.home.path}"
     if free < LITTLE_DISK_BYTES:
         return m.Check(name="disk", status="warning", message=text, hint="free some space")
     return m.Check(name="disk", status="ok", message=text)
