@@ -31,11 +31,13 @@ class Lab:
     def job(self, workers: int, script: Path = PROBE, **options: Any) -> LocalJob:
         keep_size = options.pop("keep_size", False)
         stragglers = options.pop("replace_stragglers", False)
+        slow = options.pop("state_bytes_per_s", None)
+        env = {"SHOAL_STATE_BYTES_PER_S": str(slow)} if slow else {}
         return LocalJob(
             [str(script)],
             workers,
             directory=self.directory,
-            env={"PROBE": json.dumps(options), "PROBE_DIR": str(self.directory)},
+            env={"PROBE": json.dumps(options), "PROBE_DIR": str(self.directory), **env},
             zygote=self._zygote,
             keep_size=keep_size,
             replace_stragglers=stragglers,

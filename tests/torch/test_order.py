@@ -1,8 +1,6 @@
-"""Data order, batch rule and byte ranges: pure."""
+"""Data order, batch rule and who sends what: pure."""
 
 from __future__ import annotations
-
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from shoal.torch.order import BatchRule, permutation, share, step_parts, step_size
-from shoal.torch.transfer import byte_range, pieces
+from shoal.torch.transfer import share_of
 
 
 @given(st.integers(0, 200), st.integers(1, 16))
@@ -69,13 +67,13 @@ def test_the_learning_rate_warms_up_to_the_rule_of_the_new_batch():
     assert BatchRule(4).batch(7) == 4
 
 
-@given(st.lists(st.integers(0, 9 * 1024 * 1024), max_size=8), st.integers(1, 4))
-def test_the_pieces_of_all_sources_are_all_bytes_once(sizes: list[int], sources: int):
-    covered: dict[int, list[tuple[int, int]]] = {}
-    for index in range(sources):
-        for tensor, low, high in pieces(sizes, *byte_range(sum(sizes), sources, index)):
-            covered.setdefault(tensor, []).append((low, high))
-    for tensor, size in enumerate(sizes):
-        spans = covered.get(tensor, [])
-        assert sum(high - low for low, high in spans) == size
-        assert all(a[1] == b[0] for a, b in pairwise(spans))
+@given(st.lists(st.integers(1, 9 << 20), max_size=12), st.integers(1, 4), st.sampled_from([1, 1 << 20]))
+def test_all_sources_together_send_each_unit_once_and_about_as_much(
+    sizes: list[int], sources: int, together_bytes: int
+):
+    shares = [share_of(sizes, sources, index, together_bytes) for index in range(sources)]
+    assert [u for lists in shares for units in lists for u in units] == list(range(len(sizes)))
+    for lists in shares:
+        total = sum(sizes[u] for units in lists for u in units)
+        assert abs(total - sum(sizes) / sources) <= max(sizes, default=0)
+        assert all(len(units) == 1 or sum(sizes[u] for u in units) <= together_bytes for units in lists)

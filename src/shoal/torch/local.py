@@ -335,7 +335,7 @@ class LocalJob:
         total = max((r.total_steps for r in reports.values()), default=0)
         return {
             "generation": c.active.number if c.active else 0,
-            "workers": list(c.active.members) if c.active else [],
+            "workers": [w for w in c.active.members if w not in c.learners()] if c.active else [],
             "target": list(c.target),
             "outcome": c.outcome or ("paused" if c.paused else "running"),
             "step": furthest,

@@ -43,13 +43,15 @@ def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
     return tuple(holders[(first + i) % len(holders)] for i in range(count))
 
 
-def share_of(sizes: list[int], sources: int, index: int) -> list[list[int]]:
+def share_of(
+    sizes: list[int], sources: int, index: int, together_bytes: float = UNITS_BYTES
+) -> list[list[int]]:
     """What the index-th of several sources sends: about its part of the bytes, as lists of units sent together."""
     total, offset, run_bytes = max(1, sum(sizes)), 0, 0
     mine: list[list[int]] = []
     for unit, size in enumerate(sizes):
         if min(sources - 1, (2 * offset + size) * sources // (2 * total)) == index:
-            if not mine or run_bytes + size > UNITS_BYTES:
+            if not mine or run_bytes + size > together_bytes:
                 mine.append([])
                 run_bytes = 0
             mine[-1].append(unit)
@@ -96,7 +98,7 @@ class Link:
         """Decide what is to be sent here."""
         sources, sizes = sources_of(plan, self.newcomer), state.sizes()
         self._state, self.index = state, sources.index(me)
-        lists = share_of(sizes, len(sources), self.index)
+        lists = share_of(sizes, len(sources), self.index, min(UNITS_BYTES, self._one_step_bytes()))
         self._rest = deque((units, sum(sizes[u] for u in units)) for units in lists)
 
     @property

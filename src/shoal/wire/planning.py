@@ -12,7 +12,7 @@ from shoal.wire.views import Generation, Pending, WorkerView
 
 
 class Planning(Record):
-    def _learners(self) -> list[str]:
+    def learners(self) -> list[str]:
         """Members of the active generation that look on while they are given the state."""
         if self.active is None:
             return []
@@ -35,7 +35,7 @@ class Planning(Record):
                 v.status.formed == plan.number or v.status.generation == plan.number for v in members
             )
             # Who stays must have the whole state before anyone who has it may leave.
-            if formed and not set(self._learners()) & set(plan.members):
+            if formed and not set(self.learners()) & set(plan.members):
                 self.pending.committed = True
                 self.crew = tuple(dict.fromkeys((*self.crew, *plan.members)))
             else:
@@ -76,7 +76,7 @@ class Planning(Record):
 
     def _announce(self) -> None:
         """Tell of a new generation once all its members have the whole state."""
-        if self.untold is None or self.active is None or self._learners():
+        if self.untold is None or self.active is None or self.learners():
             return
         views = [v for w in self.active.members if (v := self.workers.get(w)) is not None]
         if any(v.status.generation < self.active.number for v in views):
@@ -99,7 +99,7 @@ class Planning(Record):
             # The target may also be empty because all newcomers died: then the job goes on as it is.
             return (Kind.PAUSE, ()) if self.pausing else None
         current = self.active.members
-        given_up = [w for w in self._learners() if w not in wanted]
+        given_up = [w for w in self.learners() if w not in wanted]
         if given_up:
             return Kind.SWITCH, tuple(w for w in current if w not in given_up)
         newcomers = tuple(w for w in wanted if w not in current)
@@ -118,7 +118,7 @@ class Planning(Record):
         current = self.active.members if self.active else ()
         newcomers = [self.workers[w] for w in members if w not in current]
         if all(v.announced and v.connected and v.status.phase is Phase.READY for v in newcomers):
-            learners = tuple(w for w in self._learners() if w not in members)
+            learners = tuple(w for w in self.learners() if w not in members)
             holders = tuple(w for w in current if w not in learners)
             self._issue(kind, members, holders=holders, learners=learners)
 

@@ -79,6 +79,9 @@ class Odd(nn.Module):
 def build(kind: str, hidden: int) -> nn.Module:
     if kind == "odd":
         return Odd(hidden)
+    if kind == "deep":
+        layers = [layer for _ in range(12) for layer in (nn.Linear(hidden, hidden), nn.Tanh())]
+        return nn.Sequential(nn.Linear(16, hidden), *layers, nn.Linear(hidden, 1))
     if kind == "norm":
         return nn.Sequential(nn.Linear(16, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Linear(hidden, 1))
     if kind == "dropout":
@@ -108,9 +111,12 @@ def main() -> None:
     else:
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     model, optimizer = job.wrap(model, optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=o.get("lr_every", 50), gamma=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=o.get("amp", False), init_scale=128.0)
     job.state["scheduler"], job.state["scaler"], job.state["count"] = scheduler, scaler, 0
+    average = torch.optim.swa_utils.AveragedModel(model)
+    if o.get("average"):
+        job.state["average"] = average
     data = Samples(int(word("samples") or o["samples"]))
     loader = job.loader(
         Stream(data) if o.get("stream") else data,
@@ -122,13 +128,14 @@ def main() -> None:
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     for epoch in job.epochs(o["epochs"]):
         for ids, x, y, pids in loader:
+            dice = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.get("amp", False)):
                 loss = nn.functional.mse_loss(model(x).float(), y) / o["accumulate"]
             if word("slow") and not job.rehearsing:
                 time.sleep(0.04)
             scaler.scale(loss).backward()
             if not job.stepping:
-                record(out, job, epoch, loss, ids, pids, None)
+                record(out, job, epoch, loss, ids, pids, dice, None)
                 continue
             if o.get("clip"):
                 scaler.unscale_(optimizer)
@@ -137,9 +144,10 @@ def main() -> None:
             scaler.update()
             optimizer.zero_grad()
             scheduler.step()
+            average.update_parameters(model)
             job.state["count"] += 1
             job.log(loss=loss)
-            record(out, job, epoch, loss, ids, pids, (model, optimizer))
+            record(out, job, epoch, loss, ids, pids, dice, (model, optimizer))
             if o["checkpoint_every"] and job.position.step % o["checkpoint_every"] == 0:
                 job.checkpoint()
             if word("fail_in_step") and not job.rehearsing:
@@ -152,11 +160,12 @@ def main() -> None:
         "digest": digest(model, optimizer),
         "count": job.state["count"],
         "lr": scheduler.get_last_lr()[0],
+        "average": digest(average, optimizer) if o.get("average") else "",
     }
     (HERE / f"final.{ME}").write_text(json.dumps(final))
 
 
-def record(out, job, epoch, loss, ids, pids, models) -> None:
+def record(out, job, epoch, loss, ids, pids, dice, models) -> None:
     if not job.weight:
         return
     row = {
@@ -169,6 +178,7 @@ def record(out, job, epoch, loss, ids, pids, models) -> None:
         "generation": job.generation,
         "size": job.world_size,
         "count": job.state["count"],
+        "dice": dice,
     }
     if models and OPTIONS.get("digests"):
         row["digest"] = digest(*models)

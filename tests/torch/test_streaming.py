@@ -1,0 +1,106 @@
+"""A state too large for one step: newcomers look on for many, and the others go on meanwhile."""
+
+from __future__ import annotations
+
+from elastic_lab import Lab, losses, seen, until
+
+from shoal.wire import events as ev
+
+# 13 layers of 50 kB each with Adam: at this rate one of them takes longer than a step.
+DEEP = {
+    "model": "deep",
+    "hidden": 64,
+    "sleep_s": 0.01,
+    "lr_every": 3,
+    "clip": True,
+    "state_bytes_per_s": 300_000,
+}
+
+
+def looked_on(lab: Lab, newcomer: str, generation: int = 2) -> set[int]:
+    """The steps of a generation before the newcomer had a part in one."""
+    rows = [r for r in lab.rows() if r["generation"] == generation]
+    first = min((r["step"] for r in rows if r["worker"] == newcomer), default=10**9)
+    return {r["step"] for r in rows if r["step"] < first}
+
+
+def committed(*members: str):
+    return lambda e: isinstance(e, ev.GenerationCommitted) and set(e.members) == set(members)
+
+
+def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: Lab):
+    options = {**DEEP, "epochs": 12, "average": True}
+    with lab.job(2, **options) as job:
+        job.wait_size(2)
+        job.resize(3)
+        grown = job.wait_size(3)
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        notes = [n for _, e in job.events if isinstance(e, ev.Measured) for n in e.report.notes]
+    assert f"generation {grown.generation}: state verified bit for bit on 3 members" in notes
+    assert len(looked_on(lab, "w2")) >= 5
+    assert any(r["worker"] == "w2" for r in lab.rows())
+    options.pop("state_bytes_per_s")
+    want, have = losses(lab.alone(**options)), losses(lab.rows())
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(12)}
+    assert max(abs(have[s] - want[s]) for s in want) < 1e-4
+    finals = lab.finals().values()
+    assert len(finals) == 3
+    assert len({(f["digest"], f["average"], f["lr"], f["count"]) for f in finals}) == 1
+
+
+def test_a_newer_target_drops_a_newcomer_in_the_middle_of_the_transfer_at_once(lab: Lab):
+    options = {**DEEP, "epochs": 24, "state_bytes_per_s": 30_000}
+    with lab.job(1, **options) as job:
+        job.wait_size(1)
+        job.resize(2)
+        until(lambda: len(looked_on(lab, "w1")) >= 2)
+        since = len(job.events)
+        job.resize(1)
+        job.wait(lambda e: isinstance(e, ev.WorkerLeft) and e.worker == "w1")
+        assert job.wait(committed("w0"), since=since).generation == 3
+        assert not any(committed("w0", "w1")(e) for _, e in job.events)
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert len(looked_on(lab, "w1")) < 13
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(24)}
+
+
+def test_a_newcomer_wanted_by_both_targets_goes_on_receiving(lab: Lab):
+    with lab.job(1, **DEEP, epochs=200) as job:
+        job.wait_size(1)
+        job.resize(2)
+        until(lambda: len(looked_on(lab, "w1")) >= 2)
+        job.resize(3)
+        job.wait(committed("w0", "w1", "w2"))
+        assert {r["generation"] for r in lab.rows() if r["worker"] == "w1"} <= {2, 3}
+        assert job.processes.started_warm.keys() == {"w0", "w1", "w2"}
+
+
+def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: Lab):
+    with lab.job(2, **DEEP, epochs=300) as job:
+        job.wait_size(2)
+        job.resize(3)
+        until(lambda: len(looked_on(lab, "w2")) >= 2)
+        job.kill("w0")
+        job.wait(committed("w1"))
+        job.wait(committed("w1", "w2"))
+        assert not any(isinstance(e, ev.WorkerLost) and e.worker == "w2" for _, e in job.events)
+        until(lambda: any(r["worker"] == "w2" for r in lab.rows()))
+
+
+def test_a_newcomer_that_dies_in_the_middle_costs_no_step(lab: Lab):
+    with lab.job(2, **DEEP, epochs=24) as job:
+        job.wait_size(2)
+        job.resize(3)
+        until(lambda: len(looked_on(lab, "w2")) >= 2)
+        since = len(job.events)
+        job.kill("w2")
+        job.wait(committed("w0", "w1"), since=since)
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(24)}
+    assert len({f["digest"] for f in lab.finals().values()}) == 1
