@@ -35,6 +35,7 @@ from shoal.cli.why import explain
 from shoal.client import Client
 from shoal.client_errors import TimedOut
 from shoal.core.errors import ShoalError
+from shoal.core.words import counted
 from shoal.server.models import Job, JobSpec, Why
 
 GPUS = 4
@@ -313,7 +314,7 @@ def picture(run: Run, now_s: float) -> Group:
 def tell_changes(console: Console, run: Run, now_s: float, shown: dict[str, str]) -> None:
     """One line for each job whose state or size has changed."""
     for job in run.jobs.values():
-        line = f"{job.name:<12} {job.state.value:<10} {job.gpus} GPUs"
+        line = f"{job.name:<12} {job.state.value:<10} {counted(job.gpus, 'GPU')}"
         if shown.get(job.name) != line:
             shown[job.name] = line
             because = f"  ({reason(job)})" if reason(job) else ""

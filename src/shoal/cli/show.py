@@ -91,6 +91,7 @@ def _spec(job: Job, *, verbose: bool) -> list[tuple[str, str]]:
 def _progress(job: Job) -> list[tuple[str, str]]:
     from shoal.cli.jobs_table import gpus, left
     from shoal.cli.out import duration
+    from shoal.core.words import counted
 
     rows = [
         ("GPUs", gpus(job)),
@@ -103,7 +104,7 @@ def _progress(job: Job) -> list[tuple[str, str]]:
         ("waited", duration(job.waiting_s)),
         ("ran", duration(job.running_s)),
         ("paused", duration(job.paused_s)),
-        ("stood still", f"{duration(job.stalled_s)} for {job.resizes} resizes"),
+        ("stood still", f"{duration(job.stalled_s)} for {counted(job.resizes, 'resize')}"),
         ("restarts", str(job.restarts)),
     ]
     if job.remaining is not None and (job.remaining.basis or job.remaining.unknown):

@@ -112,6 +112,8 @@ def when(estimate: Estimate) -> str:
     low, high = duration(estimate.low_s), duration(estimate.high_s)
     if estimate.high_s is None:
         length = f"in {low} or more"
+    elif estimate.low_s == 0.0:
+        length = f"within {high}"
     elif estimate.low_s is None or low == high:
         length = f"in about {high}"
     else:

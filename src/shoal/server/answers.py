@@ -26,8 +26,11 @@ class Answers:
 
     # -- jobs --------------------------------------------------------------------------------------
 
-    def job(self, row: dict[str, Any], *, workers: bool = False) -> m.Job:
-        """A job from its row in the store and, while it is not over, from what is known of it now."""
+    def job(self, row: dict[str, Any], *, workers: bool = False, may_see: bool = False) -> m.Job:
+        """A job from its row in the store and, while it is not over, from what is known of it now.
+
+        `may_see`: the asker may see all jobs, and so hear the names of those that are in its way.
+        """
         spec, progress = row["spec"], row["progress"]
         live = self.c.jobs.get(row["id"])
         found = m.Job(
@@ -76,12 +79,12 @@ class Answers:
             signal=row["signal"] if JobState(row["state"]).is_final else None,
         )
         if live is not None:
-            self._bring_up_to_date(found, live)
+            self._bring_up_to_date(found, live, may_see)
         if workers:
             found.workers = self._workers(row["id"])
         return found
 
-    def _bring_up_to_date(self, found: m.Job, live: LiveJob) -> None:
+    def _bring_up_to_date(self, found: m.Job, live: LiveJob, may_see: bool) -> None:
         life = settle(live.life, self.c.now_s())
         found.state, found.message = life.state, life.message
         found.gpus, found.target_gpus = live.gpus, live.target_gpus
@@ -92,7 +95,7 @@ class Answers:
         found.progress = _fraction(found.step, found.total_steps)
         found.speedup = self.c.profiles.speedup(live)
         found.remaining = self.c.profiles.remaining(live)
-        found.reason = self.reasons.reason(live)
+        found.reason = self.reasons.reason(live, may_see)
         places: dict[str, list[int]] = {}
         for worker in live.workers.values():
             if worker.holds_gpu:

@@ -196,6 +196,9 @@ class Reasons:
         basis = f"the remaining time of {counted(len(known), 'running job')}"
         if before:
             basis += f", and {counted(len(before), 'job')} waiting before it"
+        if len(known) < len(ends):  # any of which may end this moment
+            basis += f"; that of {len(ends) - len(known)} is not known"
+            times["low_s"] = 0.0
         return m.Estimate(low_s=times["low_s"], high_s=times["high_s"], basis=basis)
 
     def _grows_in(self, job: LiveJob, may_see: bool) -> m.Estimate:

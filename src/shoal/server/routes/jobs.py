@@ -81,14 +81,14 @@ async def list_jobs(
     for i, row in enumerate(rows):
         if i % SLICE == SLICE - 1:
             await asyncio.sleep(0)  # a long list does not keep decisions waiting
-        items.append(s.answers.job(row))
+        items.append(s.answers.job(row, may_see=who.sees_all))
     return m.JobList(items=items, next=more)
 
 
 @router.get("/jobs/{job}", response_model=m.Job)
 async def show(job: JobId, s: S, who: W) -> m.Job:
     """One job with its workers."""
-    return s.answers.job(find_row(s, who, job), workers=True)
+    return s.answers.job(find_row(s, who, job), workers=True, may_see=who.sees_all)
 
 
 def _again(s: S, job_id: int) -> m.Job:
