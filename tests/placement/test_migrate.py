@@ -18,9 +18,9 @@ CLUSTER = Cluster.of(3, 4)
 RULE = MoveRule(move_s=30, horizon_s=600)
 
 
-def speed(job_id: int, gpu_type: str, gpus: int, nodes: int) -> float:
+def speed(job_id: int, gpu_type: str, placement, servers: int = 0) -> float:
     """Each node more takes a fifth of the speed."""
-    return gpus * 0.8 ** (nodes - 1)
+    return sum(g for _, g in placement) * 0.8 ** (len(placement) - 1)
 
 
 def moves(current, left=None, rule=RULE, speed=speed):
@@ -56,7 +56,7 @@ def test_a_spread_job_moves_onto_one_node_that_has_room():
 def test_nothing_moves_that_ends_soon_gains_little_or_is_packed():
     spread = {0: ((0, 2), (1, 2))}
     assert moves(spread, left={0: 3.2 * 100}) == []
-    assert moves(spread, speed=lambda j, t, g, n: g * (1 - 0.01 * n)) == []
+    assert moves(spread, speed=lambda j, t, p: 1 - 0.01 * len(p)) == []
     assert moves({0: ((0, 4),), 1: ((1, 4), (2, 4))}) == []
     assert moves(spread, rule=MoveRule(move_s=300, horizon_s=600)) == []
 

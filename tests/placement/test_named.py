@@ -140,7 +140,7 @@ def test_a_move_costs_what_the_run_says_unless_told_otherwise():
 
 
 def test_a_job_of_which_nothing_is_believed_has_no_speed():
-    assert Setting(NODES).speed(3, "gpu", 4, 1) == 0.0
+    assert Setting(NODES).speed(3, "gpu", ((0, 4),), 0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,32 @@ def test_every_placement_has_a_line_for_people():
         cls = registry.placement_class(name)
         assert cls.name == name
         assert cls.summary
+
+
+@pytest.mark.parametrize(
+    ("apart", "moves"),
+    [
+        (False, True),  # pw:w, 767 s, becomes pww, 510 s
+        (True, False),  # p:w:w, 810 s, would become p:ww, 1190 s
+    ],
+)
+def test_a_parameter_server_job_moves_where_its_measured_layout_is_faster(apart, moves):
+    profiles = {0: Profile.of("vgg16", {1: 1.0, 2: 0.6})}
+    setting = Setting(NODES, True, lambda: profiles, move_s=5.0, servers_apart=apart)
+    b = Bench(NODES, make_placer("moving", setting))
+    b.add(0)
+    b.view.remaining[0] = 1e9
+    b.place({0: 2}, given={0: ((0, 1), (1, 1))})
+    b.view.servers[0] = 1
+    found = b.place({}).placements
+    assert found == ({0: ((0, 2),)} if moves else {})
+    speeds = [setting.speed(0, "gpu", where, 1) for where in (((0, 1), (1, 1)), ((0, 2),))]
+    assert (speeds[1] > speeds[0]) is moves
+
+
+def test_the_policy_of_that_name_gets_its_own_placement():
+    assert isinstance(make_placer("auto", Setting(NODES, policy="optimus")), DealEqually)
+    assert isinstance(make_placer("auto", Setting(Cluster.pool(4), policy="optimus")), PoolPlacer)
 
 
 def test_the_moving_placer_believes_what_the_scheduler_believes():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -46,7 +48,7 @@ def test_a_job_of_one_server_and_two_workers_takes_what_liquid_measured(model, p
     times = LAYOUT_TIME_S[model]
     job = Job("a", 0.0, GpuRange(2, 2), 2, model=model, iterations=times["pww"], kind=Kind.PARAMETER_SERVER)
     simulation = Simulation(
-        [job], {model: ONE_TO_TWO}, Cluster.of(2, 2), make_policy("optimus"),
+        [job], {model: replace(ONE_TO_TWO, model=model)}, Cluster.of(2, 2), make_policy("optimus"),
         placer=Put(placement), servers_apart=apart,
     )  # fmt: skip
     assert simulation.run().finish_s.tolist() == pytest.approx([times[layout]])

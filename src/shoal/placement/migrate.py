@@ -27,8 +27,10 @@ from shoal.placement.fragmentation import fewest_nodes, free_gpus
 from shoal.policies.base import Decision, Supply
 
 IntArray = NDArray[np.int32]
-#: Iterations per second of a job (by id) on a GPU type, with so many GPUs on so many nodes.
-SpeedOn = Callable[[int, str, int, int], float]
+#: Iterations per second of a job (by id) on a GPU type at a placement.
+SpeedOn = Callable[[int, str, Placement], float]
+#: The same by its parameter servers too.
+SpeedWith = Callable[[int, str, Placement, int], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,13 @@ def _ways(
     gpus = sum(g for _, g in now)
     gpu_type = int(cluster.type_of_node[now[0][0]])
     type_name = cluster.gpu_types[gpu_type]
-    speed_now = speed(job_id, type_name, gpus, len(now))
+    speed_now = speed(job_id, type_name, now)
 
-    def worth(nodes: int) -> float:
-        return gain_s(speed_now, speed(job_id, type_name, gpus, nodes), left.get(job_id, np.nan), rule)
+    def worth(there: Placement) -> float:
+        return gain_s(speed_now, speed(job_id, type_name, there), left.get(job_id, np.nan), rule)
 
     largest = int(cluster.gpus_of_node[cluster.type_of_node == gpu_type].max())
-    if all(worth(nodes) <= 0 for nodes in range(-(-gpus // largest), len(now))):
+    if all(worth(_dealt(gpus, nodes)) <= 0 for nodes in range(-(-gpus // largest), len(now))):
         return []  # as most jobs at most times: no need to look for room
     mine = _on_nodes(now, len(free))
     room = pack.available(free + mine, cluster.type_of_node, gpu_type)
@@ -124,12 +126,18 @@ def _ways(
     if 0 < nodes < len(now):
         taken = pack.span(room, gpus, cluster.rack_of_node, cluster.domain_of_node)
         where = tuple((n, int(taken[n])) for n in np.flatnonzero(taken).tolist())
-        ways.append(Move({job_id: where}, worth(nodes)))
-    if nodes != 1 and worth(1) > rule.move_s:
+        ways.append(Move({job_id: where}, worth(where)))
+    alone = worth(_dealt(gpus, 1))
+    if nodes != 1 and alone > rule.move_s:
         pushed = _push_aside(cluster, free, placements, job_id, gpus, gpu_type)
         if pushed:
-            ways.append(Move(pushed, worth(1) - rule.move_s * (len(pushed) - 1)))
+            ways.append(Move(pushed, alone - rule.move_s * (len(pushed) - 1)))
     return ways
+
+
+def _dealt(gpus: int, nodes: int) -> Placement:
+    """A placement on so many nodes in equal parts, whichever they are."""
+    return tuple((n, gpus // nodes + (n < gpus % nodes)) for n in range(nodes))
 
 
 def _push_aside(
@@ -168,7 +176,7 @@ def _push_aside(
 class MovingPlacer:
     """A `Placer` that lets another place, and then moves what pays."""
 
-    def __init__(self, inner: Placer, speed: SpeedOn, rule: MoveRule | None = None) -> None:
+    def __init__(self, inner: Placer, speed: SpeedWith, rule: MoveRule | None = None) -> None:
         self.inner, self.speed, self.rule = inner, speed, rule or MoveRule()
 
     def place(self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]) -> Placed:
@@ -183,6 +191,10 @@ class MovingPlacer:
         usable = free_gpus(supply.gpus_of_node, unsettled.values())
         remaining = view.remaining_now(view.now_s)
         left = {j: float(remaining[view.row(j)]) for j, p in settled.items() if len(p) > 1}
-        moves = find_moves(supply.cluster, usable, settled, left, self.speed, self.rule)
+
+        def speed(job_id: int, gpu_type: str, placement: Placement) -> float:
+            return self.speed(job_id, gpu_type, placement, int(view.servers[view.row(job_id)]))
+
+        moves = find_moves(supply.cluster, usable, settled, left, speed, self.rule)
         moved = {j: p for move in moves for j, p in move.placements.items()}
         return Placed(placed.placements | moved, placed.cut)

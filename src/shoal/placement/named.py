@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import nan
-
-import numpy as np
+from math import isnan, nan
+from typing import Any
 
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.placement.base import Placer, PoolPlacer
@@ -19,55 +19,23 @@ from shoal.placement.registry import Setting
 from shoal.policies.base import NoOptions
 
 
-def _nodes_or_refuse(setting: Setting, name: str) -> None:
-    if setting.cluster.pooled:
-        raise ShoalError(
-            f"placement {name!r} needs nodes, and this cluster is one pool: describe it with --cluster FILE"
-        )
+@dataclass(frozen=True)
+class BuiltIn:
+    """A placement of ours: how it is called, and how its placer is made."""
 
+    name: str
+    summary: str
+    placer: Callable[[Setting, Any], Placer]
+    Options: type[Any] = NoOptions
+    needs_nodes: bool = True
 
-class Auto:
-    name = "auto"
-    summary = "pool without nodes, keep-and-pack with them"
-    Options = NoOptions
-
-    @staticmethod
-    def make(setting: Setting, options: NoOptions) -> Placer:
-        if setting.cluster.pooled:
-            return PoolPlacer()
-        return KeepAndPack(all_or_nothing=not setting.elastic)
-
-
-class Pool:
-    name = "pool"
-    summary = "anywhere: nodes do not matter, nothing is ever fragmented"
-    Options = NoOptions
-
-    @staticmethod
-    def make(setting: Setting, options: NoOptions) -> Placer:
-        return PoolPlacer()
-
-
-class Packed:
-    name = "keep-and-pack"
-    summary = "who runs stays; who comes takes the node with least to spare, or as few as possible"
-    Options = NoOptions
-
-    @staticmethod
-    def make(setting: Setting, options: NoOptions) -> Placer:
-        _nodes_or_refuse(setting, Packed.name)
-        return KeepAndPack(all_or_nothing=not setting.elastic)
-
-
-class NodeOrWholeNodes:
-    name = "node-or-whole-nodes"
-    summary = "keep-and-pack, but a share stays within one node or takes whole nodes (CoDDL)"
-    Options = NoOptions
-
-    @staticmethod
-    def make(setting: Setting, options: NoOptions) -> Placer:
-        _nodes_or_refuse(setting, NodeOrWholeNodes.name)
-        return KeepAndPack(whole_nodes=True, all_or_nothing=not setting.elastic)
+    def make(self, setting: Setting, options: Any) -> Placer:
+        if self.needs_nodes and setting.cluster.pooled:
+            raise ShoalError(
+                f"placement {self.name!r} needs nodes, and this cluster is one pool: "
+                "describe it with --cluster FILE"
+            )
+        return self.placer(setting, options)
 
 
 @dataclass(frozen=True)
@@ -84,30 +52,6 @@ class MovingOptions:
             raise ShoalError(
                 "placement 'moving': move_s must be 0 or more, horizon_s above 0 and max_moves 1 or more"
             )
-
-
-class Moving:
-    name = "moving"
-    summary = "keep-and-pack, and jobs move where their gain in speed pays within a horizon"
-    Options = MovingOptions
-
-    @staticmethod
-    def make(setting: Setting, options: MovingOptions) -> Placer:
-        _nodes_or_refuse(setting, Moving.name)
-        move_s = setting.move_s if np.isnan(options.move_s) else options.move_s
-        rule = MoveRule(move_s, options.horizon_s, options.max_moves)
-        return MovingPlacer(KeepAndPack(all_or_nothing=not setting.elastic), setting.speed, rule)
-
-
-class Optimus:
-    name = "optimus"
-    summary = "the fewest nodes that hold a job in equal parts (EuroSys'18)"
-    Options = NoOptions
-
-    @staticmethod
-    def make(setting: Setting, options: NoOptions) -> Placer:
-        _nodes_or_refuse(setting, Optimus.name)
-        return DealEqually(all_or_nothing=not setting.elastic)
 
 
 @dataclass(frozen=True)
@@ -127,14 +71,66 @@ class LiquidOptions:
             raise ShoalError(f"placement 'liquid': lam must be from 0 to 1, not {self.lam:g}")
 
 
-class Liquid:
-    name = "liquid"
-    summary = "best fit: each worker where network cost and filled nodes score best (TPDS'21)"
-    Options = LiquidOptions
+def _pool(setting: Setting, options: NoOptions) -> Placer:
+    return PoolPlacer()
 
-    @staticmethod
-    def make(setting: Setting, options: LiquidOptions) -> Placer:
-        _nodes_or_refuse(setting, Liquid.name)
-        return LiquidPlacer(
-            variant=BestFit(options.variant), lam=options.lam, all_or_nothing=not setting.elastic
-        )
+
+def _packed(setting: Setting, options: NoOptions) -> Placer:
+    return KeepAndPack(all_or_nothing=not setting.elastic)
+
+
+def _whole_nodes(setting: Setting, options: NoOptions) -> Placer:
+    return KeepAndPack(whole_nodes=True, all_or_nothing=not setting.elastic)
+
+
+def _equal_parts(setting: Setting, options: NoOptions) -> Placer:
+    return DealEqually(all_or_nothing=not setting.elastic)
+
+
+def _auto(setting: Setting, options: NoOptions) -> Placer:
+    if setting.cluster.pooled:
+        return _pool(setting, options)
+    # Its own rule belongs to that policy.
+    return (_equal_parts if setting.policy == "optimus" else _packed)(setting, options)
+
+
+def _moving(setting: Setting, options: MovingOptions) -> Placer:
+    move_s = setting.move_s if isnan(options.move_s) else options.move_s
+    rule = MoveRule(move_s, options.horizon_s, options.max_moves)
+    return MovingPlacer(_packed(setting, NoOptions()), setting.speed, rule)
+
+
+def _liquid(setting: Setting, options: LiquidOptions) -> Placer:
+    return LiquidPlacer(variant=BestFit(options.variant), lam=options.lam, all_or_nothing=not setting.elastic)
+
+
+AUTO = BuiltIn(
+    "auto",
+    "pool without nodes; with them keep-and-pack, and optimus for the policy of that name",
+    _auto,
+    needs_nodes=False,
+)
+POOL = BuiltIn("pool", "anywhere: nodes do not matter, nothing is ever fragmented", _pool, needs_nodes=False)
+KEEP_AND_PACK = BuiltIn(
+    "keep-and-pack",
+    "who runs stays; who comes takes the node with least to spare, or as few as possible",
+    _packed,
+)
+NODE_OR_WHOLE_NODES = BuiltIn(
+    "node-or-whole-nodes",
+    "keep-and-pack, but a share stays within one node or takes whole nodes (CoDDL)",
+    _whole_nodes,
+)
+MOVING = BuiltIn(
+    "moving",
+    "keep-and-pack, and jobs move where their gain in speed pays within a horizon",
+    _moving,
+    MovingOptions,
+)
+OPTIMUS = BuiltIn("optimus", "the fewest nodes that hold a job in equal parts (EuroSys'18)", _equal_parts)
+LIQUID = BuiltIn(
+    "liquid",
+    "best fit: each worker where network cost and filled nodes score best (TPDS'21)",
+    _liquid,
+    LiquidOptions,
+)

@@ -1,6 +1,6 @@
 """Placements by name: those of Shoal, and those that other packages add by an entry point.
 
-A named placement is a class with a `name`, a `summary`, a frozen dataclass `Options`, and
+A named placement is a class (or an object) with a `name`, a `summary`, a frozen dataclass `Options`, and
 
     make(setting, options) -> Placer
 
@@ -16,18 +16,20 @@ from typing import Any, ClassVar, Protocol
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.named import Named
+from shoal.core.plan import Placement
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
+from shoal.placement.speed_at import speed_at
 from shoal.policies.base import make_options
 
 BUILT_IN = {
-    "auto": "shoal.placement.named:Auto",
-    "pool": "shoal.placement.named:Pool",
-    "keep-and-pack": "shoal.placement.named:Packed",
-    "node-or-whole-nodes": "shoal.placement.named:NodeOrWholeNodes",
-    "moving": "shoal.placement.named:Moving",
-    "optimus": "shoal.placement.named:Optimus",
-    "liquid": "shoal.placement.named:Liquid",
+    "auto": "shoal.placement.named:AUTO",
+    "pool": "shoal.placement.named:POOL",
+    "keep-and-pack": "shoal.placement.named:KEEP_AND_PACK",
+    "node-or-whole-nodes": "shoal.placement.named:NODE_OR_WHOLE_NODES",
+    "moving": "shoal.placement.named:MOVING",
+    "optimus": "shoal.placement.named:OPTIMUS",
+    "liquid": "shoal.placement.named:LIQUID",
 }
 
 ENTRY_POINT_GROUP = "shoal.placements"
@@ -44,11 +46,18 @@ class Setting:
     profiles: Callable[[], Mapping[int, Profile]] = field(default=dict)
     #: Seconds without progress that moving a job costs here.
     move_s: float = 30.0
+    #: Whether parameter servers are on a node of their own, not beside their workers.
+    servers_apart: bool = False
+    #: The policy's name, for one that has a placement of its own.
+    policy: str = ""
 
-    def speed(self, job_id: int, gpu_type: str, gpus: int, nodes: int) -> float:
-        """The believed speed of a job with so many GPUs on so many nodes; 0 if nothing is known of it."""
+    def speed(self, job_id: int, gpu_type: str, placement: Placement, servers: int) -> float:
+        """The believed speed of a job at a placement; 0 if nothing is known of it."""
         profile = self.profiles().get(job_id)
-        return profile.speed(gpu_type, gpus, nodes) if profile is not None else 0.0
+        if profile is None:
+            return 0.0
+        gpus = sum(g for _, g in placement)
+        return speed_at(profile, gpu_type, gpus, placement, servers, apart=self.servers_apart)
 
 
 class NamedPlacement(Protocol):

@@ -15,6 +15,7 @@ import numpy as np
 
 from shoal.placement.base import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
+from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits, with_one
 from shoal.scheduler.scheduler import Scheduler
 
 #: A rule that begins to hold after a moment is asked this much later.
@@ -54,27 +55,19 @@ class EarlyStarts:
 
     def step(self, now_s: float) -> EarlyPlan:
         """After a cycle of the scheduler: who is withdrawn, who is launched."""
-        view = self.scheduler.view
-        waits = {job for job in self.beside if job in view and view.gpus[view.row(job)] == 0}
-        ended = {job for job, host in self.beside.items() if not self._has_one_gpu(host)}
-        withdraw = tuple(sorted(waits & ended))
-        self.beside = {job: host for job, host in self.beside.items() if job in waits and job not in ended}
+        still = {job: host for job, host in self.beside.items() if waits(self.scheduler, job)}
+        self.beside = {job: host for job, host in still.items() if has_one(self.scheduler, host)}
+        withdraw = tuple(sorted(still.keys() - self.beside.keys()))
         launch, wake_s = self._launch(now_s)
         return EarlyPlan(launch, withdraw, wake_s)
 
-    def _has_one_gpu(self, job: int) -> bool:
-        view = self.scheduler.view
-        return bool(job in view and view.gpus[view.row(job)] == 1)
-
     def _launch(self, now_s: float) -> tuple[tuple[tuple[int, int], ...], float]:
         view, supply = self.scheduler.view, self.scheduler.supply
-        wants = view.min_gpus if self.scheduler.policy.elastic else view.requested_gpus
-        rows = np.flatnonzero((view.gpus == 0) & (wants == 1)).tolist()
-        waiting = [job for job in (int(view.job_ids[row]) for row in rows) if job not in self.beside]
+        waiting = [job for job in waiting_for_one(self.scheduler) if job not in self.beside]
         busy = int(view.gpus.sum())
         if not waiting or busy < supply.total_gpus or busy < self.rule.busy_from * supply.total_gpus:
             return (), np.inf
-        hosts = [int(view.job_ids[row]) for row in np.flatnonzero(view.gpus == 1).tolist()]
+        hosts = with_one(self.scheduler)
         left_s = self._left_s(hosts, now_s)
         launched: list[tuple[int, int]] = []
         wake_s = np.inf

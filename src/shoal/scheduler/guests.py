@@ -17,6 +17,7 @@ import numpy as np
 
 from shoal.placement.base import Unplaced
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
+from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits, with_one
 from shoal.scheduler.scheduler import Scheduler
 
 
@@ -65,18 +66,20 @@ class Guests:
         return GuestPlan(tuple(leave), tuple(self._join()))
 
     def _may_stay(self, guest: int, host: int) -> bool:
-        view = self.scheduler.view
-        if guest not in view or view.gpus[view.row(guest)] > 0 or host not in view:
+        if not waits(self.scheduler, guest) or not has_one(self.scheduler, host):
             return False
-        row = view.row(host)
-        return bool(view.gpus[row] == 1 and view.generation[row] == self._generation[guest])
+        return self._generation_of(host) == self._generation[guest]
+
+    def _generation_of(self, job: int) -> int:
+        return int(self.scheduler.view.generation[self.scheduler.view.row(job)])
 
     def _join(self) -> list[tuple[int, int]]:
         view = self.scheduler.view
-        wants = view.min_gpus if self.scheduler.policy.elastic else view.requested_gpus
-        rows = np.flatnonzero((view.gpus == 0) & (wants == 1)).tolist()
-        waiting = [int(view.job_ids[row]) for row in rows]
-        waiting = [job for job in waiting if job not in self.host_of and self.need_of(job) is not None]
+        waiting = [
+            job
+            for job in waiting_for_one(self.scheduler)
+            if job not in self.host_of and self.need_of(job) is not None
+        ]
         if not waiting:
             return []
         hosts = self._hosts()
@@ -98,16 +101,14 @@ class Guests:
                 continue
             host = hosts[found]
             self.host_of[guest] = host
-            self._generation[guest] = int(view.generation[view.row(host)])
+            self._generation[guest] = self._generation_of(host)
             uses[found] = self._use(host)
             joined.append((guest, host))
         return joined
 
     def _hosts(self) -> list[int]:
         """Jobs that have one GPU and of which it is known what they take of it, in order of submission."""
-        view = self.scheduler.view
-        jobs = [int(view.job_ids[row]) for row in np.flatnonzero(view.gpus == 1).tolist()]
-        return [job for job in jobs if self.need_of(job) is not None]
+        return [job for job in with_one(self.scheduler) if self.need_of(job) is not None]
 
     def _use(self, host: int) -> GpuUse:
         needs = [self.need_of(job) for job in (host, *self.guests_of(host))]

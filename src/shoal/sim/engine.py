@@ -21,7 +21,7 @@ from shoal.core.ledger import Ledger
 from shoal.core.plan import Placement, Reconfigure
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
-from shoal.placement.ps_speed import slowdown
+from shoal.placement.speed_at import speed_at
 from shoal.policies.base import Policy
 from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.beliefs import Knowledge, beliefs_for
@@ -344,24 +344,13 @@ class Simulation:
     def _speed(self, j: int, spot: Spot) -> float:
         gpus, gpu_type, placement, servers = spot
         profile = self.profiles[j]
-        if servers and profile.by_servers is not None:
-            table = profile.by_servers
-            rate = float(table[min(servers, table.shape[0]) - 1, min(gpus, table.shape[1]) - 1])
-            return rate / self._slowdown(j, placement, servers)
-        if len(placement) > 1:
-            rate = profile.speed(gpu_type, gpus, len(placement))
-            return rate if profile.tells_nodes else rate / self._slowdown(j, placement, servers)
+        if len(placement) > 1 or servers:
+            return speed_at(profile, gpu_type, gpus, placement, servers, apart=self.servers_apart)
         key = (id(profile), gpu_type)
         speeds = self._speed_tables.get(key)
         if speeds is None:
             speeds = self._speed_tables[key] = profile.curve(gpu_type).speed.tolist()
         return speeds[gpus]
-
-    def _slowdown(self, j: int, placement: Placement, servers: int) -> float:
-        """What a parameter-server job loses by where it is, where that is known of its model."""
-        if not servers or not placement:
-            return 1.0
-        return slowdown(self.jobs[j].model, placement, servers, apart=self.servers_apart)
 
     def _finish(self, j: int, now: float) -> None:
         record, view = self.record, self.scheduler.view.cells

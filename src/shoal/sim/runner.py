@@ -154,10 +154,10 @@ def placer_for(
     setup: Setup, cluster: Cluster, policy: Policy, believed: Callable[[], Mapping[int, Profile]]
 ) -> Placer:
     """Where shares go, by the setup's placement; moves cost what its cost model says."""
-    word = setup.placement
-    if word == "auto" and policy.name == "optimus" and not cluster.pooled:
-        word = "optimus"  # its own rule belongs to it
-    return make_placer(word, Setting(cluster, policy.elastic, believed, setup.costs.move_s))
+    setting = Setting(
+        cluster, policy.elastic, believed, setup.costs.move_s, setup.servers_apart, policy.name
+    )
+    return make_placer(setup.placement, setting)
 
 
 def _make_simulation(setup: Setup) -> Callable[..., Simulation]:

@@ -1,0 +1,31 @@
+"""Jobs of one GPU: those that wait for one, and those that have one. Guests and early starts are among them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shoal.scheduler.scheduler import Scheduler
+
+
+def waiting_for_one(scheduler: Scheduler) -> list[int]:
+    """Jobs without a share that could begin with one GPU, in order of submission."""
+    view = scheduler.view
+    wants = view.min_gpus if scheduler.policy.elastic else view.requested_gpus
+    return [view.job_at(row) for row in np.flatnonzero((view.gpus == 0) & (wants == 1)).tolist()]
+
+
+def with_one(scheduler: Scheduler) -> list[int]:
+    """Jobs that have one GPU, in order of submission."""
+    view = scheduler.view
+    return [view.job_at(row) for row in np.flatnonzero(view.gpus == 1).tolist()]
+
+
+def has_one(scheduler: Scheduler, job: int) -> bool:
+    view = scheduler.view
+    return bool(job in view and view.gpus[view.row(job)] == 1)
+
+
+def waits(scheduler: Scheduler, job: int) -> bool:
+    """Whether it is there and has no share."""
+    view = scheduler.view
+    return bool(job in view and view.gpus[view.row(job)] == 0)
