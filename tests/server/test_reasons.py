@@ -41,6 +41,7 @@ def test_a_job_that_could_be_larger_hears_who_has_the_rest_when_it_may_grow_and_
             answer = await why(here, first)
             assert answer["reason"]["code"] == "NotWorthIt"
             gain = answer["reason"]["evidence"]["next_gpu_gain"]
+            assert answer["reason"]["evidence"]["remaining_by"] == "the job's own count of steps"
             assert f"would add {100 * gain:.0f} %" in answer["sentence"]
             assert [(j["name"], j["gpus"]) for j in answer["ahead"]] == [("two", 2)]
             assert answer["starts_in"] is None
@@ -247,6 +248,7 @@ def test_a_stored_policy_that_is_gone_is_told_with_what_to_do(tmp_path: Path) ->
         (["python", "-u", "/x/train.py", "--lr", "1"], "train"),
         (["sh", "-c", "echo hi; sleep 600"], "echo"),
         (["bash", "-lc", "cd /x && FAST=1 exec python3 train.py"], "train"),
+        (["sh", "-c", "for i in 1 2; do echo $i; sleep 3; done"], "echo"),
         (["bash", "run_all.sh"], "run-all-sh"),
         (["python", "-c", "import time; time.sleep(1)"], "python"),
         (["env", "A=1", "uv", "run", "fit.py"], "fit"),

@@ -33,6 +33,7 @@ def scale(
     with connect(home, server, token_file) as client:
         found = client.scale(job, min=min_, max=max_, pin=pin)
     if output.for_people:
-        say(f"{found.name}: may have {want(found)} GPUs, has {found.gpus}")
+        gpus = "GPU" if want(found) == "1" else "GPUs"
+        say(f"{found.name}: may have {want(found)} {gpus}, has {found.gpus}")
     else:
         print_document(output, found, found.name)

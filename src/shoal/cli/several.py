@@ -29,7 +29,7 @@ def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Out
             errors.append(error)
     if output.for_people:
         for job in found:
-            say(f"{job.name}: {done} ({job.state.value})")
+            say(f"{job.name}: {done}" + (f" ({job.state.value})" if job.state.value != done else ""))
     elif found or not errors:
         print_document(output, JobList(items=found, next=None), [job.name for job in found])
     for earlier in errors[:-1]:

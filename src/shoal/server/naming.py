@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
 
 _SHELL = r"(ba|da|z)?sh"
 _WRAPPERS = rf"{_SHELL}|env|exec|nice|nohup|time|python[0-9.]*|uv|run|torchrun"
-#: What a script begins with before it comes to the point.
-_PREAMBLE = ("cd", "set", "export", "source", ".", "ulimit", "trap", "umask")
+#: What a script begins with before it comes to the point, and words that only lead to a command.
+_PREAMBLE = ("cd", "set", "export", "source", ".", "ulimit", "trap", "umask", "for", "while", "until", "case")
+_LEADING = ("do", "then", "if", "else", "{", "(", "!", "time")
 
 
 def hash_of(text: str) -> str:
@@ -46,5 +48,8 @@ def _inline(command: list[str]) -> list[str] | None:
     flag = next((i for i, word in enumerate(command) if re.fullmatch(r"-[a-z]*c", word)), None)
     if flag is None or flag + 1 >= len(command):
         return None
-    parts = [part.split() for part in re.split(r"[;&|\n]+", command[flag + 1])]
-    return next((words for words in parts if words and words[0] not in _PREAMBLE), None)
+    for part in re.split(r"[;&|\n]+", command[flag + 1]):
+        words = list(itertools.dropwhile(lambda word: word in _LEADING, part.split()))
+        if words and words[0] not in _PREAMBLE:
+            return words
+    return None

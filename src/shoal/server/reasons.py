@@ -75,7 +75,13 @@ class Reasons:
         return m.Reason(code="PendingEvaluation", sentence=text, evidence={"leaving": len(job.workers)})
 
     def _in_full(self, job: LiveJob, reason: m.Reason) -> m.Reason:
-        """Decisions reckon with the share at which the job is fastest; its owner's maximum is another thing."""
+        """What the scheduler cannot know: the maximum that its owner gave, and where a length comes from.
+
+        Decisions reckon with the share at which the job is fastest, and with a length, be it assumed.
+        """
+        if "remaining_s" in reason.evidence:
+            left = self.c.profiles.remaining(job)
+            reason.evidence["remaining_by"] = left.basis or f"an assumption: {left.unknown}"
         useful = reason.evidence.get("max_gpus")
         if useful is not None and useful != job.max_gpus:
             reason.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
