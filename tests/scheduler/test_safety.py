@@ -60,6 +60,21 @@ def spread(profile):
 PROFILES = tuple(spread(p) for p in PROFILES)
 PLACEMENTS = [name for name in placement_names() if name not in ("auto", "pool")]
 
+#: Each policy as it is, and with other options of those that have any.
+SETTINGS = [(name, {}) for name in policy_names()] + [
+    ("fifo", {"backfill": "no"}),
+    ("tiresias-l", {"thresholds_gpu_s": "20,100", "promote": "2", "service": "attained"}),
+    ("tiresias-g", {"distribution_gpu_s": "5,50,500", "promote": "1"}),
+    ("themis", {"lease_s": "60"}),
+    ("afs-l", {"fold": "shortest"}),
+    ("afs-p", {"quantum_s": "30", "tie": "first"}),
+    ("afs-p", {"tie": "last"}),
+    ("gandiva-fair", {"trading": "no", "tie_order": "widest", "profiling": "user"}),
+    ("fair-afs", {"inside": "afs-l", "slack": "0.2"}),
+]
+#: Whose placement puts a job anywhere, so that free GPUs of a type are as good as a pool of them.
+ANYWHERE = ("keep-and-pack", "moving")
+
 
 def placer(cluster, policy, name, profiles):
     word = "auto" if cluster.pooled else name
@@ -70,17 +85,17 @@ class Safety(RuleBasedStateMachine):
     """Two schedulers see the same events: one goes on, the other is saved and restored now and then."""
 
     @initialize(
-        policy=st.sampled_from(policy_names()),
+        setting=st.sampled_from(SETTINGS),
         cluster=st.sampled_from(sorted(CLUSTERS)),
         placement=st.sampled_from(PLACEMENTS),
     )
-    def begin(self, policy, cluster, placement):
+    def begin(self, setting, cluster, placement):
         self.cluster = CLUSTERS[cluster]
-        self.name, self.placement = policy, placement
-        one = make_policy(policy, seed=7)
+        self.setting, self.placement = setting, placement
+        one = make_policy(*setting, seed=7)
         self.jobs, self.profiles = {}, {}
         self.one = Scheduler(self.cluster, one, self.placer(one))
-        two = make_policy(policy, seed=7)
+        two = make_policy(*setting, seed=7)
         self.two = Scheduler(self.cluster, two, self.placer(two))
         self.now = 0.0
         self.next_id = 0
@@ -209,7 +224,7 @@ class Safety(RuleBasedStateMachine):
     @rule()
     def save_and_restore(self):
         saved = json.loads(json.dumps(save(self.two)))
-        policy = make_policy(self.name, seed=99)  # the seed comes back with the state
+        policy = make_policy(*self.setting, seed=99)  # the seed comes back with the state
         self.two = restore(saved, self.two.cluster, policy, self.jobs, self.profiles, self.placer(policy))
 
     # -- what must hold after every step -----------------------------------------------------------
@@ -250,21 +265,36 @@ class Safety(RuleBasedStateMachine):
                 assert self.cluster.gpu_types[view.gpu_type[row]] in job.gpu_types
 
     @invariant()
-    def no_gpu_idles_while_a_waiting_job_could_use_it(self):
-        if not hasattr(self, "one") or not self.cluster.pooled:
+    def no_gpu_idles_while_a_job_could_use_it(self):
+        """Neither one that waits nor, where shares change, one that runs and gains by more."""
+        if not hasattr(self, "one") or self.setting == ("fifo", {"backfill": "no"}):
+            return
+        if not self.cluster.pooled and self.placement not in ANYWHERE:
             return
         view, policy = self.one.view, self.one.policy
-        free = self.one.supply.total_gpus - int(view.gpus.sum())
         need = view.min_gpus if policy.elastic else view.requested_gpus
-        waiting = (view.gpus == 0) & (need <= free)
-        assert not waiting.any(), f"{free} GPUs idle under {policy.name}"
+        for t, there in enumerate(self.one.supply.gpus_of_type):
+            free = there - int(view.gpus[view.gpu_type == t].sum())
+            waiting = (view.gpus == 0) & (need <= free) & (need <= view.type_max[t])
+            assert not waiting.any(), f"{free} GPUs idle under {self.setting}, and a job waits"
+            if policy.elastic:
+                # Who has nothing left to do gains nothing.
+                growing = (
+                    (view.remaining_now(self.now) > 0)
+                    & (view.gpu_type == t)
+                    & (view.gpus < np.minimum(view.type_max[t], policy.wish_gpus(view)))
+                )
+                assert not (free and growing.any()), (
+                    f"{free} GPUs idle under {self.setting}, and a job could grow"
+                )
 
     @invariant()
     def everyone_without_their_full_wish_has_a_reason(self):
         if not hasattr(self, "one"):
             return
         for outcome in self.one.outcomes(self.now):
-            held = outcome.job in self.one.caps and self.one.policy.elastic
+            cap = self.one.caps.get(outcome.job)
+            held = cap is not None and self.one.policy.elastic and cap.gpus <= outcome.share.gpus
             most = self.one.jobs[outcome.job].gpus.max if held else outcome.wish_gpus
             if outcome.share.gpus < most:
                 assert outcome.reason is not None

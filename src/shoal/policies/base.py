@@ -131,8 +131,13 @@ class CountPolicy(Policy):
 
     On a cluster with one type of GPU `shares` is all there is. On a mixed cluster the numbers are turned
     into GPUs of one type per job: each job, in order of submission, takes the type that is fastest for it
-    among those with enough GPUs left.
+    among those with enough GPUs left; what then is idle goes to jobs that wait, in the same order.
     """
+
+    @property
+    def backfills(self) -> bool:
+        """Whether a job may pass others that do not fit."""
+        return True
 
     @abstractmethod
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
@@ -148,7 +153,14 @@ class CountPolicy(Policy):
             return Decision(shares, wake_s=self.wake_s(view, shares, now_s))
         from shoal.policies.types import give_types
 
-        gpus, gpu_type, codes = give_types(view, shares, supply.gpus_of_type, resize=self.elastic)
+        gpus, gpu_type, codes = give_types(
+            view,
+            shares,
+            supply.gpus_of_type,
+            self.wish_gpus(view),
+            resize=self.elastic,
+            backfill=self.backfills,
+        )
         return Decision(gpus, gpu_type, wake_s=self.wake_s(view, gpus, now_s), codes=codes)
 
 

@@ -13,9 +13,16 @@ from shoal.policies.base import CountPolicy, IntArray
 
 @njit(cache=True)
 def fifo_shares(now: IntArray, want: IntArray, gpus: int, backfill: bool) -> IntArray:
-    """Who has GPUs keeps them; the others, in order, get what they want if it is still free."""
-    shares = np.where(now > 0, want, np.int32(0))
+    """Who has GPUs keeps them; the others, in order, get what they want if it is still free.
+
+    Who runs at another size than it wants (its owner has changed it) comes before those who wait.
+    """
+    shares = np.where(now == want, want, np.int32(0))
     free = gpus - shares.sum()
+    for i in range(len(want)):
+        if shares[i] == 0 and now[i] > 0 and want[i] <= free:
+            shares[i] = want[i]
+            free -= want[i]
     for i in range(len(want)):
         if free <= 0:
             break
@@ -46,6 +53,10 @@ class Fifo(CountPolicy):
     summary = "in order of arrival, at the requested size, running jobs are never stopped"
     elastic = False
     Options = FifoOptions
+
+    @property
+    def backfills(self) -> bool:
+        return bool(self.options.backfill)
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         return fifo_shares(view.gpus, view.requested_gpus, gpus, self.options.backfill)

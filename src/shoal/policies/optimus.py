@@ -150,8 +150,12 @@ class Optimus(CountPolicy):
         servers = np.where(view.is_ps > 0, tasks.ps, 0).astype(np.int32)
         if len(supply.gpus_of_type) == 1:
             return Decision(tasks.workers, servers=servers)
-        gpus, gpu_type, codes = give_types(view, tasks.workers, supply.gpus_of_type, resize=True)
-        return Decision(gpus, gpu_type, servers=np.where(gpus > 0, servers, 0).astype(np.int32), codes=codes)
+        gpus, gpu_type, codes = give_types(
+            view, tasks.workers, supply.gpus_of_type, self.wish_gpus(view), resize=True
+        )
+        # Who got workers only by what its numbers left idle has one server.
+        servers = np.where(gpus > 0, np.maximum(servers, view.is_ps), 0).astype(np.int32)
+        return Decision(gpus, gpu_type, servers=servers, codes=codes)
 
     def _tasks(self, view: View, gpus: int, now_s: float) -> Tasks:
         """Servers and workers of all jobs; jobs without servers are those whose speed has one row."""

@@ -39,26 +39,33 @@ def _fastest(speeds: FloatArray, speed_at: IntArray, type_max: IntArray, want: I
 
 
 def give_types(
-    view: View, shares: IntArray, gpus_of_type: IntArray, *, resize: bool
+    view: View,
+    shares: IntArray,
+    gpus_of_type: IntArray,
+    wish_gpus: IntArray,
+    *,
+    resize: bool,
+    backfill: bool = True,
 ) -> tuple[IntArray, IntArray, NDArray[np.int8]]:
     """GPUs of one type for each share: (gpus, type, reason code).
 
     Running jobs choose first and stay on their type where it still has enough GPUs; then the others, in
     order of submission, take the type that is fastest for them among those with enough. A job that may be
-    resized takes what the best type has left; otherwise it waits. Of what is left over, a resizable job moves
-    to another type where it would be a good deal faster; the rest goes to resizable jobs on their own type.
+    resized takes what the best type has left; otherwise it waits. What is left over goes to jobs that got
+    nothing by number but fit (numbers do not see types), then to resizable jobs that would be a good deal
+    faster on another type, and the rest to resizable jobs on their own type, up to their wish.
     """
     return _give_types(
         shares,
         view.gpu_type,
         view.gpus,
-        view.min_gpus,
+        view.min_gpus if resize else view.requested_gpus,
         view.speeds,
         view.speed_at,
-        view.type_max,
-        view.requested_gpus,
+        np.minimum(view.type_max, wish_gpus) if resize else view.type_max,
         gpus_of_type.astype(np.int64),
         resize,
+        backfill,
     )
 
 
@@ -67,15 +74,15 @@ def _give_types(
     shares: IntArray,
     type_now: IntArray,
     gpus_now: IntArray,
-    min_gpus: IntArray,
+    need: IntArray,
     speeds: FloatArray,
     speed_at: IntArray,
-    type_max: IntArray,
-    requested: IntArray,
+    most: IntArray,
     gpus_of_type: NDArray[np.int64],
     resize: bool,
+    backfill: bool,
 ) -> tuple[IntArray, IntArray, NDArray[np.int8]]:
-    types, n = speed_at.shape
+    n = len(shares)
     free = gpus_of_type.copy()
     gpus = np.zeros(n, np.int32)
     chosen = np.full(n, -1, np.int32)
@@ -83,54 +90,104 @@ def _give_types(
     for i in range(n):  # who runs stays where it is, if its share still fits there
         t = type_now[i]
         if shares[i] > 0 and gpus_now[i] > 0 and shares[i] <= free[t]:
-            top = type_max[t, i] if resize else max(type_max[t, i], requested[i])
-            gpus[i] = min(shares[i], top)
+            gpus[i] = min(shares[i], most[t, i]) if resize else shares[i]
             chosen[i] = t
             free[t] -= gpus[i]
     for i in range(n):
-        if shares[i] == 0 or chosen[i] >= 0:
-            continue
-        best_speed = 0.0
-        for t in range(types):
-            if type_max[t, i] == 0:
-                continue
-            take = min(shares[i], free[t])
-            if resize:
-                take = min(take, type_max[t, i])
-                if take < min_gpus[i]:
-                    continue
-            elif take < shares[i]:
-                continue
-            speed = speeds[speed_at[t, i] + min(take, type_max[t, i])]
-            if speed > best_speed:
-                best_speed = speed
-                chosen[i] = t
-                gpus[i] = take
-        if chosen[i] >= 0:
-            free[chosen[i]] -= gpus[i]
-        else:
-            gpus[i] = 0
-            codes[i] = _FRAGMENTED
+        if shares[i] > 0 and chosen[i] < 0:
+            starts = _start(i, shares[i], need[i], speeds, speed_at, most, free, gpus, chosen, resize)
+            codes[i] = 0 if starts else _FRAGMENTED
+    if backfill:
+        _start_waiting(need, speeds, speed_at, most, free, gpus, chosen, codes, resize)
     if resize:
-        for i in range(n):  # a faster type has become free: it pays to move
-            t = chosen[i]
-            if t < 0:
-                continue
-            best, take = _WORTH_A_MOVE * speeds[speed_at[t, i] + gpus[i]], 0
-            for u in range(types):
-                more = min(free[u], type_max[u, i])
-                if u != t and more >= min_gpus[i] and speeds[speed_at[u, i] + more] > best:
-                    best, take = speeds[speed_at[u, i] + more], more
-                    chosen[i] = u
-            if take > 0:
-                free[t] += gpus[i]
-                free[chosen[i]] -= take
-                gpus[i] = take
+        _move(need, speeds, speed_at, most, free, gpus, chosen)
+        _start_waiting(need, speeds, speed_at, most, free, gpus, chosen, codes, resize)
         for i in range(n):
             t = chosen[i]
             if t >= 0 and free[t] > 0:
-                more = min(free[t], type_max[t, i] - gpus[i])
+                more = min(free[t], most[t, i] - gpus[i])
                 if more > 0:
                     gpus[i] += more
                     free[t] -= more
     return gpus, chosen, codes
+
+
+@njit(cache=True)
+def _start(
+    i: int,
+    share: int,
+    need: int,
+    speeds: FloatArray,
+    speed_at: IntArray,
+    most: IntArray,
+    free: NDArray[np.int64],
+    gpus: IntArray,
+    chosen: IntArray,
+    resize: bool,
+) -> bool:
+    """Put the job on the type where it is fastest with up to `share` GPUs; whether there is one."""
+    best_speed = 0.0
+    for t in range(len(free)):
+        take = min(share, free[t])
+        if take < need or most[t, i] < (need if resize else 1):
+            continue
+        useful = min(take, most[t, i])
+        if speeds[speed_at[t, i] + useful] > best_speed:
+            best_speed = speeds[speed_at[t, i] + useful]
+            chosen[i] = t
+            gpus[i] = useful if resize else need  # a gang is whole, even where fewer would be as fast
+    if best_speed == 0.0:
+        return False
+    free[chosen[i]] -= gpus[i]
+    return True
+
+
+@njit(cache=True)
+def _start_waiting(
+    need: IntArray,
+    speeds: FloatArray,
+    speed_at: IntArray,
+    most: IntArray,
+    free: NDArray[np.int64],
+    gpus: IntArray,
+    chosen: IntArray,
+    codes: NDArray[np.int8],
+    resize: bool,
+) -> None:
+    """Jobs without a share get their minimum where it is free, in order of submission."""
+    largest = free.max()
+    for i in range(len(need)):
+        if largest == 0:
+            return
+        if chosen[i] >= 0 or need[i] > largest:
+            continue
+        if _start(i, need[i], need[i], speeds, speed_at, most, free, gpus, chosen, resize):
+            codes[i] = 0
+            largest = free.max()
+
+
+@njit(cache=True)
+def _move(
+    need: IntArray,
+    speeds: FloatArray,
+    speed_at: IntArray,
+    most: IntArray,
+    free: NDArray[np.int64],
+    gpus: IntArray,
+    chosen: IntArray,
+) -> None:
+    """Jobs for which a faster type has become free go there, if it pays."""
+    for i in range(len(need)):
+        t = chosen[i]
+        if t < 0:
+            continue
+        best, take = _WORTH_A_MOVE * speeds[speed_at[t, i] + gpus[i]], 0
+        for u in range(len(free)):
+            more = min(free[u], most[u, i])
+            if u != t and more >= need[i] and speeds[speed_at[u, i] + more] > best:
+                best, take = speeds[speed_at[u, i] + more], more
+                chosen[i] = u
+        if take > 0:
+            free[t] += gpus[i]
+            free[chosen[i]] -= take
+            gpus[i] = take
