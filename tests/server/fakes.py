@@ -323,11 +323,12 @@ async def server(
     policy: str | None = "fifo",
     fleet: Fleet | None = None,
     database: str | None = None,
+    placement: str = "auto",
     kill: bool = False,
 ) -> AsyncIterator[Here]:
     """A server on this home. With `kill` it ends as by kill -9: nothing is saved, nothing is told."""
     fleet = fleet or Fleet(gpus)
-    control = Control(Options(home, policy=policy, database=database), executor=fleet)
+    control = Control(Options(home, policy=policy, placement=placement, database=database), executor=fleet)
     control.gate.first_start(control.home)
     await control.conductor.start()
     control.server.address = "http://test"

@@ -63,6 +63,7 @@ class Conductor:
         *,
         policy: str,
         policy_options: dict[str, str] | None = None,
+        placement: str = "auto",
         cool_down_s: float = COOL_DOWN_S,
     ) -> None:
         self.store, self.executor, self.home, self.clock = store, executor, home, clock
@@ -70,6 +71,7 @@ class Conductor:
         self.cool_down_s = cool_down_s
         self.nodes = executor.nodes()
         self.policy_name, self.policy_options = policy, policy_options or {}
+        self.placement = placement
         self.jobs: dict[int, LiveJob] = {}
         self.devices = Devices(n.gpus for n in self.nodes)
         self.outbox = Outbox(store, clock.now_s)

@@ -47,8 +47,9 @@ class Control:
             policy, policy_options = self._policy()
             self.executor = executor or self._executor()
             self.conductor = Conductor(
-                self.store, self.executor, self.home, self.clock, policy=policy, policy_options=policy_options
-            )
+                self.store, self.executor, self.home, self.clock,
+                policy=policy, policy_options=policy_options, placement=options.placement,
+            )  # fmt: skip
         except BaseException:
             self.home.release()
             raise

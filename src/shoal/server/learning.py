@@ -82,6 +82,8 @@ class Learner:
     expected_s: float | None
     requested_gpus: int
     target_loss: float | None
+    #: Numbers of nodes that are told apart, up to this one.
+    nodes: int = 1
     #: From jobs before it: seconds that such a job took at the requested size.
     convergence: ConvergenceEstimator = field(default_factory=ConvergenceEstimator)
     pace: Pace = field(default_factory=Pace)
@@ -112,7 +114,9 @@ class Learner:
             if not isinstance(table, Unknown):
                 speed = np.nan_to_num(table.iterations_per_s[: self.max_gpus + 1], nan=0.0)
                 if len(speed) > self.max_gpus and (speed[1:] > 0).all():
-                    curves[gpu_type] = {0: SpeedCurve(plain_speed(speed, self.min_gpus))}
+                    curves[gpu_type] = {0: SpeedCurve(plain_speed(speed, self.min_gpus))} | self._spread(
+                        gpu_type
+                    )
         if not curves:
             curves[ANY_TYPE] = {0: SpeedCurve(assumed_speed(self.max_gpus))}
         elif ANY_TYPE not in curves:
@@ -120,6 +124,11 @@ class Learner:
             curves[ANY_TYPE] = next(iter(curves.values()))
         self.profile = Profile(model, curves)
         return self.profile
+
+    def _spread(self, gpu_type: str) -> dict[int, SpeedCurve]:
+        """By how many nodes it spans, where there are several: what a placement that moves jobs goes by."""
+        nodes = range(1, self.nodes + 1) if self.nodes > 1 else ()
+        return {n: SpeedCurve(self.speed.spread(gpu_type, n)[: self.max_gpus + 1]) for n in nodes}
 
     def basis(self) -> str:
         measured = self.speed.gpu_types()

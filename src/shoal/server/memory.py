@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import ShoalError
 from shoal.core.events import Held, Submitted
-from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.registry import Setting, make_placer
 from shoal.policies.registry import make_policy
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
 
 log = logging.getLogger("shoal.server")
+#: What moving a job is reckoned to cost it, in seconds without progress: far more than the pause of a switch.
+MOVE_S = 5.0
 
 
 def make_cluster(c: Conductor) -> Cluster:
@@ -33,7 +35,8 @@ def make_cluster(c: Conductor) -> Cluster:
 
 def make_scheduler(c: Conductor) -> Scheduler:
     policy = make_policy(c.policy_name, c.policy_options)
-    placer = KeepAndPack(all_or_nothing=not policy.elastic)
+    setting = Setting(c.cluster, policy.elastic, lambda: c.scheduler.profiles, MOVE_S, policy=policy.name)
+    placer = make_placer(c.placement, setting)
     scheduler = Scheduler(c.cluster, policy, placer, cool_down_s=c.cool_down_s)
     scheduler.lose_nodes(c.drained)
     return scheduler

@@ -25,6 +25,8 @@ class Options:
     gpus: int | None = None
     policy: str | None = None
     policy_options: dict[str, str] = field(default_factory=dict)
+    #: Where shares go, for executors of several nodes; this machine is one.
+    placement: str = "auto"
     host: str = "127.0.0.1"
     port: int = 0
     database: str | None = None
@@ -54,12 +56,12 @@ def parse(argv: list[str]) -> Options:
         parser.error("--policy-option needs --policy: say which policy it is for")
     return Options(
         (given.home or default_home()).absolute(),
-        given.gpus,
-        given.policy,
-        options,
-        given.host,
-        given.port,
-        given.database,
+        gpus=given.gpus,
+        policy=given.policy,
+        policy_options=options,
+        host=given.host,
+        port=given.port,
+        database=given.database,
     )
 
 

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
 
 
+#: A job on more nodes than that is believed to be as slow as on so many.
+MOST_NODES = 8
+
+
 class Profiles:
     def __init__(self, conductor: Conductor) -> None:
         self.c = conductor
@@ -65,6 +69,7 @@ class Profiles:
                 expected_s=job.spec["expected_s"],
                 requested_gpus=job.requested_gpus,
                 target_loss=job.spec["target_loss"],
+                nodes=min(len(self.c.nodes), MOST_NODES),
                 step=float(job.progress.step or 0),
                 total_steps=job.progress.total_steps,
             )

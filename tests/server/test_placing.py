@@ -1,0 +1,72 @@
+"""Where live jobs go: the placements of the simulator, on a cluster of several nodes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.core.errors import ShoalError
+from shoal.executors.base import NodeInfo
+from shoal.placement.deal import DealEqually
+from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.server.control import Control
+from shoal.server.options import Options
+
+from .fakes import Fleet, Here, run, server
+
+TWO = (NodeInfo("a", 2, "gpu", True), NodeInfo("b", 2, "gpu", True))
+
+
+@contextlib.asynccontextmanager
+async def placed(home: Path, placement: str, policy: str = "max-min") -> AsyncIterator[Here]:
+    async with server(home, fleet=Fleet(TWO), policy=policy, placement=placement) as here:
+        yield here
+
+
+async def over(here: Here, job: int) -> None:
+    here.fleet.end(next(w for w in here.fleet.running if w.startswith(f"{job}.")))
+    await here.until(lambda: here.state(job) == "succeeded")
+
+
+@pytest.mark.parametrize(("placement", "moves"), [("auto", False), ("moving", True)])
+def test_a_spread_job_moves_together_when_there_is_room_if_the_placement_is_one_that_moves(
+    tmp_path: Path, placement: str, moves: bool
+) -> None:
+    async def story() -> None:
+        async with placed(tmp_path, placement) as here:
+            for nodes, step_s in ((1, 0.05), (2, 0.2)):
+                here.conductor.profiles.estimator("net").observe(2, nodes, "gpu", step_s)
+            left, right, third = [(await here.submit("1", name=n))["id"] for n in ("left", "right", "third")]
+            await here.until(lambda: here.gpus(left) == here.gpus(right) == here.gpus(third) == 1)
+            assert [here.conductor.jobs[j].target for j in (left, right, third)] == [{0: 1}, {0: 1}, {1: 1}]
+            await over(here, left)
+            pair = (await here.submit("2", resize="live", model="net", name="pair"))["id"]
+            await here.until(lambda: here.state(pair) == "running")
+            assert len(here.conductor.jobs[pair].target) == 2, "one GPU is free on each node"
+            await over(here, right)
+            await here.until(
+                lambda: (
+                    len({w.node for w in here.conductor.jobs[pair].workers.values()}) == (1 if moves else 2)
+                ),
+                train=(pair,),
+            )
+            assert len(here.conductor.jobs[pair].target) == (1 if moves else 2)
+
+    run(story())
+
+
+def test_the_policy_of_optimus_has_its_own_placement_and_another_placement_may_be_asked_for(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with placed(tmp_path / "auto", "auto") as here:
+            assert type(here.conductor.scheduler.placer) is KeepAndPack
+            await here.call("PUT", "/policy", json={"name": "optimus"})
+            assert type(here.conductor.scheduler.placer) is DealEqually
+        with pytest.raises(ShoalError, match="there is no placement"):
+            Control(Options(tmp_path / "wrong", placement="nowhere"), executor=Fleet(TWO))
+
+    run(story())
