@@ -46,7 +46,7 @@ def predict(steps: np.ndarray, losses: np.ndarray, goal: Goal, at: float, newer:
 def table(cases: list, newer: float) -> dict:
     rows = {}
     for progress in PROGRESS:
-        errors, covered, refused = [], 0, 0
+        errors, widths, covered, refused = [], [], 0, 0
         for steps, losses, true_step, goal in cases:
             at = progress * true_step
             answer = predict(steps, losses, goal, at, newer)
@@ -54,6 +54,7 @@ def table(cases: list, newer: float) -> dict:
                 refused += 1
                 continue
             errors.append(abs(at + answer.steps - true_step) / true_step)
+            widths.append((answer.high_steps - answer.low_steps) / true_step)
             covered += answer.low_steps <= true_step - at <= answer.high_steps
         rows[str(progress)] = {
             "answered": len(errors),
@@ -62,8 +63,34 @@ def table(cases: list, newer: float) -> dict:
             "mean_error_percent": round(100 * float(np.minimum(errors, 10).mean()), 1) if errors else None,
             "below_20_percent": round(float(np.mean(np.array(errors) < 0.2)), 2) if errors else None,
             "interval_holds": round(covered / len(errors), 2) if errors else None,
+            "median_interval_percent": _percent(np.median(widths)) if errors else None,
         }
     return rows
+
+
+def _percent(part: float) -> float | None:
+    return round(100 * float(part), 1) if np.isfinite(part) else None
+
+
+def pooled_coverage(cases: list, newer: float = 2.0) -> dict:
+    """Of all answers at all progresses: how often the 90 % interval holds the truth, and on which side it fails."""
+    inside = below = above = 0
+    for progress in PROGRESS:
+        for steps, losses, true_step, goal in cases:
+            at = progress * true_step
+            answer = predict(steps, losses, goal, at, newer)
+            if not isinstance(answer, Unknown):
+                left = true_step - at
+                below += left < answer.low_steps
+                above += left > answer.high_steps
+                inside += answer.low_steps <= left <= answer.high_steps
+    answers = inside + below + above
+    return {
+        "answers": int(answers),
+        "holds": round(float(inside / answers), 3),
+        "truth_is_sooner": round(float(below / answers), 3),
+        "truth_is_later": round(float(above / answers), 3),
+    }
 
 
 def measured_cases() -> dict[str, list]:
@@ -133,6 +160,11 @@ if __name__ == "__main__":
             "generated_curves_drop_below_1_percent": {
                 f"noise_{100 * noise:.1f}_percent": table(generated_drop_cases(rng, noise), 2.0)
                 for noise in (0.005, 0.01)
+            },
+            "coverage_of_the_90_percent_interval": {
+                **{f"measured: {name}": pooled_coverage(found) for name, found in cases.items()},
+                "generated, a loss, noise 3 %": pooled_coverage(generated_cases(rng, 0.03)),
+                "generated, drop below 1 %, noise 1 %": pooled_coverage(generated_drop_cases(rng, 0.01)),
             },
             "ms_per_fit_of_128_points": ms_per_fit(),
         }

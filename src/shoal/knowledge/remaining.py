@@ -16,6 +16,7 @@ from shoal.knowledge.unknown import Unknown
 #: A row of small drops is followed that far, beginning that many epochs before the curve is flat enough.
 _MOST_EPOCHS, _LOOK_BACK = 400, 50
 _QUANTILES = (0.05, 0.5, 0.95)
+_UNEVEN_EPOCHS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,9 @@ def _steps_to_small_drop(fit: CurveFit, goal: DropBelow) -> tuple[float, float, 
     earlier = max(crossing - float((steps - spread).min()), 0.0)
     later = max(float((steps + spread).max()) - max(crossing, start), 0.0)
     soonest = float(fit.steps[-1]) + max(goal.epochs - row, 1) * epoch
-    return median, max(low - earlier, min(soonest, low)), high + later
+    # Epochs are not all of the same number of steps: the edges are that much less certain.
+    uneven = _UNEVEN_EPOCHS * epoch
+    return median, max(low - earlier, min(soonest, low)) - uneven, high + later + uneven
 
 
 def _row_so_far(fit: CurveFit, goal: DropBelow, limit: float) -> int:
