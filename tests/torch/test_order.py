@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from shoal.torch.order import BatchRule, permutation, share, step_parts, step_size
-from shoal.torch.transfer import share_of
+from shoal.torch.transfer import share_of, together
 
 
 @given(st.integers(0, 200), st.integers(1, 16))
@@ -67,13 +67,16 @@ def test_the_learning_rate_warms_up_to_the_rule_of_the_new_batch():
     assert BatchRule(4).batch(7) == 4
 
 
-@given(st.lists(st.integers(1, 9 << 20), max_size=12), st.integers(1, 4), st.sampled_from([1, 1 << 20]))
-def test_all_sources_together_send_each_unit_once_and_about_as_much(
-    sizes: list[int], sources: int, together_bytes: int
-):
-    shares = [share_of(sizes, sources, index, together_bytes) for index in range(sources)]
-    assert [u for lists in shares for units in lists for u in units] == list(range(len(sizes)))
-    for lists in shares:
-        total = sum(sizes[u] for units in lists for u in units)
-        assert abs(total - sum(sizes) / sources) <= max(sizes, default=0)
-        assert all(len(units) == 1 or sum(sizes[u] for u in units) <= together_bytes for units in lists)
+@given(st.lists(st.integers(1, 9 << 20), max_size=12), st.integers(1, 4))
+def test_all_sources_together_send_each_piece_once_and_about_as_much(sizes: list[int], sources: int):
+    shares = [share_of(sizes, sources, index) for index in range(sources)]
+    assert [piece for mine in shares for piece in mine] == list(range(len(sizes)))
+    for mine in shares:
+        assert abs(sum(sizes[p] for p in mine) - sum(sizes) / sources) <= max(sizes, default=0)
+
+
+@given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 60))
+def test_small_pieces_are_sent_at_once_up_to_the_limit(sizes: list[int], limit_bytes: int):
+    runs = together(sizes, limit_bytes)
+    assert [i for run in runs for i in run] == list(range(len(sizes)))
+    assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit_bytes for run in runs)

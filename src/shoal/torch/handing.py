@@ -43,6 +43,8 @@ class Handing(JobCore):
     def _open_windows(self, first: bool = False) -> None:
         """From here to the next optimizer step the state does not change."""
         self._window_step = self.position.step
+        if self._catching_up is not None and self._worker is not None:
+            self._worker.receiver.open_gate(self._catching_up, self._state(), self.position.step)
         links = self._groups.links if self._groups is not None else []
         if not links:
             return
@@ -97,14 +99,15 @@ class Handing(JobCore):
             worker.wait_for(lambda: incoming.broken or worker.interrupted or incoming.has_ended(step))
             if not incoming.has_ended(step):
                 return False
-            units = incoming.take(step)
-        state.install(units)
+            received = incoming.take(step)
+        state.install(received)
         description = incoming.description(step)
         if not incoming.is_final(step):
             if description is not None:
                 state.adopt(pickle.loads(description))
             return True
-        if description is None or len(incoming.have) < len(state.parameters):
+        whole = all(incoming.have.get(i) == p.numel() for i, p in enumerate(state.parameters))
+        if description is None or not whole:
             self._note("the state came incomplete")
             return False
         self._adopt(pickle.loads(description), incoming, step)
@@ -132,7 +135,7 @@ class Handing(JobCore):
             self._state().set_groups(groups)
 
     def _partial_step(self, incoming: Incoming, original: Any, *args: Any, **kwargs: Any) -> Any:
-        """The others' step, for the parameters that are here already; those to come are sent with it applied."""
+        """The others' step, for the parameters of which something is here; what is to come is sent with it applied."""
         state = self._state()
         hidden = [(p, p.grad) for i, p in enumerate(state.parameters) if i not in incoming.have]
         for param, _ in hidden:

@@ -109,7 +109,7 @@ class Joining(Handing):
             )
             step = incoming.offered if incoming is not None else None
             if incoming is not None and step is not None:
-                worker.receiver.open_gate(incoming, self._state())
+                worker.receiver.open_gate(incoming, self._state(), step)
             if incoming is not None and step is not None and self._take_window(incoming, step):
                 self._resized()
             else:
@@ -137,7 +137,7 @@ class Joining(Handing):
             self.position = replace(facts["position"])
             self._catching_up, self._final = incoming, incoming.is_final(step)
             self._window_step = step
-        worker.receiver.open_gate(incoming, self._state())
+        worker.receiver.open_gate(incoming, self._state(), step)
         if self._looking_on != plan.number:
             assert self._groups is not None
             self._look_on(self._groups, plan.number)

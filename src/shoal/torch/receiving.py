@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.torch.state import ModelState, Unit, as_bytes
+from shoal.torch.state import ModelState, Received, as_bytes
 from shoal.torch.transfer import PURPOSE, sources_of
 from shoal.wire.channel import accept, receive_exactly, receive_into
 from shoal.wire.messages import Plan
@@ -22,16 +22,15 @@ class Incoming:
 
     plan: Plan
     sources: tuple[str, ...]
-    state: ModelState | None = None  # from now on the tensors may be written to
+    state: ModelState | None = None
+    gate: int = -1  # windows up to this one may be written into the state
     windows: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> head
     ended: dict[str, int] = field(default_factory=dict)  # source -> the step of its last closed window
     groups: dict[int, list[dict[str, Any]]] = field(
         default_factory=dict
     )  # step -> hyperparameters used in it
-    arrived: list[tuple[int, Unit]] = field(
-        default_factory=list
-    )  # (step of the window, unit) to be installed
-    have: set[int] = field(default_factory=set)  # units installed
+    arrived: list[tuple[int, Received]] = field(default_factory=list)  # with its window's step, not installed
+    have: dict[int, int] = field(default_factory=dict)  # parameter -> how many of its elements are installed
     broken: str | None = None
 
     @property
@@ -52,12 +51,13 @@ class Incoming:
     def has_ended(self, step: int) -> bool:
         return all(self.ended.get(source, -1) >= step for source in self.sources)
 
-    def take(self, step: int) -> list[Unit]:
+    def take(self, step: int) -> list[Received]:
         """What came in windows up to this one, once."""
-        units = [u for s, u in self.arrived if s <= step]
-        self.arrived = [(s, u) for s, u in self.arrived if s > step]
-        self.have |= {u.index for u in units}
-        return units
+        taken = [got for s, got in self.arrived if s <= step]
+        self.arrived = [(s, got) for s, got in self.arrived if s > step]
+        for piece in (got.piece for got in taken):
+            self.have[piece.index] = self.have.get(piece.index, 0) + piece.high - piece.low
+        return taken
 
 
 class Receiver:
@@ -93,9 +93,10 @@ class Receiver:
     def close(self) -> None:
         self._server.close()
 
-    def open_gate(self, incoming: Incoming, state: ModelState) -> None:
+    def open_gate(self, incoming: Incoming, state: ModelState, step: int) -> None:
+        """The state stands as after `step` steps here: what was sent in this window may be written into it."""
         with self.changed:
-            incoming.state = state
+            incoming.state, incoming.gate = state, step
             self.changed.notify_all()
 
     def _listen(self) -> None:
@@ -146,15 +147,15 @@ class Receiver:
         with self.changed:
             incoming.windows.setdefault(step, {})[source] = opening
             self.changed.notify_all()
-            self.changed.wait_for(lambda: incoming.state is not None or incoming.broken)
+            self.changed.wait_for(lambda: incoming.gate >= step or incoming.broken)
             if incoming.broken or incoming.state is None:
                 return True
-        while "units" in (head := receive_head(sock)):
-            units, homes = incoming.state.unpack(head["units"])
+        while "pieces" in (head := receive_head(sock)):
+            received, homes = incoming.state.unpack(head["pieces"])
             for home in homes:
                 receive_into(sock, as_bytes(home))
             with self.changed:
-                incoming.arrived += [(step, unit) for unit in units]
+                incoming.arrived += [(step, got) for got in received]
         with self.changed:
             if int(head["end"]) != step:
                 raise ValueError("a window ended that was not open")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
 import pickle
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -65,19 +67,36 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
-    """One parameter and what the optimizer keeps for it, as received."""
+class Piece:
+    """A range of a parameter's elements, with what the optimizer keeps for them."""
 
     index: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A piece as it was sent: flat ranges of the parameter and of slots of its shape, and all other slots."""
+
+    piece: Piece
     value: Tensor
-    slot: dict[str, Any]
+    ranges: dict[str, Tensor]
+    others: dict[str, Any]
+
+
+ELEMENTWISE = (
+    *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax"),
+    *("Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD"),
+)
+"""torch's optimizers that treat each element by itself: a part of a parameter may be followed without the rest."""
 
 
 class ModelState:
     """Reads and writes the state of a model and its optimizer.
 
-    It has two parts: *units*, a parameter with its optimizer state each, which only the optimizer's step changes;
-    and a *description* of all else (buffers, hyperparameters, `job.state`, the job's own facts).
+    It has two parts: parameters with their optimizer state, which only the optimizer's step changes and which can
+    be handed over in *pieces*; and a *description* of all else (buffers, hyperparameters, `job.state`, facts).
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, box: StateBox) -> None:
@@ -87,7 +106,7 @@ class ModelState:
         self.parameters: list[Tensor] = [*model.parameters(), *others]
 
     def sizes(self) -> list[int]:
-        """Bytes of each unit."""
+        """Bytes of each parameter with its optimizer state."""
         return [
             size_bytes(p)
             + sum(size_bytes(v) for v in self.optimizer.state.get(p, {}).values() if isinstance(v, Tensor))
@@ -100,39 +119,69 @@ class ModelState:
         kind = type(self.optimizer)
         return kind.__module__.startswith("torch.optim") and kind is not torch.optim.LBFGS
 
-    def pack(self, indices: Iterable[int]) -> Capture:
-        large: list[Tensor] = []
-        units = []
-        for i in indices:
-            param = self.parameters[i]
-            slot = dict(self.optimizer.state.get(param, {}))
-            units.append((i, _place(param, large), _place(slot, large)))
-        return Capture(pickle.dumps(units), large)
-
-    def unpack(self, packed: bytes) -> tuple[list[Unit], list[Tensor]]:
-        """The units to come, and where their streamed tensors shall go: in place wherever bytes can be put there."""
-        homes: dict[int, Tensor] = {}
-        units = []
-        for index, value, slot in pickle.loads(packed):
+    def pieces(self, limit_bytes: float) -> list[tuple[Piece, int]]:
+        """All of it, cut where the optimizer allows it, with the bytes of each piece."""
+        kind, result = type(self.optimizer), []
+        elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
+        for index, size in enumerate(self.sizes()):
             param = self.parameters[index]
-            mine = dict(self.optimizer.state.get(param, {}))
-            units.append(Unit(index, _settle(value, param, homes), _settle(slot, mine, homes)))
-        return units, [homes[i] for i in range(len(homes))]
+            slots = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
+            large = [param, *(v for v in slots if size_bytes(v) > SMALL_BYTES)]
+            cut = elementwise and all(t.shape == param.shape and t.is_contiguous() for t in large)
+            parts = max(1, min(param.numel(), -int(-size // limit_bytes))) if cut else 1
+            edges = [param.numel() * i // parts for i in range(parts + 1)]
+            result += [(Piece(index, *span), size // parts) for span in pairwise(edges)]
+        return result
+
+    def pack(self, pieces: Iterable[Piece]) -> Capture:
+        large: list[Tensor] = []
+        packed = []
+        for piece in pieces:
+            param = self.parameters[piece.index]
+            slot = self.optimizer.state.get(param, {})
+            ranges = {k: _flat(v)[piece.low : piece.high] for k, v in slot.items() if _alike(v, param)}
+            others = {k: v for k, v in slot.items() if k not in ranges}
+            value = _flat(param)[piece.low : piece.high]
+            packed.append((piece, _place(value, large), _place(ranges, large), _place(others, large)))
+        return Capture(pickle.dumps(packed), large)
+
+    def unpack(self, packed: bytes) -> tuple[list[Received], list[Tensor]]:
+        """The pieces to come, and where their streamed tensors shall go: in place wherever bytes can be put there."""
+        homes: dict[int, Tensor] = {}
+        received = []
+        for piece, value, ranges, others in pickle.loads(packed):
+            param = self.parameters[piece.index]
+            slot = self.optimizer.state.get(param, {})
+            mine = {k: _window(v, piece) for k, v in slot.items() if _alike(v, param)}
+            received.append(
+                Received(
+                    piece,
+                    _settle(value, _window(param, piece), homes),
+                    _settle(ranges, mine, homes),
+                    _settle(others, slot, homes),
+                )
+            )
+        return received, [homes[i] for i in range(len(homes))]
 
     @torch.no_grad()
-    def install(self, units: Iterable[Unit]) -> None:
-        """The streamed tensors are in place: take the rest."""
-        for unit in units:
-            param = self.parameters[unit.index]
-            if param.data_ptr() != unit.value.data_ptr():
-                param.copy_(unit.value)
-            self.optimizer.state.pop(param, None)
-            if unit.slot:
-                # Adam's step counter stays on the CPU; all else lives with its parameter.
-                self.optimizer.state[param] = {
-                    k: v.to(param.device) if isinstance(v, Tensor) and k != "step" else v
-                    for k, v in unit.slot.items()
-                }
+    def install(self, received: Iterable[Received]) -> None:
+        """The streamed tensors are in place or at hand: take them, and the rest."""
+        for got in received:
+            param = self.parameters[got.piece.index]
+            _put(param, got.piece, got.value)
+            before = self.optimizer.state.pop(param, {})
+            # Adam's step counter stays on the CPU; all else lives with its parameter.
+            slot = {
+                k: v.to(param.device) if isinstance(v, Tensor) and k != "step" else v
+                for k, v in got.others.items()
+            }
+            for name, value in got.ranges.items():
+                mine = before.get(name)
+                fits = _alike(mine, param) and mine.dtype == value.dtype
+                slot[name] = mine if fits else torch.zeros_like(param, dtype=value.dtype)
+                _put(slot[name], got.piece, value)
+            if slot:
+                self.optimizer.state[param] = slot
 
     def groups(self) -> list[dict[str, Any]]:
         """The hyperparameters of each group of parameters."""
@@ -174,19 +223,24 @@ class ModelState:
         return sha.digest()
 
     def save(self, facts: dict[str, Any], file: io.BufferedIOBase) -> None:
-        units = self.pack(range(len(self.parameters)))
-        saved = {"shoal": 2, "facts": self.describe(facts), "units": units.description, "large": units.large}
+        all_pieces = self.pack(piece for piece, _ in self.pieces(math.inf))
+        saved = {
+            "shoal": 2,
+            "facts": self.describe(facts),
+            "pieces": all_pieces.description,
+            "large": all_pieces.large,
+        }
         torch.save(saved, file)
 
     def load(self, file: io.BufferedIOBase) -> dict[str, Any]:
         saved = torch.load(file, weights_only=False, map_location="cpu")
         if not isinstance(saved, dict) or saved.get("shoal") != 2:
             raise ValueError("this is not a checkpoint of this version of Shoal")
-        units, homes = self.unpack(saved["units"])
+        received, homes = self.unpack(saved["pieces"])
         with torch.no_grad():
             for home, value in zip(homes, saved["large"]):
                 home.copy_(value)
-        self.install(units)
+        self.install(received)
         facts: dict[str, Any] = pickle.loads(saved["facts"])
         self.adopt(facts)
         return facts
@@ -207,6 +261,30 @@ class _Later:
 
 def size_bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def _alike(value: Any, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """In order of the elements; a view if it is contiguous."""
+    return tensor.detach().reshape(-1)
+
+
+def _window(tensor: Tensor, piece: Piece) -> Tensor | None:
+    return _flat(tensor)[piece.low : piece.high] if tensor.is_contiguous() else None
+
+
+def _put(tensor: Tensor, piece: Piece, value: Tensor) -> None:
+    if tensor.is_contiguous():
+        there = _flat(tensor)[piece.low : piece.high]
+        if there.data_ptr() != value.data_ptr():
+            there.copy_(value)
+    else:
+        flat = _flat(tensor).clone()
+        flat[piece.low : piece.high] = value
+        tensor.copy_(flat.view(tensor.shape))
 
 
 def _place(value: Any, large: list[Tensor]) -> Any:

@@ -1,12 +1,12 @@
 """A holder's side of handing the state to a newcomer: beside the training, over as many steps as it takes.
 
 From one optimizer step to the next, parameters and optimizer state do not change. In this *window* a holder sends
-units (a parameter with its optimizer state each), straight from the live tensors. Its optimizer step waits only for
-what is just being sent; the window ends, and the next one goes on with the rest. The newcomer looks on meanwhile
-and applies each step's gradients to the units it has got, so what was sent once stays true. In the final window the
-rest is sent, with a description of all else.
+pieces of them, straight from the live tensors. Its optimizer step waits only for the piece that is just being sent;
+the window ends, and the next one goes on with the rest. The newcomer looks on meanwhile and applies each step's
+gradients to what it has got, so what was sent once stays true. In the final window the rest is sent, with a
+description of all else.
 
-After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `units` is
+After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `pieces` is
 followed by the bytes of their large tensors, `end` closes a window.
 """
 
@@ -22,13 +22,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.torch.state import ModelState, as_bytes
+from shoal.torch.state import ModelState, Piece, as_bytes
 from shoal.wire.channel import connect
 from shoal.wire.messages import Plan
 
 PURPOSE = "state"
 MAX_SOURCES = 4
-UNITS_BYTES = 1 << 20  # small parameters are sent together up to this size
+PIECE_BYTES = (
+    1 << 20
+)  # large parameters are cut to this size where the optimizer allows it, small ones sent together
+SPREAD = 4  # no window carries more than this part of the bytes: no step shall bear it all
 SLICE_BYTES = 1 << 18
 BUFFER_BYTES = 1 << 20  # what is in a socket's buffers, a newcomer still waits for when the window has ended
 ONE_STEP_BYTES = 16 << 20
@@ -43,21 +46,29 @@ def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
     return tuple(holders[(first + i) % len(holders)] for i in range(count))
 
 
-def share_of(
-    sizes: list[int], sources: int, index: int, together_bytes: float = UNITS_BYTES
-) -> list[list[int]]:
-    """What the index-th of several sources sends: about its part of the bytes, as lists of units sent together."""
-    total, offset, run_bytes = max(1, sum(sizes)), 0, 0
-    mine: list[list[int]] = []
-    for unit, size in enumerate(sizes):
+def share_of(sizes: list[int], sources: int, index: int) -> list[int]:
+    """What the index-th of several sources sends of pieces of these sizes: about its part of the bytes."""
+    total, offset = max(1, sum(sizes)), 0
+    mine = []
+    for piece, size in enumerate(sizes):
         if min(sources - 1, (2 * offset + size) * sources // (2 * total)) == index:
-            if not mine or run_bytes + size > together_bytes:
-                mine.append([])
-                run_bytes = 0
-            mine[-1].append(unit)
-            run_bytes += size
+            mine.append(piece)
         offset += size
     return mine
+
+
+def together(sizes: list[int], limit_bytes: float) -> list[range]:
+    """Runs of neighbours that are sent at once: small ones together."""
+    runs: list[range] = []
+    run_bytes = 0
+    for i, size in enumerate(sizes):
+        if not runs or run_bytes + size > limit_bytes:
+            runs.append(range(i, i + 1))
+            run_bytes = size
+        else:
+            runs[-1] = range(runs[-1].start, i + 1)
+            run_bytes += size
+    return runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +89,8 @@ class Link:
         self._thread: threading.Thread | None = None
         self._state: ModelState | None = None
         self.index = 0  # among the newcomer's sources; the first one describes
-        self._rest: deque[tuple[list[int], int]] = deque()
+        self._rest: deque[tuple[list[Piece], int]] = deque()
+        self._budget_bytes = 0.0
         self._window: Window | None = None
         self._holding = False
         self._end: dict[str, Any] | None = None
@@ -96,22 +108,26 @@ class Link:
 
     def load(self, plan: Plan, me: str, state: ModelState) -> None:
         """Decide what is to be sent here."""
-        sources, sizes = sources_of(plan, self.newcomer), state.sizes()
+        sources = sources_of(plan, self.newcomer)
         self._state, self.index = state, sources.index(me)
-        lists = share_of(sizes, len(sources), self.index, min(UNITS_BYTES, self._one_step_bytes()))
-        self._rest = deque((units, sum(sizes[u] for u in units)) for units in lists)
+        limit_bytes = PIECE_BYTES if self._limit is None else min(PIECE_BYTES, self._limit * ONE_STEP_S)
+        pieces = state.pieces(limit_bytes)
+        mine = [pieces[i] for i in share_of([size for _, size in pieces], len(sources), self.index)]
+        self._rest = deque(
+            ([mine[i][0] for i in run], sum(mine[i][1] for i in run))
+            for run in together([size for _, size in mine], limit_bytes)
+        )
+        self._budget_bytes = max(PIECE_BYTES, sum(size for _, size in mine) / SPREAD)
 
     @property
     def nearly_done(self) -> bool:
         """Whether one window is enough for the rest, so that hardly anyone waits at its end."""
-        rest_bytes = sum(size for _, size in self._rest)
-        return self._over or rest_bytes <= self._one_step_bytes()
-
-    def _one_step_bytes(self) -> float:
-        limit = self._limit * ONE_STEP_S if self._limit is not None else ONE_STEP_BYTES
+        limit_bytes = min(self._budget_bytes, ONE_STEP_BYTES)
+        if self._limit is not None:
+            limit_bytes = min(limit_bytes, self._limit * ONE_STEP_S)
         if self._sending_s > 0:
-            limit = min(limit, self._sent_bytes / self._sending_s * ONE_STEP_S)
-        return min(limit, ONE_STEP_BYTES)
+            limit_bytes = min(limit_bytes, self._sent_bytes / self._sending_s * ONE_STEP_S)
+        return self._over or sum(size for _, size in self._rest) <= limit_bytes
 
     def open_window(self, window: Window) -> None:
         with self._changed:
@@ -149,9 +165,12 @@ class Link:
         try:
             while (window := self._next_window()) is not None:
                 send_head(self._sock, {"window": window.step, "final": window.final, **window.head})
-                while self._rest and (window.final or not self._holding):
-                    self._send_units(self._rest[0][0])
+                left_bytes = self._budget_bytes
+                while self._rest and (window.final or (left_bytes > 0 and not self._holding)):
+                    pieces, size = self._rest[0]
+                    self._send_pieces(pieces)
                     self._rest.popleft()
+                    left_bytes -= size
                 end = {} if window.final else self._wait_for_end()
                 if end is None:
                     return
@@ -180,11 +199,11 @@ class Link:
             self._changed.wait_for(lambda: self._end is not None or self._over)
             return None if self._over else self._end
 
-    def _send_units(self, units: list[int]) -> None:
+    def _send_pieces(self, pieces: list[Piece]) -> None:
         assert self._state is not None
-        capture = self._state.pack(units)
+        capture = self._state.pack(pieces)
         began_s = time.monotonic()
-        send_head(self._sock, {"units": capture.description})
+        send_head(self._sock, {"pieces": capture.description})
         sent_bytes = 0
         for tensor in capture.large:
             data = as_bytes(tensor)
