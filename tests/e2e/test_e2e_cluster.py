@@ -49,7 +49,7 @@ def test_why_names_who_is_ahead_and_what_would_start_it_now(shared):
     assert [job["name"] for job in why["ahead"]] == ["first"]
     assert why["starts_in"]["unknown"] or why["starts_in"]["basis"]
     text = shared.shoal("why", "second", code=0).stdout
-    assert why["sentence"] in text
+    assert why["reason"]["sentence"] in text
     smaller = [could for could in why["could"] if could["change"] == "min_gpus"]
     assert [could["value"] for could in smaller] == [1]
     shared.shoal("scale", "second", "--pin", "1", code=0)
