@@ -197,6 +197,20 @@ def test_a_range_given_after_a_pin_asks_for_its_maximum_again(tmp_path: Path) ->
     run(story())
 
 
+def test_a_command_of_a_fixed_size_is_scaled_before_it_starts(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="fifo") as here:
+            first = (await here.submit("3"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            second = (await here.submit("2", resize="never"))["id"]
+            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.post(f"/jobs/{second}/scale", json={"pin": 1})
+            await here.until(lambda: here.state(second) == "running")
+            assert here.gpus(second) == 1
+
+    run(story())
+
+
 class Broken(MaxMin):
     name = "broken"
 

@@ -258,6 +258,9 @@ def test_a_policy_that_raises_is_replaced_and_no_job_is_lost(tmp_path: Path) -> 
             await here.until(lambda: here.state(other) == "running")
             assert here.conductor.policy_name == "fifo"
             assert any("max-min" in w for w in (await here.get("/status"))["warnings"])
+            here.conductor.scheduler.policy.decide = broken  # and should fifo itself fail once
+            third = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(third) == "running")
 
     run(story())
 

@@ -48,6 +48,8 @@ class Rescaled:
     max_gpus: int
     #: What it is to have of policies that do not resize; None: as before, as far as the range allows.
     requested_gpus: int | None = None
+    #: What is known of its speed for the new range; None: as before.
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,8 @@ class Scheduler:
         job = self.jobs.get(event.job_id)
         if job is None:
             return  # it has ended meanwhile
+        if event.profile is not None:
+            self.profiles[event.job_id] = event.profile
         gpus = GpuRange(event.min_gpus, event.max_gpus)
         requested = min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max)
         self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)

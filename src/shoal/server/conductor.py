@@ -187,11 +187,10 @@ class Conductor:
         self._last_cycle_s = asyncio.get_running_loop().time()
 
     def _policy_failed(self, error: Exception) -> None:
-        """A policy that raises must not take the cluster down: a simple one goes on."""
+        """A policy that raises must not take the cluster down: a simple one goes on, from what is known of the jobs."""
         log.exception("policy %s failed", self.policy_name)
-        text = f"policy {self.policy_name} failed ({type(error).__name__}: {error}); fifo decides instead"
-        if self.policy_name == "fifo":
-            raise error
+        then = "it begins anew" if self.policy_name == "fifo" else "fifo decides instead"
+        text = f"policy {self.policy_name} failed ({type(error).__name__}: {error}); {then}"
         self.warnings.append(text)
         self.outbox.event("policy.changed", text, policy="fifo")
         self.use_policy("fifo", {})

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from shoal.core.errors import ShoalError, did_you_mean
-from shoal.core.events import Held, Measured, Rescaled, Submitted, TicketsChanged
+from shoal.core.events import Held, Rescaled, Submitted, TicketsChanged
 from shoal.core.job import GpuRange
 from shoal.knowledge.auto_gpus import AutoGpus
 from shoal.knowledge.size_search import Autoscale
@@ -235,7 +235,7 @@ class Verbs:
         # Also for one the scheduler has yet to hear of: that news is before this in the inbox.
         profile = self.c.profiles.profile(job)
         capped = self.c.searches.rescaled(job)
-        self.c.post(Rescaled(job.id, gpus.min, gpus.max, requested), Measured(job.id, profile), *capped)
+        self.c.post(Rescaled(job.id, gpus.min, gpus.max, requested, profile), *capped)
 
     # -- users, tokens, policy ---------------------------------------------------------------------
 
