@@ -43,7 +43,7 @@ def test_it_climbs_to_the_knee_and_holds_the_job_there_saying_why(seed, options)
     assert had[:3] == [1, 2, 4]
     assert set(had[-20:]) == {6}
     assert search.hold.gpus == 6
-    assert search.hold.why.startswith("the autoscaler holds it at 6 GPUs: 7 GPUs add ")
+    assert search.hold.why.startswith("the autoscaler holds it at 6 GPUs: from 6 to 7 GPUs each adds ")
     assert not search.hold.searching
 
 

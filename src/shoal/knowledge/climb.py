@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shoal.core.words import counted
 from shoal.knowledge.heuristics import Heuristic, Point, Progress, Verdict
 from shoal.knowledge.unknown import Unknown
 
@@ -81,11 +82,11 @@ def aim_for(
 def _first_move(point: Point, sizes: tuple[int, ...], rules: Rules) -> Aim:
     up = _above(point.gpus, sizes, rules)
     if up is not None:
-        return Aim(up, "Climb", f"only {point.gpus} GPUs were measured; trying {up}")
+        return Aim(up, "Climb", f"only {counted(point.gpus, 'GPU')} measured so far")
     down = _below(point.gpus, sizes)
     if down is not None:
-        return Aim(down, "Descend", f"only {point.gpus} GPUs were measured; trying {down}")
-    return Aim(point.gpus, "Settle", f"{point.gpus} GPUs is the only size allowed")
+        return Aim(down, "Descend", f"only {counted(point.gpus, 'GPU')} measured so far")
+    return Aim(point.gpus, "Settle", f"{counted(point.gpus, 'GPU')} is the only size allowed")
 
 
 def _move(
@@ -101,7 +102,7 @@ def _move(
     if down is not None and not all(verdict.passes for verdict in bottom):
         return Aim(down, "Descend", verdicts[0].why)
     best = points[-1 if first_failure is None else first_failure]
-    why = f"every step up to {best.gpus} GPUs, the most allowed, pays"
+    why = f"every step up to {counted(best.gpus, 'GPU')}, the most allowed, pays"
     if first_failure is not None:
         refused, why = points[first_failure + 1], verdicts[first_failure].why
         between = sizes[bisect_right(sizes, best.gpus) : bisect_left(sizes, refused.gpus)]

@@ -73,7 +73,7 @@ class ScalingEfficiency:
         efficiency = (ratio - 1.0) * stretch
         noise = ratio * stretch * math.hypot(smaller.relative_error, larger.relative_error)
         sentence = (
-            f"{larger.gpus} GPUs add {efficiency:.2f} of a GPU's speed each over {smaller.gpus}"
+            f"from {smaller.gpus} to {larger.gpus} GPUs each adds {efficiency:.2f} of a GPU's speed"
             f" (limit {self.threshold:.2f})"
         )
         return Verdict(efficiency - self.threshold, noise, sentence)
