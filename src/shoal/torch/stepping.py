@@ -15,6 +15,7 @@ from shoal.torch.core import Step, StepKind
 from shoal.torch.joining import Joining
 from shoal.torch.loader import Loader
 from shoal.torch.order import Part
+from shoal.torch.priority import step_back
 from shoal.torch.worker import Worker
 from shoal.wire.messages import Kind
 
@@ -232,6 +233,7 @@ class Stepping(Joining):
 
     def _leave(self, worker: Worker) -> None:
         worker.link.say_now()
+        step_back()
         # Stay until the others have read all that was sent to them.
         with worker.lock:
             worker.lock.wait_for(lambda: worker.quit is not None, timeout=10.0)
