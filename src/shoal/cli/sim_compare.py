@@ -92,6 +92,10 @@ def compare(
     _check_options(names, so.parse_options(option or []))
     if not setups:
         raise ShoalError("name at least one each of --costs, --knowledge and --placement")
+    if report:
+        from shoal.sim.inputs import check_writable
+
+        check_writable(report)
     results, stopped = run_all(setups, workers, with_series=report is not None)
     if report and results:
         from shoal.sim.inputs import write_aside

@@ -50,6 +50,7 @@ def run(
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
+    from shoal.sim.inputs import check_writable
     from shoal.sim.runner import is_compiled, load, remarks
     from shoal.sim.runner import run as run_one
 
@@ -59,6 +60,8 @@ def run(
         knowledge=knowledge, placement=placement, whole_seconds=whole_seconds, interpolate=interpolate,
         auto_gpus=auto_gpus, autoscale=autoscale, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
     )  # fmt: skip
+    if per_job:
+        check_writable(per_job)
     inputs = load(setup)
     for line in remarks(setup, inputs):
         say(line)

@@ -64,10 +64,13 @@ def _begin_quanta(ends_s: FloatArray, share: IntArray, keep: NDArray[np.bool_], 
 
 
 @njit(cache=True)
-def _first_end(ends_s: FloatArray, share: IntArray) -> float:
+def _first_end(ends_s: FloatArray, share: IntArray, now_s: float, end_s: float) -> float:
+    """When the first quantum ends. Who runs on what its type left idle begins one, too."""
     first = np.inf
     for j in range(len(share)):
         if share[j] > 0:
+            if ends_s[j] <= now_s:
+                ends_s[j] = end_s
             first = min(first, ends_s[j])
     return first
 
@@ -135,4 +138,4 @@ class AfsP(CountPolicy):
         return shares
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
-        return float(_first_end(view.memory_a, shares))
+        return float(_first_end(view.memory_a, shares, now_s, now_s + self.options.quantum_s))

@@ -94,6 +94,7 @@ class Simulation:
         self._pushed = 0
         self._used = 0  # GPUs given out
         self._given = [0] * n
+        self._changes = memoryview(self.record.changes)
         self._running = 0  # jobs that have any
         self._speed_tables: dict[tuple[int, str], list[float]] = {}
         #: Whether parameter servers are on a node of their own, not beside their workers.
@@ -227,7 +228,7 @@ class Simulation:
     # -- commands ----------------------------------------------------------------------------------
 
     def _obey(self, command: Reconfigure, now: float) -> None:
-        j, share = command.job, command.share
+        j, share, verb = command.job, command.share, command.verb
         self._count(j, share.gpus)
         if self._meter:
             self._meter.settle(now)
@@ -235,13 +236,12 @@ class Simulation:
         record = self.record
         self._settle(j, now)
         self._version[j] += 1
-        pending = self._target.pop(j, None)
+        pending = self._target.pop(j, None) if self._target else None
         if self.timeline:
             record.change_s.append(now)
             record.change_job.append(j)
             record.change_gpus.append(share.gpus)
-        verb = command.verb
-        record.changes[j] += 1
+        self._changes[j] += 1
         if verb == "pause":
             self._gpus[j], self._rate[j] = 0, 0.0
             self._waiting_from[j] = now

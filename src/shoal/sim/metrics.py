@@ -79,6 +79,7 @@ def summary(record: Record, profiles: dict[str, Profile], gpu_type: str) -> dict
             "p50": at(rho, 50),
             "p95": at(rho, 95),
             "p99": at(rho, 99),
+            "deciles": [at(rho, q) for q in range(0, 101, 10)],
             "above_1": float((rho > 1).mean()) if len(rho) else None,
         },
         "gpu_seconds_by_user": dict(sorted(by_user.items())),

@@ -3,9 +3,10 @@
 from shoal.sim.inputs.cluster import read_cluster
 from shoal.sim.inputs.jobs import cluster_with_users_of, read_jobs
 from shoal.sim.inputs.profiles import profiles_of, read_profiles
-from shoal.sim.inputs.write import write_aside, write_jobs, write_profiles
+from shoal.sim.inputs.write import check_writable, write_aside, write_jobs, write_profiles
 
 __all__ = [
+    "check_writable",
     "cluster_with_users_of",
     "profiles_of",
     "read_cluster",

@@ -25,6 +25,7 @@ FloatArray = NDArray[np.float64]
 #: What is looked at before a file is believed to be a table at all.
 HEAD_BYTES = 64 << 10
 _PARQUET_MAGIC = b"PAR1"
+NOT_UTF8 = "holds bytes that are not UTF-8 text; save the file as UTF-8"
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,9 @@ class Table:
     #: Line of each row; for Parquet, which has no lines, the number of the row from 1.
     line: IntArray
     has_lines: bool = True
-    #: Rows with a wrong number of fields, and what to say of them.
-    ragged: dict[int, str] = field(default_factory=dict)
+    #: Rows with a wrong number of fields, ascending, and what to say of one of them.
+    ragged: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    ragged_message: Callable[[int], str] = str
 
     def __len__(self) -> int:
         return self.frame.height
@@ -81,8 +83,9 @@ class Problems:
     keep_all: bool = False
 
     def __post_init__(self) -> None:
-        for row, message in self.table.ragged.items():
-            self.found.setdefault(row, (None, message))
+        table = self.table
+        for row in table.ragged if self.keep_all else table.ragged[:1]:
+            self.found.setdefault(int(row), (None, table.ragged_message(int(row))))
 
     def add(self, bad: BoolArray, column: str, message: Callable[[int], str]) -> None:
         """Note the rows where `bad` holds."""
@@ -128,15 +131,19 @@ def read_head(path: Path, what: str) -> bytes:
 
 def check_text(head: bytes, path: Path, what: str) -> str:
     """The head as text, or the error that this file is something else."""
+
+    def at_line(byte: int, message: str) -> InputError:
+        return InputError(message, file=str(path), line=1 + head.count(b"\n", 0, byte))
+
     if b"\0" in head:
-        raise InputError(f"is not a {what}: it holds binary data, not text", file=str(path), line=1)
+        raise at_line(head.index(b"\0"), f"is not a {what}: it holds binary data, not text")
     complete = head if len(head) < HEAD_BYTES else head[: max(head.rfind(b"\n"), 0)]
     if not complete:
         raise InputError(f"is not a {what}: its first line has no end", file=str(path), line=1)
     try:
         return complete.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise InputError(f"is not a {what}: it holds binary data, not text", file=str(path), line=1) from None
+    except UnicodeDecodeError as error:
+        raise at_line(error.start, NOT_UTF8) from None
 
 
 def first_fields(text: str, separator: str) -> list[str]:
@@ -202,12 +209,25 @@ def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | 
     keep[:first] = False
     line, fields = lines.line[keep], lines.fields[keep]
     frame = frame.filter(pl.Series(keep)).with_columns(pl.all().str.strip_chars().replace("", None))
+    if not columns.allow_others:
+        _check_encoding(path, frame, line)
     at_end = lines.open_end and max_rows is None
-    ragged = {
-        int(row): _ragged_message(int(fields[row]), len(header), at_end and row == len(line) - 1)
-        for row in np.flatnonzero(fields != len(header))
-    }
-    return Table(path, frame, line, ragged=ragged)
+
+    def ragged_message(row: int) -> str:
+        return _ragged_message(int(fields[row]), len(header), at_end and row == len(line) - 1)
+
+    return Table(
+        path, frame, line, ragged=np.flatnonzero(fields != len(header)), ragged_message=ragged_message
+    )
+
+
+def _check_encoding(path: Path, frame: pl.DataFrame, line: IntArray) -> None:
+    """Bytes that are not UTF-8 were read as replacement characters; a name with one is another name."""
+    for name in frame.columns:
+        rows = frame[name].str.contains("\ufffd", literal=True).fill_null(False)
+        if rows.any():
+            where = int(line[int(rows.arg_max() or 0)])
+            raise InputError(NOT_UTF8, file=str(path), line=where, field=name)
 
 
 def _ragged_message(fields: int, expected: int, cut_off: bool) -> str:

@@ -38,6 +38,23 @@ def write_aside(path: str | Path) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
+def check_writable(path: str | Path) -> None:
+    """The error of a file that cannot be written, before the work whose result it is to hold."""
+    path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        return
+    probe = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        if path.is_dir():
+            raise ShoalError(f"{path} is a directory; give the name of a file in it")
+        probe.touch()
+    except OSError as error:
+        raise ShoalError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
 def write_jobs(path: str | Path, jobs: pl.DataFrame) -> None:
     """A trace in the native format, as csv or, where the name ends in .parquet, as Parquet."""
     _write(path, jobs.select(_in_order(jobs, JOB_COLUMNS.known)))

@@ -1,0 +1,132 @@
+"""`shoal sim run` and `compare` as a person runs them: figures, rows per job, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import polars as pl
+import pytest
+
+from shoal.cli.main import main
+from shoal.sim.generate import Recipe, generate
+from shoal.sim.inputs import read_profiles, write_jobs
+from shoal.sim.samples import sample_path
+
+FIGURES = (
+    "policy", "jobs", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "utilization",
+    "share_changes_per_job", "finish_time_fairness", "gpu_seconds_by_user", "decisions", "wall_s", "peak_memory_mb",
+)  # fmt: skip
+
+
+def shoal(capsys, *args):
+    """(exit code, stdout, stderr)"""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(arg) for arg in args])
+    said = capsys.readouterr()
+    return stopped.value.code, said.out, said.err
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_a_runs_json_agrees_with_its_rows_per_job(capsys, tmp_path, ending):
+    rows = tmp_path / f"rows.{ending}"
+    code, out, _ = shoal(
+        capsys, "sim", "run", "--sample", "--policy", "afs-l", "--per-job", rows, "-o", "json"
+    )
+    run = json.loads(out)
+    assert code == 0
+    assert set(FIGURES) <= set(run)
+    frame = pl.read_csv(rows) if ending == "csv" else pl.read_parquet(rows)
+    assert frame.height == run["jobs"] == run["finished"]
+    jct_s = (frame["finish_s"] - frame["submit_s"]).to_numpy()
+    assert run["avg_jct_s"] == pytest.approx(jct_s.mean())
+    for q in (50, 95, 99):
+        value = np.sort(jct_s)[math.ceil(q / 100 * (len(jct_s) - 1))]  # a job's own, the next one up
+        assert run[f"p{q}_jct_s"] == pytest.approx(value)
+    users = frame.group_by("user").agg(pl.col("gpu_s").sum())
+    assert dict(users.rows()) == pytest.approx(run["gpu_seconds_by_user"])
+    rho = run["finish_time_fairness"]
+    deciles = rho["deciles"]
+    assert deciles == sorted(deciles)
+    assert (len(deciles), deciles[-1]) == (11, rho["max"])
+    assert deciles[5] == rho["p50"]
+
+
+@pytest.mark.parametrize(("verb", "flag"), [("run", "--per-job"), ("compare", "--report")])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(capsys, tmp_path, monkeypatch, verb, flag):
+    monkeypatch.setattr("shoal.sim.engine.Simulation.run", lambda *_, **__: pytest.fail("it ran"))
+    code, out, err = shoal(capsys, "sim", verb, "--sample", flag, tmp_path / "no" / "where.x")
+    assert (code, out) == (2, "")
+    assert "cannot write" in err
+    assert err.count("\n") == 1
+    code, _, err = shoal(capsys, "sim", verb, "--sample", flag, tmp_path)
+    assert code == 2
+    assert "is a directory" in err
+
+
+@pytest.fixture(scope="module")
+def long_trace(tmp_path_factory):
+    """More than a run can finish before Ctrl-C."""
+    path = tmp_path_factory.mktemp("trace") / "jobs.csv"
+    profiles = read_profiles(sample_path("profiles.csv"))
+    write_jobs(path, generate(Recipe(jobs=100_000, gpus=2_490), profiles, np.random.default_rng(0)))
+    return path
+
+
+def words_until(terminal, part):
+    """What is written to a terminal, up to the first time that it holds `part`."""
+    text = b""
+    while part not in text:
+        assert select.select([terminal], [], [], 120)[0], f"no {part!r} in {text!r}"
+        text += os.read(terminal, 1 << 16)
+    return text.decode()
+
+
+@pytest.mark.parametrize(
+    ("verb", "which"), [("run", ["--policy", "afs-p"]), ("compare", ["--policies", "afs-l,afs-p"])]
+)
+def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which):
+    ours, theirs = pty.openpty()
+    out = tmp_path / "out.json"
+    extra = ["--per-job", tmp_path / "rows.csv"] if verb == "run" else ["--report", tmp_path / "page.html"]
+    command = [
+        sys.executable,
+        "-m",
+        "shoal.cli.main",
+        "sim",
+        verb,
+        long_trace,
+        "--gpus",
+        "2490",
+        *which,
+        *extra,
+    ]
+    with out.open("w") as stdout:
+        running = subprocess.Popen(
+            [*map(str, command), "-o", "json"], stdout=stdout, stderr=theirs, start_new_session=True
+        )
+    try:
+        bar = words_until(ours, b"simulated 1d")
+        os.killpg(running.pid, signal.SIGINT)
+        assert "of 100,000 jobs" in bar
+        words_until(ours, b"interrupted")
+        assert running.wait(120) == 130
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
+        os.close(theirs)
+    runs = json.loads(out.read_text())
+    for run in runs["items"] if verb == "compare" else [runs]:
+        assert run["interrupted"]
+        assert 0 < run["finished"] < 100_000
+        assert sum(run["gpu_seconds_by_user"].values()) > 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"out.json", "rows.csv" if verb == "run" else "page.html"}
