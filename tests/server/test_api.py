@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.executors.base import NodeInfo
+from shoal.server import models
 from shoal.server.app import make_app
 from shoal.server.limits import Buckets
 from shoal.wire.messages import Report
@@ -22,6 +23,19 @@ def test_the_committed_description_is_that_of_the_code() -> None:
     assert json.loads(OPENAPI.read_text()) == json.loads(json.dumps(make_app().openapi())), (
         "run: python -m shoal.server.describe > docs/openapi.json"
     )
+
+
+def test_every_body_of_the_api_is_described_by_an_example_that_fits_it() -> None:
+    described = make_app().openapi()
+    bodies = json.dumps([described["paths"], "#/components/schemas/JobSpec"])
+    named = {name for name in described["components"]["schemas"] if f'schemas/{name}"' in bodies}
+    for name in sorted(named - {"Error"}):
+        model = getattr(models, name)
+        item = model.model_fields.get("items")
+        model = item.annotation.__args__[0] if item is not None else model
+        example = (model.model_config.get("json_schema_extra") or {}).get("example")
+        assert example is not None, f"{model.__name__} has no example"
+        model.model_validate_json(json.dumps(example))
 
 
 def test_the_admin_token_is_made_once_for_its_owners_eyes_only_and_kept_hashed(tmp_path: Path) -> None:

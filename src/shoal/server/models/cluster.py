@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from shoal.server.models import examples as ex
 from shoal.server.models.common import Given, Page
+from shoal.server.models.examples import shown
 from shoal.server.models.job import JobRef
 
 
-class Share(BaseModel):
+class Share(BaseModel, json_schema_extra=shown(ex.SHARE)):
     """One user's line in the fairness ledger; GPU-seconds since the ledger began."""
 
     user: str
@@ -34,7 +36,7 @@ class ShareList(Page[Share]):
     total_gpus: int
 
 
-class NodeStatus(BaseModel):
+class NodeStatus(BaseModel, json_schema_extra=shown(ex.NODE)):
     name: str
     gpu_type: str
     gpus: int
@@ -54,7 +56,7 @@ class Node(NodeStatus):
     jobs: list[JobRef] = Field(default_factory=list, description="That hold GPUs of this node.")
 
 
-class Status(BaseModel):
+class Status(BaseModel, json_schema_extra=shown(ex.STATUS)):
     """What is in force."""
 
     version: str
@@ -81,19 +83,19 @@ class Status(BaseModel):
     last_event: int = 0
 
 
-class Check(BaseModel):
+class Check(BaseModel, json_schema_extra=shown(ex.CHECK)):
     name: str
     status: Literal["ok", "warning", "error"]
     message: str
     hint: str | None = None
 
 
-class Doctor(BaseModel):
+class Doctor(BaseModel, json_schema_extra=shown({"healthy": True, "checks": [ex.CHECK]})):
     healthy: bool
     checks: list[Check]
 
 
-class PolicyInfo(BaseModel):
+class PolicyInfo(BaseModel, json_schema_extra=shown(ex.POLICY)):
     name: str
     summary: str
     elastic: bool
@@ -118,7 +120,7 @@ class PolicySet(Given):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"name": "afs-p"}})
 
 
-class Shutdown(Given):
+class Shutdown(Given, json_schema_extra=shown({"jobs": "keep"})):
     jobs: Literal["stop", "keep"] = Field(
         "stop",
         description="stop: jobs give their GPUs back and go on after the next start; keep: they run on.",

@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
+from shoal.server.models import examples as ex
 from shoal.server.models.common import Page
+from shoal.server.models.examples import shown
 
 
-class Event(BaseModel):
+class Event(BaseModel, json_schema_extra=shown(ex.EVENT)):
     """Something that happened. Events are never changed: they are the audit log."""
 
     id: int = Field(description="Ascending; the cursor of `GET /events` and the id of server-sent events.")
@@ -28,7 +30,7 @@ class EventList(Page[Event]):
     """Oldest first, from after `cursor`. `next` is never null: ask again later from there."""
 
 
-class LogLine(BaseModel):
+class LogLine(BaseModel, json_schema_extra=shown(ex.LOG_LINE)):
     at: datetime
     worker: str
     rank: int | None = None

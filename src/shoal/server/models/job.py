@@ -9,11 +9,13 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from shoal.core.reason import Reason as CoreReason
+from shoal.server.models import examples as ex
 from shoal.server.models.common import Given, Page
+from shoal.server.models.examples import shown
 from shoal.server.models.spec import JobSpec, JobState, Resize
 
 
-class Reason(BaseModel):
+class Reason(BaseModel, json_schema_extra=shown(ex.REASON)):
     """Why a job does not have all it could use."""
 
     code: str = Field(
@@ -59,7 +61,7 @@ class Estimate(BaseModel):
     unknown: str | None = None
 
 
-class Job(BaseModel):
+class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     """A job as it is now."""
 
     id: int
@@ -128,7 +130,7 @@ class SpeedPoint(BaseModel):
     measured: bool
 
 
-class Profile(BaseModel):
+class Profile(BaseModel, json_schema_extra=shown(ex.PROFILE)):
     """What is known of a job's speed and of the work left."""
 
     job: JobRef
@@ -137,7 +139,7 @@ class Profile(BaseModel):
     remaining: Estimate
 
 
-class JobRef(BaseModel):
+class JobRef(BaseModel, json_schema_extra=shown(ex.JOB_REF)):
     """A job somewhere in a list of reasons. Another user's job has no name unless you may see it."""
 
     id: int
@@ -173,7 +175,7 @@ class Preemption(BaseModel):
     sentence: str
 
 
-class Why(BaseModel):
+class Why(BaseModel, json_schema_extra=shown(ex.WHY)):
     """Why a job has what it has: the answer to `shoal why`."""
 
     job: JobRef
@@ -195,7 +197,7 @@ class Why(BaseModel):
     preempted: Preemption | None = Field(None, description="Only if it was asked for, and ever happened.")
 
 
-class PlanRequest(Given):
+class PlanRequest(Given, json_schema_extra=shown({"spec": ex.SPEC})):
     """What would happen if this job were submitted now. Nothing is changed."""
 
     spec: JobSpec
@@ -209,7 +211,7 @@ class Change(BaseModel):
     to_gpus: int
 
 
-class PlanOutcome(BaseModel):
+class PlanOutcome(BaseModel, json_schema_extra=shown(ex.PLAN)):
     verdict: Literal["starts", "waits", "shrinks_others", "infeasible"]
     gpus: int
     reason: Reason | None = None

@@ -7,7 +7,9 @@ from enum import StrEnum
 
 from pydantic import BaseModel, Field
 
+from shoal.server.models import examples as ex
 from shoal.server.models.common import Given, Name, Page
+from shoal.server.models.examples import shown
 
 
 class Role(StrEnum):
@@ -16,7 +18,7 @@ class Role(StrEnum):
     ADMIN = "admin"  # sees and touches everything
 
 
-class User(BaseModel):
+class User(BaseModel, json_schema_extra=shown(ex.USER)):
     name: str
     role: Role
     tickets: float
@@ -27,18 +29,18 @@ class UserList(Page[User]):
     pass
 
 
-class UserCreate(Given):
+class UserCreate(Given, json_schema_extra=shown({"name": "ada", "tickets": 2})):
     name: Name
     role: Role = Role.USER
     tickets: float = Field(1.0, gt=0, le=1e6)
 
 
-class UserChange(Given):
+class UserChange(Given, json_schema_extra=shown({"tickets": 3})):
     role: Role | None = None
     tickets: float | None = Field(None, gt=0, le=1e6)
 
 
-class Token(BaseModel):
+class Token(BaseModel, json_schema_extra=shown(ex.TOKEN)):
     id: int
     user: str
     label: str
@@ -51,11 +53,11 @@ class TokenList(Page[Token]):
     pass
 
 
-class TokenCreate(Given):
+class TokenCreate(Given, json_schema_extra=shown({"user": "ada", "label": "laptop"})):
     user: Name | None = Field(None, description="Yourself if left out; only admins make tokens for others.")
     label: str = Field("", max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")
     expires_in_s: float | None = Field(None, gt=0, le=10 * 365 * 86400)
 
 
-class TokenCreated(Token):
+class TokenCreated(Token, json_schema_extra=shown(ex.TOKEN | {"token": "shoal_..."})):
     token: str = Field(description="Shown this once; only its hash is kept.")

@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, StringConstraints, field_validator, mode
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange
 from shoal.server.models.common import Given, Name
+from shoal.server.models.examples import shown
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 MAX_COMMAND_BYTES = 64 * 1024
@@ -167,7 +168,7 @@ class JobSpec(Given):
         return self.resize or (Resize.LIVE if gpus.max > gpus.min else Resize.NEVER)
 
 
-class Scale(Given):
+class Scale(Given, json_schema_extra=shown({"min": 1, "max": 4})):
     """A new range for a job. What is left out stays."""
 
     min: int | None = Field(None, ge=1, le=1_000_000)
@@ -183,5 +184,5 @@ class Scale(Given):
         return self
 
 
-class Cancel(Given):
+class Cancel(Given, json_schema_extra=shown({"grace_s": 5})):
     grace_s: float | None = Field(None, ge=0, le=3600, description="Instead of the job's own.")
