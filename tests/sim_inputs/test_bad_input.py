@@ -144,14 +144,27 @@ def test_a_file_that_may_not_be_read(tmp_path):
     assert "cannot be read" in str(fails(path))
 
 
-@pytest.mark.parametrize("content", [b"\0" * 4096, bytes(range(256)) * 16, b"\x7fELF\n" * 10, b"a" * 100_000])
-def test_a_huge_file_that_is_not_a_trace_is_refused_by_its_head(tmp_path, content, monkeypatch):
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [(b"\0" * 4096, 1), (bytes(range(256)) * 16, 1), (b"\x7fELF\n" * 10, 11), (b"a" * 100_000, 1)],
+)
+def test_a_huge_file_that_is_not_a_trace_is_refused_by_its_head(tmp_path, content, line, monkeypatch):
     path = tmp_path / "jobs.csv"
     with path.open("wb") as file:
         file.write(content)
         file.truncate(1 << 30)  # sparse: a gigabyte that takes no room
     monkeypatch.setattr(pl, "read_csv", lambda *a, **k: pytest.fail("the file was read"))
-    assert fails(path).line == 1
+    assert fails(path).line == line
+
+
+@pytest.mark.parametrize("rows", [3, 20_000])  # within the head of the file and beyond it
+def test_a_name_that_is_not_utf8_is_found_by_its_line(tmp_path, rows):
+    path = tmp_path / "jobs.csv"
+    good = GOOD.encode()
+    path.write_bytes(HEADER.encode() + b"\n" + (good + b"\n") * rows + good.replace(b"alpha", b"Ren\xe9") + b"\n")
+    error = fails(path)
+    assert error.line == rows + 2
+    assert "UTF-8" in str(error)
 
 
 def test_a_large_file_whose_first_rows_are_wrong_is_not_read_to_its_end(tmp_path, monkeypatch):

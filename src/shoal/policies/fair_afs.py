@@ -126,6 +126,7 @@ class FairAfs(Policy):
         view.memory_c[rigid] = rate[rigid]
         # 4. whole GPUs for gangs and pools, and inside the pools by AFS
         shares = self._share(view, supply, rigid, types, rate, cap, new_quantum, now_s)
+        self._take_in(view, supply, rigid, types, speed, cap, shares, now_s)
         self._go_on(view, shares, types)
         codes = np.where(types >= 0, 0, int(Code.INFEASIBLE)).astype(np.int8)
         wake_s = self._wake_s(view, shares, rigid, types, now_s)
@@ -206,7 +207,7 @@ class FairAfs(Policy):
             )
         turn_over = ~rigid & (view.gpus > 0) & (view.memory_a <= now_s)
         view.memory_c[turn_over] += 1.0
-        kept = ~rigid & (view.gpus > 0) & ~turn_over
+        kept = ~rigid & (view.gpus >= view.min_gpus) & (view.gpus <= cap) & ~turn_over
         passed = np.where(rigid, view.memory_a / np.maximum(rate, kernels.NO_RATE), 0.0)
         least = np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32)
         shares = np.zeros(len(view), np.int32)
@@ -236,6 +237,38 @@ class FairAfs(Policy):
         begins = ~rigid & (shares > 0) & ~(kept & (shares == view.gpus))
         view.memory_a[begins] = now_s + self.options.turn_s
         return shares
+
+    def _take_in(
+        self,
+        view: View,
+        supply: Supply,
+        rigid: BoolArray,
+        types: IntArray,
+        speed: FloatArray,
+        cap: IntArray,
+        shares: IntArray,
+        now_s: float,
+    ) -> None:
+        """Jobs that wait for GPUs of their type take idle ones of another, the fastest for them first."""
+        waiting = np.flatnonzero((shares == 0) & (types >= 0))
+        free = supply.gpus_of_type - np.bincount(
+            np.maximum(types, 0), weights=shares, minlength=len(supply.gpus_of_type)
+        ).astype(np.int32)
+        if not len(waiting) or not free.any():
+            return
+        least = np.where(rigid, view.requested_gpus, view.min_gpus)
+        for row in waiting.tolist():
+            fits = (speed[:, row] > 0) & (least[row] <= free)
+            if not fits.any():
+                continue
+            t = int(np.argmax(np.where(fits, speed[:, row], 0.0)))
+            top = cap[row] if rigid[row] else min(cap[row], view.type_max[t, row])
+            shares[row] = min(top, free[t])
+            free[t] -= shares[row]
+            types[row] = t
+            view.memory_b[row] = t + 1.0
+            if not rigid[row]:
+                view.memory_a[row] = now_s + self.options.turn_s
 
     def _nonce_for(self, view: View) -> int:
         """What coins are made from: the same as long as the jobs are, or shares would change for nothing."""
