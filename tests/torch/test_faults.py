@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 
 import pytest
 from elastic_lab import Lab, seen
@@ -11,7 +12,9 @@ from elastic_lab import Lab, seen
 import shoal.torch as shoal
 import torch
 from shoal.torch.checkpoint import write_atomically
+from shoal.torch.worker import Identity
 from shoal.wire import events as ev
+from shoal.wire.auth import new_secret, write_secret
 from torch import nn
 
 
@@ -87,6 +90,34 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "a", half)
     assert list(tmp_path.iterdir()) == []
+
+
+def named(monkeypatch: pytest.MonkeyPatch, **secret: str) -> None:
+    for name, value in {"CONTROL": "127.0.0.1:1", "JOB": "job", "WORKER": "w0", **secret}.items():
+        monkeypatch.setenv(f"SHOAL_{name}", value)
+
+
+def test_the_secret_may_come_through_a_descriptor_which_is_read_once(monkeypatch: pytest.MonkeyPatch):
+    secret = new_secret()
+    reading, writing = os.pipe()
+    os.write(writing, secret.hex().encode() + b"\n")
+    os.close(writing)
+    named(monkeypatch, SECRET_FD=str(reading), SECRET_FILE="/nowhere")
+    assert Identity.from_environment().secret == secret
+    with pytest.raises(OSError):
+        os.fstat(reading)
+    with pytest.raises(RuntimeError, match=f"SHOAL_SECRET_FD: cannot read '{reading}'"):
+        Identity.from_environment()
+
+
+def test_an_environment_that_lacks_or_garbles_something_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    named(monkeypatch)
+    with pytest.raises(RuntimeError, match="neither SHOAL_SECRET_FILE nor SHOAL_SECRET_FD"):
+        Identity.from_environment()
+    write_secret(tmp_path / "secret", new_secret())
+    named(monkeypatch, SECRET_FILE=str(tmp_path / "secret"), STATE_BYTES_PER_S="fast")
+    with pytest.raises(RuntimeError, match="SHOAL_STATE_BYTES_PER_S must be a number from 0 on, not 'fast'"):
+        Identity.from_environment()
 
 
 class Numbers(torch.utils.data.Dataset):

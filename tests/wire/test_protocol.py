@@ -175,6 +175,70 @@ def test_a_worker_dies_at_every_point_of_a_growth(victim: str, rounds: int):
     assert max(world.applied) > before
 
 
+def looking_on(world: World) -> World:
+    """w2 has joined w0 and w1, and is given the state over many steps."""
+    world.set_target(["w0", "w1", *world.new_names(1)])
+    while world.workers["w2"].joining is None:
+        world.windows.update(dict.fromkeys(range(2, 6), 50))
+        world.peace(1)
+    world.peace(3)
+    assert world.coordinator.learners() == ["w2"]
+    return world
+
+
+def test_the_others_do_steps_while_a_newcomer_is_given_the_state():
+    world = looking_on(trained(2))
+    before = max(world.applied)
+    world.peace(20)
+    assert max(world.applied) > before + 3
+    assert world.workers["w2"].member.torn
+    assert not any(isinstance(e, GenerationCommitted) and "w2" in e.members for e in world.events)
+    world.windows.update(dict.fromkeys(range(2, 6), 1))
+    world.peace(10)
+    assert any(isinstance(e, GenerationCommitted) and "w2" in e.members for e in world.events)
+
+
+def test_a_newer_target_sends_a_newcomer_away_that_has_only_a_part_of_the_state():
+    world = looking_on(trained(2))
+    world.set_target(["w0", "w1"])
+    assert world.coordinator.pending.plan.learners == ("w2",)
+    world.peace(20)
+    assert world.coordinator.active.members == ("w0", "w1")
+    assert not world.workers["w2"].alive
+    assert not any(isinstance(e, WorkerLost) for e in world.events)
+
+
+def test_no_one_leaves_before_those_who_stay_have_the_whole_state():
+    world = looking_on(trained(2))
+    world.set_target(["w2"])
+    world.peace(20)
+    assert world.coordinator.active.members == ("w0", "w1", "w2")
+    assert world.coordinator.pending.plan.members == ("w2",)  # prepared, but not committed
+    assert not world.coordinator.pending.committed
+    world.windows.update(dict.fromkeys(range(2, 6), 1))
+    world.peace(20)
+    assert world.coordinator.active.members == ("w2",)
+
+
+@pytest.mark.parametrize("victim", ["w0", "w1", "w2"])
+def test_whoever_dies_while_state_is_handed_over_the_rest_reach_the_target(victim: str):
+    world = looking_on(trained(2))
+    world.kill(victim)
+    world.windows.update(dict.fromkeys(range(3, 10), 1))
+    world.peace(40)
+    rest = {"w0", "w1", "w2"} - {victim}
+    assert set(world.coordinator.active.members) == set(world.training()) == rest
+    assert [e.worker for e in world.events if isinstance(e, WorkerLost)] == [victim]
+
+
+def test_pause_in_the_middle_of_a_transfer_saves_what_the_holders_hold():
+    world = looking_on(trained(2))
+    world.set_target([])
+    world.peace(20)
+    assert any(isinstance(e, JobPaused) and e.path == "paused" for e in world.events)
+    assert not world.training()
+
+
 def test_a_coordinator_without_memory_believes_its_workers():
     world = trained(3)
     number, members = world.coordinator.active.number, world.coordinator.active.members

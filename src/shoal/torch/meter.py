@@ -1,10 +1,14 @@
-"""Measurements: added up by the training thread with a few float additions, read by the control link's thread."""
+"""Measurements: added up by the training thread with a few float additions, read by the control link's thread.
+
+Reports cover whole steps: what a step under way has used so far is told with that step.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from shoal.wire.messages import Report
@@ -18,26 +22,50 @@ def resident_bytes() -> int:
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over all steps that are done, and when the last of them was."""
+
+    steps: int
+    samples: float
+    busy_s: float
+    sync_s: float
+    input_s: float
+    at_s: float
+
+
 class Meter:
     def __init__(self) -> None:
-        self.steps = 0
-        self.samples = 0.0
         self.input_s = 0.0
         self.sync_s = 0.0
-        self.busy_s = 0.0
+        self._done: Totals | None = None
+        self._told: Totals | None = None
         self.values: dict[str, Any] = {}
         self.notes: deque[str] = deque(maxlen=100)
         self.pauses: deque[tuple[int, float]] = deque(maxlen=100)
         self.saved: deque[tuple[str, int]] = deque(maxlen=10)
-        self._before = (0, 0.0, 0.0, 0.0, 0.0)
-        self._reported_s = time.monotonic()
+
+    def step_done(self, samples: int, began_s: float) -> None:
+        """At the end of a step that began at `began_s` (of perf_counter)."""
+        now_s, before = time.perf_counter(), self._done
+        if before is None:
+            before = self._told = Totals(0, 0.0, 0.0, 0.0, 0.0, began_s)
+        # One assignment: the reporting thread sees all of a step or nothing.
+        self._done = Totals(
+            before.steps + 1,
+            before.samples + samples,
+            before.busy_s + now_s - began_s,
+            self.sync_s,
+            self.input_s,
+            now_s,
+        )
 
     def report(self, **where: int) -> Report:
         """What was measured since the last report. Called off the training thread."""
-        now, self._reported_s, before_s = time.monotonic(), time.monotonic(), self._reported_s
-        new = (self.steps, self.samples, self.busy_s, self.sync_s, self.input_s)
-        steps, samples, busy_s, sync_s, input_s = (a - b for a, b in zip(new, self._before))
-        self._before = new
+        nothing = Totals(0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        done, told = self._done or nothing, self._told or nothing
+        self._told = self._done
+        sync_s, input_s = done.sync_s - told.sync_s, done.input_s - told.input_s
         values = {}
         for name, value in list(self.values.items()):
             try:
@@ -48,10 +76,10 @@ class Meter:
         saved = self.saved.popleft() if self.saved else (None, 0)
         notes = tuple(self.notes.popleft() for _ in range(len(self.notes)))
         return Report(
-            steps=int(steps),
-            samples=samples,
-            seconds=now - before_s,
-            compute_s=max(0.0, busy_s - sync_s - input_s),
+            steps=done.steps - told.steps,
+            samples=done.samples - told.samples,
+            seconds=done.at_s - told.at_s,
+            compute_s=max(0.0, done.busy_s - told.busy_s - sync_s - input_s),
             sync_s=sync_s,
             input_s=input_s,
             memory_bytes=resident_bytes(),

@@ -152,9 +152,7 @@ class Stepping(Joining):
             self._count(self._worker, step)
         if step.kind is StepKind.CATCH_UP:
             return
-        self.meter.steps += 1
-        self.meter.samples += step.samples
-        self.meter.busy_s += time.perf_counter() - step.began_s
+        self.meter.step_done(step.samples, step.began_s)
 
     def _count(self, worker: Worker, step: Step) -> None:
         with worker.lock:

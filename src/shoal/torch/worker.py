@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ from shoal.torch.transfer import Link, sources_of
 from shoal.wire import auth
 from shoal.wire.member import Build, Drop, Effect, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Kind, Order, Phase, Plan, Report, Status
+
+log = logging.getLogger("shoal.torch")
 
 # Each time-out of a wait is an exception with a C++ backtrace (tens of ms), so they must be rare. A peer that dies
 # ends the wait at once by itself; this is only how soon the word that a generation is dead is heard.
@@ -70,8 +73,12 @@ def _number(env: Any, name: str, default: float) -> float:
 
 def _secret(env: Any) -> bytes:
     if "SHOAL_SECRET_FD" in env:
-        with os.fdopen(int(env["SHOAL_SECRET_FD"]), "rb") as file:
-            return auth.check_secret(file.read().strip())
+        try:
+            with os.fdopen(int(env["SHOAL_SECRET_FD"]), "rb") as file:
+                text = file.read()
+        except (OSError, ValueError):
+            raise RuntimeError(f"SHOAL_SECRET_FD: cannot read {env['SHOAL_SECRET_FD']!r}") from None
+        return auth.check_secret(text.strip())
     if "SHOAL_SECRET_FILE" in env:
         return auth.read_secret(env["SHOAL_SECRET_FILE"])
     raise RuntimeError("neither SHOAL_SECRET_FILE nor SHOAL_SECRET_FD is set: start workers through Shoal")
@@ -156,6 +163,8 @@ class Worker:
                     self._quit(reason)
 
     def _quit(self, reason: str) -> None:
+        if self.quit is None:
+            log.info("this worker is to end: %s", reason)
         self.quit = reason
         if (
             self.member.phase in (Phase.STARTING, Phase.ACTIVE)

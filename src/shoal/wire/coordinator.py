@@ -225,7 +225,7 @@ class JobCoordinator(Losses):
                 and view.worker not in (*self.target, *self.crew)
             ):
                 view.stopping = True
-                self._effects.append(StopWorker(view.worker, kill=False, why="no longer wanted"))
+                self._effects.append(StopWorker(view.worker, kill=False, why=view.why))
 
     def _end(self, outcome: str, event: ev.JobEvent) -> None:
         if self.outcome is not None:
@@ -235,6 +235,6 @@ class JobCoordinator(Losses):
         for view in self.workers.values():
             if not view.alive or view.stopping:
                 continue
-            view.stopping = True
+            view.stopping, view.why = True, f"the job has {outcome}"
             if view.status.phase is not Phase.FINISHED:  # a script that is done may still save or evaluate
-                self._effects.append(StopWorker(view.worker, kill=False, why=f"the job has {outcome}"))
+                self._effects.append(StopWorker(view.worker, kill=False, why=view.why))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
@@ -129,7 +130,7 @@ class Report:
     epochs: int = 0
     steps: int = 0  # in this report
     samples: float = 0.0  # of this worker, in this report
-    seconds: float = 0.0
+    seconds: float = 0.0  # from the end of the last report's last step to the end of this one's
     compute_s: float = 0.0
     sync_s: float = 0.0
     input_s: float = 0.0
@@ -193,7 +194,7 @@ def decode(body: bytes) -> Message:
     if not isinstance(raw, dict) or raw.get("type") not in _TYPES:
         raise WireError("message has no known type")
     kind = _TYPES[raw.pop("type")]
-    return typing.cast(Message, _build(kind, raw, kind.__name__))
+    return typing.cast(Message, _build(kind, raw))
 
 
 def to_plain(value: Any) -> Any:
@@ -203,74 +204,136 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(kind: type[_T], raw: Any) -> _T:
     """The inverse of `to_plain`, checked."""
-    return typing.cast(_T, _build(kind, raw, kind.__name__))
+    return typing.cast(_T, _build(kind, raw))
 
 
 def _plain(value: Any) -> Any:
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind in (list, tuple):
         return [_plain(v) for v in value]
+    if kind is dict:
+        return {k: _plain(v) for k, v in value.items()}
+    if is_dataclass(kind):
+        return {name: _plain(getattr(value, name)) for name in _names(kind)}
     return value
 
 
+_SCALARS = frozenset({int, float, str, bool, type(None)})
+
+
 @cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind))
 
 
-def _build(kind: type, raw: Any, where: str) -> Any:
-    if not isinstance(raw, dict):
-        raise WireError(f"{where}: expected an object")
-    hints, known = _hints(kind), {f.name: f for f in fields(kind)}
-    for name in raw:
-        if name not in known:
-            raise WireError(f"{where}: unknown field {name[:60]!r}")
-    values = {}
-    for name, spec in known.items():
-        if name in raw:
-            values[name] = _check(hints[name], raw[name], f"{where}.{name}")
-        elif spec.default is MISSING and spec.default_factory is MISSING:
-            raise WireError(f"{where}: field {name!r} is missing")
-    return kind(**values)
+class _Wrong(Exception):
+    """A value that does not fit; its place is put together on the way out."""
+
+    def __init__(self, reason: str, place: str = "") -> None:
+        self.reason, self.place = reason, place
 
 
-def _check(hint: Any, value: Any, where: str) -> Any:
-    """`value` as the type `hint`, or WireError."""
+Check = Callable[[Any], Any]
+"""A value as the type it should have, or _Wrong."""
+
+
+def _build(kind: type, raw: Any) -> Any:
+    try:
+        return _check_of(kind)(raw)
+    except _Wrong as wrong:
+        raise WireError(f"{kind.__name__}{wrong.place}: {wrong.reason}") from None
+
+
+@cache
+def _check_of(hint: Any) -> Check:
+    """Made once per type: messages are checked twice a second and worker."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
-        return value
+        return lambda value: value
     if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        return _check(next(a for a in args if a is not type(None)), value, where)
+        inner = _check_of(next(a for a in args if a is not type(None)))
+        return lambda value: None if value is None else inner(value)
     if origin is tuple:
-        if not isinstance(value, (list, tuple)):
-            raise WireError(f"{where}: expected a list")
-        return tuple(_check(args[0], v, where) for v in value)
+        return _check_tuple(_check_of(args[0]))
     if origin is dict:
-        if not isinstance(value, dict):
-            raise WireError(f"{where}: expected an object")
-        return {k: _check(args[1], v, f"{where}[{k[:40]!r}]") for k, v in value.items()}
+        return _check_dict(_check_of(args[1]))
     if is_dataclass(hint):
-        return _build(typing.cast(type, hint), value, where)
+        return _check_fields(typing.cast(type, hint))
     if isinstance(hint, type) and issubclass(hint, StrEnum):
-        try:
-            return hint(value)
-        except ValueError:
-            raise WireError(f"{where}: {str(value)[:40]!r} is not one of {[str(m) for m in hint]}") from None
-    return _scalar(hint, value, where)
+        return _check_enum(hint)
+    return _check_scalar(hint)
 
 
-def _scalar(hint: Any, value: Any, where: str) -> Any:
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if hint is int and isinstance(value, int) and not isinstance(value, bool):
-        if not -(2**63) <= value < 2**63:
-            raise WireError(f"{where}: number out of range")
-        return value
-    if hint in (str, bool) and type(value) is hint:
-        return value
-    raise WireError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {type(value).__name__}")
+def _check_fields(kind: type) -> Check:
+    hints = typing.get_type_hints(kind)
+    checks = {f.name: _check_of(hints[f.name]) for f in fields(kind)}
+    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+
+    def check(raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            raise _Wrong("expected an object")
+        values = {}
+        for name, value in raw.items():
+            if name not in checks:
+                raise _Wrong(f"unknown field {name[:60]!r}")
+            try:
+                values[name] = checks[name](value)
+            except _Wrong as wrong:
+                raise _Wrong(wrong.reason, f".{name}{wrong.place}") from None
+        for name in needed:
+            if name not in values:
+                raise _Wrong(f"field {name!r} is missing")
+        return kind(**values)
+
+    return check
+
+
+def _check_tuple(inner: Check) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise _Wrong("expected a list")
+        return tuple([inner(v) for v in value])
+
+    return check
+
+
+def _check_dict(inner: Check) -> Check:
+    def check(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise _Wrong("expected an object")
+        result = {}
+        for key, item in value.items():
+            try:
+                result[key] = inner(item)
+            except _Wrong as wrong:
+                raise _Wrong(wrong.reason, f"[{key[:40]!r}]{wrong.place}") from None
+        return result
+
+    return check
+
+
+def _check_enum(kind: type[StrEnum]) -> Check:
+    known = {str(m): m for m in kind}
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str) or value not in known:
+            raise _Wrong(f"{str(value)[:40]!r} is not one of {list(known)}")
+        return known[value]
+
+    return check
+
+
+def _check_scalar(hint: Any) -> Check:
+    def check(value: Any) -> Any:
+        kind = type(value)
+        if kind is int and hint in (int, float) and not -(2**63) <= value < 2**63:
+            raise _Wrong("number out of range")
+        if hint is float and kind in (int, float):
+            return float(value)
+        if kind is hint and kind in _SCALARS:
+            return value
+        raise _Wrong(f"expected {getattr(hint, '__name__', hint)}, got {kind.__name__}")
+
+    return check

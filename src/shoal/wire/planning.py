@@ -176,7 +176,7 @@ class Planning(Record):
             signed=view.announced,
             first=self.active is None,
             checkpoint=self.checkpoints_asked,
-            stop="no longer wanted" if view.stopping else None,
+            stop=view.why if view.stopping else None,
         )
 
     def _board(self, plan: Plan) -> dict[str, str]:

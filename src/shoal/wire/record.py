@@ -79,7 +79,7 @@ _PLAIN = (
     *("checkpoint", "checkpoint_step", "checkpoints_asked", "paused", "outcome", "stranded"),
 )
 _TUPLES = ("target", "crew", "signature")
-_REMEMBERED = ("alive", "stopping", "announced", "met")
+_REMEMBERED = ("alive", "stopping", "why", "announced", "met")
 
 
 def _listed(values: tuple[str, ...] | None) -> list[str] | None:

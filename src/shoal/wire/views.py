@@ -27,6 +27,7 @@ class WorkerView:
     connected: bool = False
     alive: bool = True
     stopping: bool = False
+    why: str = "no longer wanted"  # the reason, if it is stopping
     met: bool = False  # it has connected at least once
     heard_s: float = 0.0
     arrived: int = 0
