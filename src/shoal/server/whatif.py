@@ -153,7 +153,10 @@ class WhatIf:
 
     def _copy(self) -> Scheduler:
         """A scheduler to try things on. What it decides, no one hears of."""
-        return copy.deepcopy(self.c.scheduler)
+        s = self.c.scheduler
+        # Values that never change are shared: with many jobs they are most of what there is.
+        same = (s.cluster, s.supply, *s.jobs.values(), *s.profiles.values(), *s.placements.values())
+        return copy.deepcopy(s, {id(value): value for value in same})
 
     def _next_id(self) -> int:
         ids = [*self.c.scheduler.jobs, *self.c.jobs]
