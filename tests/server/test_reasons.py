@@ -98,6 +98,8 @@ def test_a_fair_policy_that_is_set_later_charges_nobody_for_the_time_before(tmp_
             await here.until(lambda: second in here.conductor.scheduler.jobs)
             await here.call("PUT", "/policy", json={"name": "gandiva-fair"})
             scheduler = here.conductor.scheduler
+            reason = here.control.server.answers.reasons.reason(here.conductor.jobs[second])
+            assert reason.code in ("PendingEvaluation", "WaitingForCapacity"), "also before it has decided"
             await here.until(lambda: scheduler._decision is not None)
             lags = scheduler.view.memory_a
             assert abs(lags).max() < 60, "in GPU-seconds"
@@ -207,6 +209,23 @@ def test_a_command_of_a_fixed_size_is_scaled_before_it_starts(tmp_path: Path) ->
             await here.post(f"/jobs/{second}/scale", json={"pin": 1})
             await here.until(lambda: here.state(second) == "running")
             assert here.gpus(second) == 1
+
+    run(story())
+
+
+def test_a_policy_that_cannot_tell_its_numbers_is_decided_by_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(*_: Any) -> Any:
+        raise KeyError("numbers")
+
+    monkeypatch.setattr(MaxMin, "evidence", cannot)
+
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="max-min") as here:
+            first, _ = await two_that_share(here)
+            assert (await why(here, first))["reason"]["evidence"]["evidence_failed"] == "KeyError: 'numbers'"
+            assert here.conductor.policy_name == "max-min"
 
     run(story())
 

@@ -47,10 +47,13 @@ def explain(s: Situation, row: int) -> Reason:
         "max_gpus": int(view.max_gpus[row]),
         "free_gpus": s.free_gpus,
         "active_jobs": len(view),
-        **s.policy.evidence(view, row, s.now_s),
     }
     if s.decision is None or row >= len(s.decision.gpus):
         return Reason(Code.PENDING_EVALUATION, "no decision has been made since it arrived", evidence)
+    try:
+        evidence |= s.policy.evidence(view, row, s.now_s)
+    except Exception as error:  # of whosoever's making: a question about a decision must not undo it
+        evidence["evidence_failed"] = f"{type(error).__name__}: {error}"
     code = int(s.decision.codes[row]) if s.decision.codes is not None else 0
     if gpus == 0:
         return _waiting(s, row, Code(code), evidence)
