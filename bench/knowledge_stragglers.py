@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from knowledge_data import print_json
-from shoal.knowledge.stragglers import StragglerDetector
+from shoal.wire.messages import Report
+from shoal.wire.straggler import StragglerRule
 
 STEPS = 1000
 RUNS = 40
 VARIANTS = {
     "ours": {},
-    "authors_rule": {"from_first": True, "confirm_steps": 1},
+    "authors_rule": {"from_first": True, "confirm_reports": 1},
 }
 
 
@@ -21,16 +22,18 @@ def times(rng: np.random.Generator, workers: int, noise: float) -> np.ndarray:
     return base * np.where(rng.random((STEPS, workers)) < 0.005, 4.0, 1.0)
 
 
+def named(rule: StragglerRule, row: np.ndarray, members: tuple[str, ...]) -> set[str]:
+    """Who is named by a step with these compute times."""
+    reports = ((w, Report(steps=1, samples=8.0, compute_s=s)) for w, s in zip(members, row.tolist()))
+    return {found[0] for w, report in reports if (found := rule.observe(w, report, members))}
+
+
 def false_alarms(options: dict, workers: int, noise: float) -> dict:
-    accused = 0
+    accused, members = 0, tuple(map(str, range(workers)))
     for run in range(RUNS):
         rng = np.random.default_rng([run, workers])
-        detector = StragglerDetector(**options)
-        named: set[str] = set()
-        for row in times(rng, workers, noise):
-            detector.observe({str(i): float(s) for i, s in enumerate(row)})
-            named |= {straggler.worker for straggler in detector.stragglers()}
-        accused += len(named)
+        rule = StragglerRule(**options)
+        accused += sum(len(named(rule, row, members)) for row in times(rng, workers, noise))
     return {
         "healthy_workers_ever_accused_percent": round(100 * accused / (RUNS * workers), 2),
         "per_100000_worker_steps": round(1e5 * accused / (RUNS * workers * STEPS), 3),
@@ -38,14 +41,13 @@ def false_alarms(options: dict, workers: int, noise: float) -> dict:
 
 
 def delay(options: dict, workers: int, noise: float, slowdown: float) -> dict:
-    delays = []
+    delays, members = [], tuple(map(str, range(workers)))
     for run in range(RUNS):
         rng = np.random.default_rng([run, workers])
-        detector = StragglerDetector(**options)
+        rule = StragglerRule(**options)
         for step, row in enumerate(times(rng, workers, noise)[:500]):
             row[0] *= slowdown if step >= 100 else 1.0
-            detector.observe({str(i): float(s) for i, s in enumerate(row)})
-            if step >= 100 and any(straggler.worker == "0" for straggler in detector.stragglers()):
+            if "0" in named(rule, row, members) and step >= 100:
                 delays.append(step - 100 + 1)
                 break
     return {
