@@ -35,6 +35,11 @@ def test_a_job_is_one_line_with_the_reason_last():
     ]  # fmt: skip
 
 
+def test_what_another_column_says_is_left_out_of_the_reason():
+    reason = Reason(code="NotWorthIt", sentence="it has 4 GPUs; one more would not make it faster")
+    assert jobs_table.row(job(reason=reason), NOW)[-1] == "NotWorthIt: one more would not make it faster"
+
+
 def test_a_job_that_is_being_resized_shows_both_sizes_and_one_without_gpus_a_dash():
     assert jobs_table.gpus(job(gpus=4, target_gpus=2)) == "4→2"
     assert jobs_table.gpus(job(state="pending", gpus=0, target_gpus=0)) == "-"

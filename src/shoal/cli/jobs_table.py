@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ def row(job: Job, now: datetime | None = None) -> list[str]:
         f"{job.speedup:.1f}x" if job.speedup is not None else "-",
         f"{job.progress:.0%}" if job.progress is not None else "-",
         ago(job.submitted_at, now or datetime.now(UTC)),
-        reason(job),
+        re.sub(r"\bit has \d+ GPUs?; ", "", reason(job)),  # that is in its own column
     ]
 
 
