@@ -62,14 +62,11 @@ def _decisions(client: Client, answer: Why) -> list[str]:
 
     events = client.events(job=answer.job.id, type="job.", tail=20)
     events = [event for event in events if answer.at is None or event.at <= answer.at]
-    made = f"decision {answer.last_decision}" if answer.last_decision is not None else "no decision yet"
-    if answer.decided_at is not None:
-        made += f" at {clock(answer.decided_at)}"
-    return [
-        "\nWhat happened to it",
-        *(f"  {clock(e.at)}  {e.type:<15} {e.message}" for e in events),
-        f"  the answer is that of {made}",
-    ]
+    lines = ["\nWhat happened to it", *(f"  {clock(e.at)}  {e.type:<15} {e.message}" for e in events)]
+    if answer.last_decision is not None:
+        at = f" at {clock(answer.decided_at)}" if answer.decided_at is not None else ""
+        lines.append(f"  the answer is that of decision {answer.last_decision}{at}")
+    return lines
 
 
 def _evidence(evidence: dict[str, float | int | str], indent: int = 2) -> list[str]:
@@ -80,7 +77,8 @@ def explain(answer: Why) -> list[str]:
     """The answer as lines; what there is nothing to say about is left out."""
     name = answer.job.name or f"job {answer.job.id}"
     was = "is" if answer.at is None else f"at {answer.at.astimezone():%Y-%m-%d %H:%M:%S} was"
-    state = f"{name} {was} {answer.job.state.value}, {_size(answer.job)} (policy {answer.policy})"
+    had = "has" if answer.at is None else "had"
+    state = f"{name} {was} {answer.job.state.value}, {_size(answer.job, had)} (policy {answer.policy})"
     if answer.reason is None:
         return [answer.sentence] if answer.at is None else [state, answer.sentence]
     lines = [state, f"{answer.reason.code}: {answer.reason.sentence}"]
@@ -121,9 +119,9 @@ def when(estimate: Estimate) -> str:
     return f"{length} ({estimate.basis})" if estimate.basis else length
 
 
-def _size(job: JobRef) -> str:
+def _size(job: JobRef, has: str = "has") -> str:
     wish = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}..{job.max_gpus}"
-    return f"has {job.gpus} of {wish} {'GPU' if wish == '1' else 'GPUs'}"
+    return f"{has} {job.gpus} of {wish} {'GPU' if wish == '1' else 'GPUs'}"
 
 
 def _ref(job: JobRef) -> str:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.core.plan import Reconfigure
 from shoal.server.live_job import LiveJob
-from shoal.server.models import Reason
 
 if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
@@ -36,7 +35,7 @@ def order(c: Conductor, commands: Sequence[Reconfigure]) -> None:
             if explained < MOST_EXPLAINED and job.id in c.scheduler.view:
                 explained += 1
                 reason = c.scheduler.outcome(job.id, c.now_s()).reason
-                data["reason"] = reason and Reason.of(reason).model_dump()
+                data["reason"] = reason and c.profiles.in_full(job, reason).model_dump()
             c.metrics.preempted(winners[0].user, job.user, command.verb)
         _aim_at(c, job, command)
         c.outbox.event("job.target", f"{command.verb}: {before} -> {gpus} GPUs", job, **data)

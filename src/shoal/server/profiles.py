@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from shoal.core.events import Measured
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
+from shoal.core.reason import Reason as CoreReason
 from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.server.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_profile
 from shoal.server.live_job import LiveJob
-from shoal.server.models import Estimate, Resize
+from shoal.server.models import Estimate, Reason, Resize
 
 if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
@@ -152,6 +153,20 @@ class Profiles:
             return Estimate(low_s=0.5 * left, high_s=2.0 * left, basis="what its owner expects")
         speed = self._speed_at(job, gpus)
         return self.learner(job).remaining(speed, self._speed_at(job, job.requested_gpus))
+
+    def in_full(self, job: LiveJob, reason: CoreReason) -> Reason:
+        """With what the scheduler cannot know: the maximum that its owner gave, and where a length comes from.
+
+        Decisions reckon with the share at which the job is fastest, and with a length, be it assumed.
+        """
+        told = Reason.of(reason)
+        if "remaining_s" in told.evidence:
+            left = self.remaining(job)
+            told.evidence["remaining_by"] = left.basis or f"an assumption: {left.unknown}"
+        useful = told.evidence.get("max_gpus")
+        if useful is not None and useful != job.max_gpus:
+            told.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
+        return told
 
     def keep(self, job: LiveJob) -> None:
         """The job is over; what it taught stays."""

@@ -55,7 +55,7 @@ class Reasons:
         if outcome is None:
             return m.Reason(code="PendingEvaluation", sentence="no decision has been made since it arrived")
         if outcome.reason is not None:
-            return self._in_full(job, m.Reason.of(outcome.reason))
+            return self.c.profiles.in_full(job, outcome.reason)
         if lacks:
             text = f"{given}; its new workers prepare"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})
@@ -73,19 +73,6 @@ class Reasons:
         then = "is started again" if again else "is over"
         text = f"it failed ({job.ending}) and {then} when its {left} ended"
         return m.Reason(code="PendingEvaluation", sentence=text, evidence={"leaving": len(job.workers)})
-
-    def _in_full(self, job: LiveJob, reason: m.Reason) -> m.Reason:
-        """What the scheduler cannot know: the maximum that its owner gave, and where a length comes from.
-
-        Decisions reckon with the share at which the job is fastest, and with a length, be it assumed.
-        """
-        if "remaining_s" in reason.evidence:
-            left = self.c.profiles.remaining(job)
-            reason.evidence["remaining_by"] = left.basis or f"an assumption: {left.unknown}"
-        useful = reason.evidence.get("max_gpus")
-        if useful is not None and useful != job.max_gpus:
-            reason.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
-        return reason
 
     def _has_enough(self, job: LiveJob) -> m.Reason | None:
         """It has all that decisions reckon with, and maybe less than its owner allows."""
