@@ -97,3 +97,62 @@ def test_sharing_needs_what_jobs_use_and_then_works(files, capsys):
     assert alone["makespan_s"] == 400.0
     assert shared["makespan_s"] == pytest.approx(200 + (200 - 200 / 1.2))
     assert shared["sharing"]["guests"] == 2
+
+
+def test_measured_placements_become_profiles_by_which_a_run_is_decided(files, capsys):
+    (files / "placements.csv").write_text("placement,local_bsz,step_time\n1,8,2.0\n2,8,2.5\n11,8,7.5\n")
+    code, _, err = shoal(
+        capsys, "sim", "profile", f"m={files / 'placements.csv'}:16", "-o", files / "profiles.csv"
+    )
+    assert code == 0
+    assert err.splitlines() == ["m: 3 points, up to 2 GPUs and 2 nodes"]
+    rows = (files / "profiles.csv").read_text().splitlines()
+    assert rows == [
+        "model,gpus,seconds_per_iteration,nodes", "m,1,4.000000,1", "m,2,2.500000,1", "m,2,7.500000,2"
+    ]  # fmt: skip
+    code, out, _ = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo", "-o", "json")
+    assert json.loads(out)["makespan_s"] == pytest.approx(750.0), "the third job spans both nodes"
+
+
+@pytest.mark.parametrize(
+    ("word", "why"),
+    [
+        ("m=placements.csv", "write MODEL=FILE:BATCH"),
+        ("m=placements.csv:many", "'many' is not a global batch"),
+        ("m=nowhere.csv:16", "nowhere.csv: there is no such file"),
+        ("m=bad.csv:16", "bad.csv:2"),
+        ("m=placements.csv:1", "no placement of 'm' was measured near a global batch of 1"),
+    ],
+)
+def test_mistakes_in_measured_placements_are_told_in_a_line(files, capsys, monkeypatch, word, why):
+    monkeypatch.chdir(files)
+    (files / "placements.csv").write_text("placement,local_bsz,step_time\n1,8,2.0\n")
+    (files / "bad.csv").write_text("placement,local_bsz,step_time\n2+2,8,2.0\n")
+    code, _, err = shoal(capsys, "sim", "profile", word, "-o", "out.csv")
+    assert code != 0
+    assert why in err
+    assert len(err.splitlines()) == 1
+    assert not (files / "out.csv").exists()
+
+
+def test_a_placement_that_can_change_no_speed_is_told_in_a_line(files, capsys):
+    said = "no profile here tells speed by nodes"
+    _, _, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo", "--placement", "moving")
+    assert said not in err
+    (files / "profiles.csv").write_text("model,gpus,seconds_per_iteration\nm,1,2.0\nm,2,1.0\n")
+    _, _, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo", "--placement", "moving")
+    assert said in err
+    _, _, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo")
+    assert said not in err
+
+
+def test_an_autoscaler_that_can_change_nothing_is_told_in_a_line(files, capsys):
+    asked = ["--autoscale", "efficiency:threshold=0.5"]
+    _, _, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo", *asked)
+    assert "policy fifo does not resize jobs: the autoscaler has nothing to say" in err
+    _, out, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "afs-p", *asked, "-o", "json")
+    assert "nothing to say" not in err
+    assert json.loads(out)["autoscaler"]["jobs"] == 3
+    code, _, err = shoal(capsys, "sim", "run", *inputs(files), "--autoscale", "speed")
+    assert code != 0
+    assert "there is no heuristic named speed" in err

@@ -9,6 +9,7 @@ COMMANDS = {
     "compare": ("shoal.cli.sim_compare:compare", "Run several policies over a trace, side by side."),
     "gen": ("shoal.cli.sim_gen:gen", "Make a synthetic trace."),
     "import": ("shoal.cli.sim_import:import_", "Convert a published trace to Shoal's format."),
+    "profile": ("shoal.cli.sim_profile:profile", "Make profiles by GPUs and nodes from measured placements."),
     "paper": ("shoal.cli.sim_paper:paper", "Run the experiments of a paper and print ours next to theirs."),
 }
 

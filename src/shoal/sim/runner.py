@@ -85,6 +85,8 @@ def load(setup: Setup) -> Inputs:
     """Read and check the files of a setup."""
     if (setup.gpus is None) == (setup.cluster is None):
         raise ShoalError("say how large the cluster is: --gpus N, or --cluster FILE (one of the two)")
+    if setup.needs is None and (setup.share or setup.pre_schedule):
+        raise ShoalError("say what jobs do with their GPUs: --needs FILE (model,gpu_util,gpu_mem_mb)")
     profiles = read_profiles(setup.profiles, setup.interpolation)
     cluster = read_cluster(setup.cluster) if setup.cluster else _pool(setup.gpus or 0, profiles)
     jobs = read_jobs(setup.jobs, profiles, cluster)
@@ -161,8 +163,6 @@ def placer_for(
 def _make_simulation(setup: Setup) -> Callable[..., Simulation]:
     """The engine, or the one in which jobs use GPUs of others."""
     if setup.needs is None:
-        if setup.share or setup.pre_schedule:
-            raise ShoalError("say what jobs do with their GPUs: --needs FILE (model,gpu_util,gpu_mem_mb)")
         return Simulation
     from shoal.sim.inputs.needs import read_uses
     from shoal.sim.sharing import SharingSimulation

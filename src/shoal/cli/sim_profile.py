@@ -1,0 +1,57 @@
+"""`shoal sim profile`: profiles.csv from measured placements."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  shoal sim profile bert=bert/placements.csv:96 -o profiles.csv
+  shoal sim profile bert=bert/placements.csv:96 cifar10=cifar10/placements.csv:512 -o profiles.csv
+"""
+
+
+def profile(
+    measured: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL=FILE:BATCH...", help="Measured placements, and the global batch."),
+    ],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the profiles.")],
+) -> None:
+    """Make profiles that tell speed by GPUs and nodes from measurements in the form of Pollux' placements.csv.
+
+    The file has `placement,local_bsz,step_time`: the GPUs on each node as digits, the batch of one GPU, seconds.
+    """
+    import polars as pl
+
+    from shoal.cli.out import say
+    from shoal.sim.inputs import write_profiles
+    from shoal.sim.inputs.placements import profile_rows
+
+    frames = [profile_rows(*_parts(word)) for word in measured]
+    write_profiles(out, pl.concat(frames))
+    for frame in frames:
+        most, nodes = frame["gpus"].max(), frame["nodes"].max()
+        say(f"{frame['model'][0]}: {len(frame)} points, up to {most} GPUs and {nodes} nodes")
+
+
+def _parts(word: str) -> tuple[str, Path, float]:
+    from shoal.core.errors import ShoalError
+
+    model, _, rest = word.partition("=")
+    path, _, batch = rest.rpartition(":")
+    if not (model and path and batch):
+        raise ShoalError(f"{word}: write MODEL=FILE:BATCH, such as bert=bert/placements.csv:96")
+    try:
+        value = float(batch)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ShoalError(f"{word}: {batch!r} is not a global batch")
+    return model, Path(path), value
+
+
+profile.__doc__ = f"{profile.__doc__}\n\n{EXAMPLES}"
