@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from shoal.knowledge.heuristics import Verdict
 
 from .fakes import Fleet, Here, run, server
 
@@ -98,5 +101,28 @@ def test_a_plan_tells_where_it_begins_and_mistakes_are_told_in_a_sentence(tmp_pa
             for fixed in ({"gpus": "4"}, {"resize": "restart"}):
                 reply = await here.post("/jobs", json=spec | fixed, status=422)
                 assert "needs a range of GPUs such as 1..8" in reply["error"]["message"]
+
+    run(story())
+
+
+class Never:
+    """A heuristic of someone else's."""
+
+    def judge(self, smaller: Any, larger: Any, progress: Any) -> Verdict:
+        return Verdict(-1.0, 0.0, "it never pays")
+
+
+def test_a_heuristic_of_ones_own_decides_for_a_live_job_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = EntryPoint("never", f"{__name__}:Never", "shoal.heuristics")
+    monkeypatch.setattr("shoal.knowledge.heuristics.entry_points", lambda group: [own])
+
+    async def story() -> None:
+        async with server(tmp_path, fleet=Knee(4), policy="max-min") as here:
+            job = (await here.submit("1..4", autoscale="never"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            why = await settled(here, job, 1)
+            assert why["sentence"].endswith("the autoscaler holds it at 1 GPU: it never pays")
 
     run(story())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.profile import Profile
+from shoal.knowledge.heuristics import Verdict
 from shoal.policies.registry import policy_class, policy_names
 from shoal.sim.inputs import read_jobs, read_profiles
 
@@ -127,3 +129,22 @@ def test_a_column_of_the_trace_says_which_jobs_are_searched_and_mistakes_are_tol
     trace.write_text(header + "0,knee,100,4,16,\n1,knee,100,4,16,speed\n")
     with pytest.raises(ShoalError, match=r"jobs.csv:3.*there is no heuristic named speed"):
         read_jobs(trace, profiles, Cluster.pool(16))
+
+
+@dataclass(frozen=True)
+class UpTo:
+    """A heuristic of someone else's, with an option."""
+
+    gpus: int = 2
+
+    def judge(self, smaller, larger, progress):
+        return Verdict(self.gpus - larger.gpus + 0.5, 0.0, f"{larger.gpus} GPUs against {self.gpus}")
+
+
+def test_a_heuristic_of_ones_own_is_found_by_its_entry_point_and_given_its_options(monkeypatch):
+    own = EntryPoint("up-to", f"{__name__}:UpTo", "shoal.heuristics")
+    monkeypatch.setattr("shoal.knowledge.heuristics.entry_points", lambda group: [own])
+    assert sizes(searched("up-to"))[-2:] == [2, 0]
+    assert sizes(searched("up-to:gpus=5"))[-2:] == [5, 0]
+    with pytest.raises(ShoalError, match="has no option 'most'"):
+        searched("up-to:most=5")
