@@ -38,7 +38,11 @@ function heat(deviation) {
   return el("span", { class: "cell", style: { background: colour } }, signed(deviation));
 }
 
-const signed = (part) => (part === null || part === undefined ? "–" : `${part >= 0 ? "+" : "−"}${percent(Math.abs(part), 1)}`);
+const signed = (part) => {
+  if (part === null || part === undefined) return "–";
+  const size = percent(Math.abs(part), 1);
+  return `${size === "0.0 %" ? "" : part > 0 ? "+" : "−"}${size}`;
+};
 
 function fill(select, names, onpick) {
   select.replaceChildren(...names.map((name, i) => el("option", { value: i }, name)));
