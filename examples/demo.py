@@ -30,7 +30,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from shoal.cli.jobs_table import reason, want
+from shoal.cli.jobs_table import brief, reason, want
 from shoal.cli.why import explain
 from shoal.client import Client
 from shoal.client_errors import TimedOut
@@ -300,7 +300,7 @@ def picture(run: Run, now_s: float) -> Group:
     for job in run.jobs.values():
         colour = COLOURS.get(job.user, "white")
         bar = Text("■" * job.gpus, style=colour) + Text("·" * (GPUS - job.gpus), style="dim")
-        why = "" if job.reason is None or job.state.is_final else job.reason.sentence
+        why = "" if job.reason is None or job.state.is_final else brief(job.reason.sentence)
         done = "" if job.progress is None else f"{job.progress:4.0%}"
         table.add_row(Text(job.name, style=colour), job.state.value, bar, want(job), done, why)
     used = sum(job.gpus for job in run.jobs.values())

@@ -32,7 +32,7 @@ def row(job: Job, now: datetime | None = None) -> list[str]:
         f"{job.speedup:.1f}x" if job.speedup is not None else "-",
         f"{job.progress:.0%}" if job.progress is not None else "-",
         ago(job.submitted_at, now or datetime.now(UTC)),
-        re.sub(r"\bit has \d+ GPUs?; ", "", reason(job)),  # that is in its own column
+        brief(reason(job)),
     ]
 
 
@@ -76,6 +76,11 @@ def left(job: Job) -> str:
     if job.remaining is None or job.remaining.low_s is None:
         return "-"
     return duration(job.remaining.high_s if job.remaining.high_s is not None else job.remaining.low_s)
+
+
+def brief(sentence: str) -> str:
+    """Without what is in a column of its own."""
+    return re.sub(r"\bit has \d+ GPUs?; ", "", sentence)
 
 
 def reason(job: Job) -> str:

@@ -169,14 +169,14 @@ class Reasons:
         need = job.min_gpus if self.c.scheduler.policy.elastic else job.requested_gpus
         before = self._before(job)
         need += sum(j.min_gpus for j in before)
-        free = self.c.cluster.total_gpus - self.c.devices.used
-        ends = [(j, self.c.profiles.remaining(j)) for j in self.c.jobs.values() if j.gpus]
+        ends = [(j, self.c.profiles.remaining(j)) for j in self.c.jobs.values() if j.target_gpus]
+        free = self.c.scheduler.supply.total_gpus - sum(j.target_gpus for j, _ in ends)
         known = [(j, e) for j, e in ends if e.unknown is None]
         times = {}
         for bound in ("low_s", "high_s"):
             have, times[bound] = free, None
             for other, left in sorted(known, key=lambda je: getattr(je[1], bound)):
-                have += other.gpus
+                have += other.target_gpus
                 if have >= need:
                     times[bound] = getattr(left, bound)
                     break
