@@ -106,3 +106,15 @@ def test_the_moving_placer_moves_what_the_packing_one_keeps():
     assert b.place({}).placements == {1: ((1, 4),)}
     assert b.used().tolist() == [2, 4, 4]
     assert b.place({}).placements == {}, "and then it rests"
+
+
+def test_who_cannot_move_is_neither_moved_nor_pushed_aside():
+    """Job 0 spans two nodes; one of the others stands in its way on each node, and could go elsewhere."""
+    for fixed, moved in ((set(), True), ({0}, False), ({1, 2, 3}, False)):
+        b = Bench(CLUSTER, MovingPlacer(KeepAndPack(), speed, RULE, lambda job_id, f=fixed: job_id not in f))
+        for job_id in range(4):
+            b.add(job_id)
+            b.view.remaining[b.view.row(job_id)] = 1e9
+        given = {0: ((0, 2), (1, 2)), 1: ((0, 1),), 2: ((1, 1),), 3: ((2, 3),)}
+        b.place({0: 4, 1: 1, 2: 1, 3: 3}, given=given)
+        assert bool(b.place({}).placements) is moved, fixed

@@ -58,6 +58,17 @@ def test_a_spread_job_moves_together_when_there_is_room_if_the_placement_is_one_
     run(story())
 
 
+def test_a_job_that_cannot_go_on_elsewhere_is_left_where_it_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with placed(tmp_path, "moving") as here:
+            fixed = (await here.submit("1", name="fixed"))["id"]
+            live = (await here.submit("1", name="live", resize="live"))["id"]
+            may_move = here.conductor.scheduler.placer.may_move
+            assert [may_move(fixed), may_move(live)] == [False, True]
+
+    run(story())
+
+
 def test_the_policy_of_optimus_has_its_own_placement_and_another_placement_may_be_asked_for(
     tmp_path: Path,
 ) -> None:

@@ -34,7 +34,7 @@ COMMANDS = {
     "node": ("shoal.cli.node:GROUP", "Nodes: ls, show, drain, uncordon."),
     "user": ("shoal.cli.user:GROUP", "Users, their roles and tickets: ls, show, create, set, rm."),
     "token": ("shoal.cli.token:GROUP", "Tokens: ls, create, rm."),
-    "sim": ("shoal.cli.sim:GROUP", "Simulate a cluster: run, compare, gen, import, paper."),
+    "sim": ("shoal.cli.sim:GROUP", "Simulate a cluster: run, compare, gen, import, profile, paper."),
     "policy": ("shoal.cli.policy:GROUP", "Policies: ls, show; get and set that of the running cluster."),
     "completion": ("shoal.cli.completion:completion", "Completion for bash, zsh or fish."),
     "version": ("shoal.cli.version:version", "The version of this program and of the server."),

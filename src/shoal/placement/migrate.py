@@ -176,8 +176,14 @@ def _push_aside(
 class MovingPlacer:
     """A `Placer` that lets another place, and then moves what pays."""
 
-    def __init__(self, inner: Placer, speed: SpeedWith, rule: MoveRule | None = None) -> None:
-        self.inner, self.speed, self.rule = inner, speed, rule or MoveRule()
+    def __init__(
+        self,
+        inner: Placer,
+        speed: SpeedWith,
+        rule: MoveRule | None = None,
+        may_move: Callable[[int], bool] = lambda job_id: True,
+    ) -> None:
+        self.inner, self.speed, self.rule, self.may_move = inner, speed, rule or MoveRule(), may_move
 
     def place(self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]) -> Placed:
         placed = self.inner.place(view, decision, supply, current)
@@ -185,8 +191,10 @@ class MovingPlacer:
         if all(len(p) == 1 for p in after.values()):
             return placed
         given = {int(view.job_ids[row]) for row in decision.placements or ()}
-        # Who changes now is being reconfigured anyway: leave it, and those the policy placed, alone.
-        unsettled = {j: p for j, p in after.items() if j in placed.placements or j in given}
+        # Who changes now is being reconfigured anyway: leave it, those the policy placed and who cannot move, alone.
+        unsettled = {
+            j: p for j, p in after.items() if j in placed.placements or j in given or not self.may_move(j)
+        }
         settled = {j: p for j, p in after.items() if j not in unsettled}
         usable = free_gpus(supply.gpus_of_node, unsettled.values())
         remaining = view.remaining_now(view.now_s)

@@ -97,7 +97,7 @@ def _auto(setting: Setting, options: NoOptions) -> Placer:
 def _moving(setting: Setting, options: MovingOptions) -> Placer:
     move_s = setting.move_s if isnan(options.move_s) else options.move_s
     rule = MoveRule(move_s, options.horizon_s, options.max_moves)
-    return MovingPlacer(_packed(setting, NoOptions()), setting.speed, rule)
+    return MovingPlacer(_packed(setting, NoOptions()), setting.speed, rule, setting.may_move)
 
 
 def _liquid(setting: Setting, options: LiquidOptions) -> Placer:

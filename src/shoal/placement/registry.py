@@ -48,6 +48,8 @@ class Setting:
     move_s: float = 30.0
     #: Whether parameter servers are on a node of their own, not beside their workers.
     servers_apart: bool = False
+    #: Whether a job (by id) can go on elsewhere without losing what it has done.
+    may_move: Callable[[int], bool] = lambda job_id: True
     #: The policy's name, for one that has a placement of its own.
     policy: str = ""
 

@@ -35,7 +35,14 @@ def make_cluster(c: Conductor) -> Cluster:
 
 def make_scheduler(c: Conductor) -> Scheduler:
     policy = make_policy(c.policy_name, c.policy_options)
-    setting = Setting(c.cluster, policy.elastic, lambda: c.scheduler.profiles, MOVE_S, policy=policy.name)
+    setting = Setting(
+        c.cluster,
+        policy.elastic,
+        lambda: c.scheduler.profiles,
+        MOVE_S,
+        may_move=lambda job_id: job_id in c.jobs and c.jobs[job_id].resize is Resize.LIVE,
+        policy=policy.name,
+    )
     placer = make_placer(c.placement, setting)
     scheduler = Scheduler(c.cluster, policy, placer, cool_down_s=c.cool_down_s)
     scheduler.lose_nodes(c.drained)

@@ -156,7 +156,7 @@ def placer_for(
     setup: Setup, cluster: Cluster, policy: Policy, believed: Callable[[], Mapping[int, Profile]]
 ) -> Placer:
     """Where shares go, by the setup's placement; moves cost what its cost model says."""
-    setting = Setting(cluster, policy.elastic, believed, setup.costs.move_s, setup.servers_apart, policy.name)
+    setting = Setting(cluster, policy.elastic, believed, setup.costs.move_s, setup.servers_apart, policy=policy.name)
     return make_placer(setup.placement, setting)
 
 
@@ -211,8 +211,12 @@ def peak_memory_mb() -> float:
 
 def is_compiled(policy: str) -> bool:
     """Whether the policy's kernels were compiled before; if not, its first use takes some seconds more."""
+    module = policy_class(policy).__module__
     kernels = [
-        f for f in vars(sys.modules[policy_class(policy).__module__]).values() if hasattr(f, "py_func")
+        f
+        for f in vars(sys.modules[module]).values()
+        # What is inlined, or called by a kernel of another file only, may have nothing of its own.
+        if hasattr(f, "py_func") and f.py_func.__module__ == module and "inline" not in f.targetoptions
     ]
     # Where numba keeps what it compiled; it has no public way to ask.
     indexes = [getattr(getattr(f._cache, "_cache_file", None), "_index_path", None) for f in kernels]
