@@ -130,3 +130,14 @@ def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which
         assert sum(run["gpu_seconds_by_user"].values()) > 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"out.json", "rows.csv" if verb == "run" else "page.html"}
+
+
+@pytest.mark.parametrize("policy", ["optimus", "afs-p"])
+def test_kernels_are_compiled_once_and_it_is_said(tmp_path, policy):
+    command = [sys.executable, "-m", "shoal.cli.main", "sim", "run", "--sample", "--policy", policy]
+    where = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = [
+        subprocess.run(command, env=where, capture_output=True, text=True, check=True).stderr
+        for _ in range(2)
+    ]
+    assert ["compiling" in words for words in said] == [True, False]
