@@ -76,14 +76,18 @@ def test_a_job_that_would_gain_nothing_from_one_more_is_told_so_and_nothing_of_o
 
 def test_a_job_that_waits_for_its_turn_hears_when_that_is_though_nobody_knows_lengths(tmp_path: Path) -> None:
     async def story() -> None:
-        async with server(tmp_path, 4, policy="gandiva-fair") as here:
+        async with server(tmp_path, 4) as here:
+            options = {"quantum_s": "36000"}  # so long that none ends while this runs
+            await here.call("PUT", "/policy", json={"name": "gandiva-fair", "options": options})
             first = (await here.submit("4", name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("3", name="second"))["id"]
             await here.until(lambda: second in here.conductor.scheduler.jobs)
             answer = await why(here, second)
-            assert 0 < answer["reason"]["evidence"]["quantum_ends_in_s"] <= 60
-            assert 0 < answer["starts_in"]["low_s"] <= answer["starts_in"]["high_s"] <= 120
+            left_s = answer["reason"]["evidence"]["quantum_ends_in_s"]
+            assert 0 < left_s <= 36000
+            quanta = (answer["starts_in"]["high_s"] - left_s) / 36000
+            assert quanta == pytest.approx(round(quanta), abs=1e-3), "its turn comes at the end of a quantum"
             assert "gandiva-fair shares out anew" in answer["starts_in"]["basis"]
             assert here.state(second) == "pending", "asking changes nothing"
 
