@@ -21,38 +21,40 @@ def write_aside(path: str | Path) -> Iterator[Path]:
     What is there already and is not a plain file (/dev/stdout, a pipe) is written to directly.
     """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        if path.is_dir():
-            raise ShoalError(f"{path} is a directory; give the name of a file in it")
+    if _is_stream(path):
         yield path
         return
-    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        aside.touch()
+    with _aside_of(path) as aside:
         yield aside
         aside.replace(path)
-    except OSError as error:
-        raise ShoalError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
 
 
 def check_writable(path: str | Path) -> None:
     """The error of a file that cannot be written, before the work whose result it is to hold."""
     path = Path(path)
-    if path.exists() and not path.is_file() and not path.is_dir():
-        return
-    probe = path.with_name(f".{path.name}.{os.getpid()}.part")
+    if not _is_stream(path):
+        with _aside_of(path):
+            pass
+
+
+def _is_stream(path: Path) -> bool:
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+@contextmanager
+def _aside_of(path: Path) -> Iterator[Path]:
+    """An empty file beside `path`, gone at the end if it has not been renamed."""
+    if path.is_dir():
+        raise ShoalError(f"{path} is a directory; give the name of a file in it")
+    aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        if path.is_dir():
-            raise ShoalError(f"{path} is a directory; give the name of a file in it")
-        probe.touch()
+        aside.touch()
+        yield aside
     except OSError as error:
         raise ShoalError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         with suppress(OSError):
-            probe.unlink(missing_ok=True)
+            aside.unlink(missing_ok=True)
 
 
 def write_jobs(path: str | Path, jobs: pl.DataFrame) -> None:
