@@ -2,11 +2,11 @@
 
     python bench/elastic.py [--trials 10] [--torchrun-trials 3] [--models 1M 25M]
 
-Prints one JSON document. A *pause* is the longest time between two steps of a survivor around the change, less the
-median step before or after it, whichever is longer (three workers on two cores step slower than two). *Idle* is the
-part of it in which the runtime kept the survivor from working, as it measured itself. torchrun gets
-its best settings: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (without it growing by a node fails in torch 2.13), the
-shortest last call and monitor interval; it trains with DDP and a checkpoint every 20 steps.
+Prints one JSON document on stdout, and on stderr how far it is. A *pause* is the longest time between two steps of a
+survivor around the change, less the median step before or after it, whichever is longer (three workers on two cores
+step slower than two). *Idle* is the part of it in which the runtime kept the survivor from working, as it measured
+itself. torchrun gets its best settings: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (without it growing by a node fails in
+torch 2.13), the shortest last call and monitor interval; it trains with DDP and a checkpoint every 20 steps.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ def new_directory() -> Path:
     path = tempfile.mkdtemp(prefix="bench-elastic-")
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return Path(path)
+
+
+def tell(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 def now_s() -> float:
@@ -189,7 +193,8 @@ def bench_shoal(size: str, trials: int, zygote: Zygote) -> dict[str, Any]:
     run = ShoalRun(size, zygote)
     with run.job as job:
         job.wait_size(2, 120)
-        for _ in range(trials):
+        for trial in range(trials):
+            tell(f"{size} with shoal: trial {trial + 1} of {trials}")
             stay = set(run.members())
             began_s, end_s = run.change(lambda: job.resize(3), 3)
             joins += join_time(run, stay, began_s)
@@ -212,7 +217,7 @@ def keep(found: list[dict[str, float]], trial: dict[str, float] | None) -> None:
 
 
 def join_time(run: ShoalRun, before: set[str], began_s: float) -> list[float]:
-    """From the command to the end of the newcomer's first step."""
+    """From the command to the end of the newcomer's first step in which it had a part of the batch."""
     logs = run.steps.read()
     return [rows[0][0] - began_s for name, rows in logs.items() if name.rpartition(".")[0] not in before
             and rows and rows[0][0] > began_s][:1]  # fmt: skip
@@ -333,6 +338,7 @@ def bench_torchrun(size: str, trials: int) -> dict[str, Any]:
     results: dict[str, list[dict[str, float]]] = {k: [] for k in ("grow", "shrink", "lose")}
     failures: list[str] = []
     for trial in range(trials):
+        tell(f"{size} with torchrun: trial {trial + 1} of {trials}")
         run = TorchrunRun(size, 29500 + os.getpid() % 1000 + trial)
         try:
             run.add()
@@ -374,7 +380,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trials", type=int, default=10)
-    parser.add_argument("--torchrun-trials", type=int, default=3)
+    parser.add_argument("--torchrun-trials", type=int, default=3, help="0: without torchrun")
     parser.add_argument("--models", nargs="+", choices=["1M", "25M"], default=["1M", "25M"])
     parser.add_argument("--steps", type=int, default=400, help="steps compared with DDP (a fifth for 25M)")
     args = parser.parse_args()
@@ -393,6 +399,7 @@ def main() -> None:
         "models": {},
     }
     for size in args.models:
+        tell(f"{size} beside DDP")
         entry: dict[str, Any] = {
             "throughput": bench_throughput(size, args.steps if size == "1M" else args.steps // 5, zygote)
         }
@@ -401,7 +408,7 @@ def main() -> None:
         entry["ratios"] = compare(entry["shoal"], entry["torchrun"], entry["throughput"]["shoal_step_ms"])
         entry["load"] = os.getloadavg()[0]
         result["models"][size] = entry
-        print(json.dumps({size: entry}), file=sys.stderr)
+        tell(json.dumps({size: entry}))
     zygote.close()
     result["seconds"] = round(now_s() - began_s, 1)
     print(json.dumps(result, indent=2))

@@ -22,7 +22,7 @@ def main() -> None:
             loss.backward()
             optimizer.step()
             job.log(loss=loss)
-            if not job.rehearsing:
+            if job.weight:  # a newcomer that only looks on does not step yet
                 log.step(job.position.step, job.world_size)
 
 

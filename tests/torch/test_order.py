@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 from shoal.torch.order import BatchRule, permutation, share, step_parts, step_size
 from shoal.torch.transfer import share_of, together
+from shoal.torch.vote import MOST, ballot, count
 
 
 @given(st.integers(0, 200), st.integers(1, 16))
@@ -80,3 +81,10 @@ def test_small_pieces_are_sent_at_once_up_to_the_limit(sizes: list[int], limit_b
     runs = together(sizes, limit_bytes)
     assert [i for run in runs for i in run] == list(range(len(sizes)))
     assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit_bytes for run in runs)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.booleans()), min_size=1, max_size=MOST))
+def test_the_sum_of_all_ballots_tells_what_they_say(votes: list[tuple[int, bool]]):
+    total = sum(ballot(flag, fits) for flag, fits in votes)
+    assert total < 2**63
+    assert count(total) == (sum(f > 0 for f, _ in votes), sum(g for _, g in votes), sum(f for f, _ in votes))

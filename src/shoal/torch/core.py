@@ -86,7 +86,7 @@ class JobCore:
         self._check_next = False
         self._stepped = True
         self._pause_s = 0.0
-        self._vote = torch.zeros(3)
+        self._vote = torch.zeros(1, dtype=torch.int64)
         self._checkpoints = 0
         self._worker = Worker(identity, self.meter, self._where) if identity else None
 

@@ -12,6 +12,7 @@ from shoal.torch.core import JobCore
 from shoal.torch.receiving import Incoming
 from shoal.torch.state import random_state, seed_all, set_random_state
 from shoal.torch.transfer import Window
+from shoal.torch.vote import ballot
 from shoal.torch.worker import Groups
 from shoal.wire.messages import Plan
 
@@ -87,7 +88,7 @@ class Handing(JobCore):
             buckets.renew()  # that of a plan that was dropped may still write into its memory
         flag = worker.member.flag()
         buckets.look_on(groups.data, self.sync)
-        self._vote = torch.tensor([float(flag > 0), float(flag), 0.0])
+        self._vote = torch.tensor([ballot(flag, fits=False)])
         self._looking = groups.vote.allreduce([self._vote])
         self._looking_on, self._looked_flag = generation, flag
 

@@ -16,6 +16,7 @@ from shoal.torch.joining import Joining
 from shoal.torch.loader import Loader
 from shoal.torch.order import Part
 from shoal.torch.priority import step_back
+from shoal.torch.vote import ballot, count
 from shoal.torch.worker import Worker
 from shoal.wire.messages import Kind
 
@@ -88,24 +89,24 @@ class Stepping(Joining):
         self.meter.sync_s += time.perf_counter() - began_s
 
     def _cast_vote(self) -> bool:
-        """One tiny all-reduce: all have the gradients; do all have leave to switch after this step?"""
+        """One all-reduce of one number: all have the gradients; do all have leave to switch after this step?"""
         worker, groups = self._worker, self._groups
         assert worker is not None
         assert groups is not None
         flag = worker.member.flag()
-        self._vote[0], self._vote[1], self._vote[2] = float(flag > 0), float(flag), self._rest_fits(flag)
+        self._vote.fill_(ballot(flag, self._rest_fits(flag)))
         return self._tally(groups.vote.allreduce([self._vote]), flag)
 
     def _tally(self, work: Any, flag: int) -> bool:
         worker = self._worker
         assert worker is not None
         if not worker.wait(work):
-            self._vote = torch.zeros(3)
+            self._vote = torch.zeros_like(self._vote)
             return False
-        count, total, fitting = self._vote.tolist()
+        raised, fitting, total = count(int(self._vote))
         self._next_final = fitting == len(self._contributors)
         size = len(worker.member.members)
-        if flag and count == size and total == size * flag:
+        if flag and raised == size and total == size * flag:
             with worker.lock:
                 if worker.member.flag() == flag:
                     worker.member.agree()
