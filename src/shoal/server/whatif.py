@@ -32,7 +32,8 @@ class WhatIf:
     def could(self, job: LiveJob, may_see: bool = False) -> list[m.CouldDo]:
         """The smallest changes, one of each kind, that would start it now or, if it runs, let it grow."""
         if job.life.state is JobState.PAUSED:
-            text = "resume it" if self._would_start(job) else "resume it; it would wait for GPUs then"
+            text = f"resume it: shoal resume {shlex.quote(job.name)}"
+            text += "" if self._would_start(job) else " (it would wait for GPUs then)"
             return [m.CouldDo(change="resume", value=job.name, sentence=text)]
         if job.gpus:
             return self._larger(job, may_see)
