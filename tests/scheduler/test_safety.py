@@ -337,3 +337,22 @@ def test_late_messages_about_jobs_that_have_ended_change_nothing():
     assert not list(scheduler.outcomes(2.0))
     assert not scheduler.jobs
     assert not scheduler.profiles
+
+
+def test_profiles_that_nobody_has_any_more_are_forgotten_and_decisions_stay_the_same(monkeypatch):
+    few, all_ = (Scheduler(Cluster.pool(8), make_policy("afs-l")) for _ in range(2))
+    rng, plans = np.random.default_rng(5), {few: [], all_: []}
+    events = [
+        Submitted(i, Job(f"j{i}", 0.0, GpuRange(1, 8), 1, iterations=100.0), PROFILES[i % 2])
+        for i in range(5)
+    ]
+    for step in range(200):
+        speed = {n: 1.0 / n ** rng.uniform(0.1, 0.9) for n in range(1, 9)}
+        events.append(Measured(int(rng.integers(5)), Profile.of(f"m{step}", speed)))
+        for scheduler, kept in ((few, 20), (all_, 10**6)):
+            monkeypatch.setattr("shoal.scheduler.scheduler._FEW_PROFILES", kept)
+            plans[scheduler].append(scheduler.step(float(step), events).commands)
+        events = []
+    assert plans[few] == plans[all_]
+    assert few.view.profiles_known <= 20 + 4 * 5 + 1
+    assert all_.view.profiles_known > 200

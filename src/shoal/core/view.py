@@ -137,6 +137,9 @@ class SpeedTables:
         self._rows: dict[int, tuple[Profile, IntArray, IntArray]] = {}
         self._curves: dict[bytes, int] = {}
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     def rows(self, profile: Profile) -> tuple[IntArray, IntArray]:
         """(offset, longest share) of the profile's curve for each GPU type of the cluster."""
         known = self._rows.get(id(profile))
@@ -300,6 +303,16 @@ class View:
                 f"job {job.name!r} needs {job.gpus.min} GPUs at least, but by its profile and its GPU types "
                 f"no more than {limits[1]} are of use; lower its min or measure a larger share"
             )
+
+    @property
+    def profiles_known(self) -> int:
+        """How many profiles the tables hold, of jobs that have left and of former measurements, too."""
+        return len(self.tables)
+
+    def forget_profiles(self) -> None:
+        """Begin the tables anew; every row must be given its profile again."""
+        self.tables = SpeedTables(self.gpu_types)
+        self._limits.clear()
 
     def most_useful(self, job: Job, profile: Profile) -> int:
         """What the job can use at most: by its range, its profile and the cluster."""

@@ -34,6 +34,9 @@ from shoal.placement.base import Placer, PoolPlacer
 from shoal.policies.base import Decision, Policy, Supply
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
 
+#: So many profiles are kept in any case.
+_FEW_PROFILES = 1000
+
 
 class Scheduler:
     """Decides for one cluster. All state is here and is changed only by `step` and `observe`."""
@@ -192,6 +195,7 @@ class Scheduler:
         self.jobs[event.job_id] = job
         self.profiles[event.job_id] = event.profile
         self.policy.joined(event.job_id, now_s)
+        self._forget_old_profiles()
 
     def _on_finished(self, event: Finished, now_s: float) -> None:
         self._remove(event.job_id, now_s)
@@ -232,6 +236,14 @@ class Scheduler:
         self.profiles[event.job_id] = event.profile
         if event.job_id in self.view:
             self._set_limits(event.job_id)
+            self._forget_old_profiles()
+
+    def _forget_old_profiles(self) -> None:
+        """Tables are kept for those in use, not for all that was ever measured: a server runs for months."""
+        if self.view.profiles_known > _FEW_PROFILES + 4 * len(self.view):
+            self.view.forget_profiles()
+            for job_id in self.view.job_ids.tolist():
+                self._set_limits(job_id)
 
     def _on_capped(self, event: Capped, now_s: float) -> None:
         if event.job_id not in self.jobs:
