@@ -234,6 +234,7 @@ def test_generated_curves_are_predicted_within_the_papers_20_percent_from_half_w
 def test_measured_curves_are_predicted_better_the_further_the_job_is(shared_data):
     """Convergence as Optimus defines it, on all measured validation curves with ten points or more."""
     errors: dict[float, list[float]] = {0.5: [], 0.7: [], 0.9: []}
+    held: list[bool] = []
     for path in sorted((shared_data / "pollux").glob("*/validation-*.csv")):
         rows = list(csv.DictReader(path.open()))
         steps = np.array([float(row["iteration"]) for row in rows])
@@ -252,11 +253,13 @@ def test_measured_curves_are_predicted_better_the_further_the_job_is(shared_data
                 at = progress * true_step
                 answer = remaining_steps(fit, at, goal)
                 found.append(abs(at + answer.steps - true_step) / true_step)
+                held.append(answer.low_steps <= true_step - at <= answer.high_steps)
     medians = [np.median(errors[progress]) for progress in (0.5, 0.7, 0.9)]
     assert medians == sorted(medians, reverse=True)
     assert medians[0] < 0.2, "what Optimus claims, from half of the way on"
     assert medians[2] < 0.12
     assert len(errors[0.9]) >= 30
+    assert np.mean(held) >= 0.9, "as often as the interval says"
 
 
 FALLING = curve(np.arange(1.0, 21.0), (0.1, 0.5, 0.3))
