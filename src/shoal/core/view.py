@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job, Kind
 from shoal.core.profile import Profile
+from shoal.core.speed_tables import SpeedTables
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -125,49 +126,6 @@ def _set_shares(
         told[at, 3], told[at, 4], told[at, 5] = ints[_SERVERS, row], ints[_GENERATION, row], verb
     told[releases:] = told[releases:][::-1].copy()
     return told
-
-
-class SpeedTables:
-    """Speed curves of all profiles seen, end to end in one array, so that kernels can index them."""
-
-    def __init__(self, gpu_types: tuple[str, ...]) -> None:
-        self.gpu_types = gpu_types
-        self.values: FloatArray = np.zeros(1024)
-        self._end = 1  # offset 0 is the curve of length one that never runs
-        self._rows: dict[int, tuple[Profile, IntArray, IntArray]] = {}
-        self._curves: dict[bytes, int] = {}
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def rows(self, profile: Profile) -> tuple[IntArray, IntArray]:
-        """(offset, longest share) of the profile's curve for each GPU type of the cluster."""
-        known = self._rows.get(id(profile))
-        if known is None:
-            at = np.zeros(len(self.gpu_types), np.int32)
-            longest = np.zeros(len(self.gpu_types), np.int32)
-            for i, gpu_type in enumerate(self.gpu_types):
-                if profile.knows(gpu_type):
-                    speed = profile.curve(gpu_type).speed
-                    at[i], longest[i] = self._append(speed), len(speed) - 1
-            # The profile is kept with its rows, so that its id cannot be used again by another.
-            known = self._rows[id(profile)] = (profile, at, longest)
-        return known[1], known[2]
-
-    def _append(self, speed: FloatArray) -> int:
-        key = speed.tobytes()
-        at = self._curves.get(key)
-        if at is not None:
-            return at
-        at, end = self._end, self._end + len(speed)
-        if end > len(self.values):
-            grown = np.zeros(max(2 * len(self.values), end))
-            grown[: self._end] = self.values[: self._end]
-            self.values = grown
-        self.values[at:end] = speed
-        self._end = end
-        self._curves[key] = at
-        return at
 
 
 class View:
