@@ -156,7 +156,9 @@ def placer_for(
     setup: Setup, cluster: Cluster, policy: Policy, believed: Callable[[], Mapping[int, Profile]]
 ) -> Placer:
     """Where shares go, by the setup's placement; moves cost what its cost model says."""
-    setting = Setting(cluster, policy.elastic, believed, setup.costs.move_s, setup.servers_apart, policy=policy.name)
+    setting = Setting(
+        cluster, policy.elastic, believed, setup.costs.move_s, setup.servers_apart, policy=policy.name
+    )
     return make_placer(setup.placement, setting)
 
 
