@@ -29,7 +29,7 @@ def committed(*members: str):
 
 
 def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: Lab):
-    options = {**DEEP, "epochs": 12, "average": True}
+    options = {**DEEP, "epochs": 24, "average": True, "accumulate": 2}
     with lab.job(2, **options) as job:
         job.wait_size(2)
         job.resize(3)
@@ -43,7 +43,7 @@ def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: La
     assert any(r["worker"] == "w2" for r in lab.rows())
     options.pop("state_bytes_per_s")
     want, have = losses(lab.alone(**options)), losses(lab.rows())
-    assert seen(lab.rows()) == {e: list(range(240)) for e in range(12)}
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(24)}
     assert max(abs(have[s] - want[s]) for s in want) < 1e-4
     finals = lab.finals().values()
     assert len(finals) == 3

@@ -31,6 +31,7 @@ MAX_SOURCES = 4
 PIECE_BYTES = (
     1 << 20
 )  # large parameters are cut to this size where the optimizer allows it, small ones sent together
+MOST_PIECES = 1000  # very large models are cut less finely
 SPREAD = 4  # no window carries more than this part of the bytes: no step shall bear it all
 SLICE_BYTES = 1 << 18
 BUFFER_BYTES = 1 << 20  # what is in a socket's buffers, a newcomer still waits for when the window has ended
@@ -90,7 +91,7 @@ class Link:
         self._state: ModelState | None = None
         self.index = 0  # among the newcomer's sources; the first one describes
         self._rest: deque[tuple[list[Piece], int]] = deque()
-        self._budget_bytes = 0.0
+        self._rest_bytes, self._budget_bytes = 0, 0.0
         self._window: Window | None = None
         self._holding = False
         self._end: dict[str, Any] | None = None
@@ -110,14 +111,17 @@ class Link:
         """Decide what is to be sent here."""
         sources = sources_of(plan, self.newcomer)
         self._state, self.index = state, sources.index(me)
-        limit_bytes = PIECE_BYTES if self._limit is None else min(PIECE_BYTES, self._limit * ONE_STEP_S)
+        limit_bytes = max(PIECE_BYTES, sum(state.sizes()) / MOST_PIECES)
+        if self._limit is not None:
+            limit_bytes = min(limit_bytes, self._limit * ONE_STEP_S)
         pieces = state.pieces(limit_bytes)
         mine = [pieces[i] for i in share_of([size for _, size in pieces], len(sources), self.index)]
         self._rest = deque(
             ([mine[i][0] for i in run], sum(mine[i][1] for i in run))
             for run in together([size for _, size in mine], limit_bytes)
         )
-        self._budget_bytes = max(PIECE_BYTES, sum(size for _, size in mine) / SPREAD)
+        self._rest_bytes = sum(size for _, size in mine)
+        self._budget_bytes = max(PIECE_BYTES, self._rest_bytes / SPREAD)
 
     @property
     def nearly_done(self) -> bool:
@@ -127,7 +131,7 @@ class Link:
             limit_bytes = min(limit_bytes, self._limit * ONE_STEP_S)
         if self._sending_s > 0:
             limit_bytes = min(limit_bytes, self._sent_bytes / self._sending_s * ONE_STEP_S)
-        return self._over or sum(size for _, size in self._rest) <= limit_bytes
+        return self._over or self._rest_bytes <= limit_bytes
 
     def open_window(self, window: Window) -> None:
         with self._changed:
@@ -170,6 +174,7 @@ class Link:
                     pieces, size = self._rest[0]
                     self._send_pieces(pieces)
                     self._rest.popleft()
+                    self._rest_bytes -= size
                     left_bytes -= size
                 end = {} if window.final else self._wait_for_end()
                 if end is None:
