@@ -33,6 +33,22 @@ def test_three_workers_train_as_one_process_does(lab: Lab, name: str):
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
+def test_a_synchronisation_of_ones_own_is_used_in_every_generation(lab: Lab):
+    options = {"epochs": 12, "halves": True}
+    with lab.job(2, **options) as job:
+        job.wait_size(2)
+        job.resize(3)
+        job.wait_size(3)
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    used = {path.name for path in lab.directory.glob("synced.*")}
+    assert used == {"synced.w0.2", "synced.w1.2", "synced.w0.3", "synced.w1.3", "synced.w2.3"}
+    want, have = losses(lab.alone(**options)), losses(lab.rows())
+    assert max(abs(have[s] - want[s]) for s in want) < 1e-4
+    assert len({f["digest"] for f in lab.finals().values()}) == 1
+
+
 def test_batch_norm_statistics_are_the_same_on_all_workers(lab: Lab):
     lab.say("hurry")
     with lab.job(2, epochs=3, model="norm", samples=96) as job:

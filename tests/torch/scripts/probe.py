@@ -99,9 +99,30 @@ def digest(model: nn.Module, optimizer) -> str:
     return sha.hexdigest()[:16]
 
 
+class Both:
+    """Two collectives as one."""
+
+    def __init__(self, *works) -> None:
+        self.works = works
+
+    def wait(self, timeout=None) -> None:
+        for work in self.works:
+            work.wait(timeout) if timeout else work.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+
+def in_halves(group, flat):
+    """A synchronisation of one's own."""
+    (HERE / f"synced.{ME}.{group.size()}").touch()
+    half = flat.numel() // 2
+    return Both(group.allreduce([flat[:half]]), group.allreduce([flat[half:]]))
+
+
 def main() -> None:
     torch.manual_seed(int(word("seed") or 0))
-    job = shoal.init(checked=True)
+    job = shoal.init(checked=True, **({"sync": in_halves} if OPTIONS.get("halves") else {}))
     if word("fail_at_start"):
         raise MemoryError("cannot allocate a terabyte")
     o = OPTIONS
