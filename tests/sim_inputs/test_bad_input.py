@@ -161,7 +161,9 @@ def test_a_huge_file_that_is_not_a_trace_is_refused_by_its_head(tmp_path, conten
 def test_a_name_that_is_not_utf8_is_found_by_its_line(tmp_path, rows):
     path = tmp_path / "jobs.csv"
     good = GOOD.encode()
-    path.write_bytes(HEADER.encode() + b"\n" + (good + b"\n") * rows + good.replace(b"alpha", b"Ren\xe9") + b"\n")
+    path.write_bytes(
+        HEADER.encode() + b"\n" + (good + b"\n") * rows + good.replace(b"alpha", b"Ren\xe9") + b"\n"
+    )
     error = fails(path)
     assert error.line == rows + 2
     assert "UTF-8" in str(error)
