@@ -13,7 +13,7 @@ from shoal.core.plan import Placement
 from shoal.core.reason import Code
 from shoal.core.view import View
 from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply
-from shoal.policies.fair import homes, kernels
+from shoal.policies.fair import homes, kernels, relief
 from shoal.policies.fair.accounts import Accounts, pass_of_jobs
 from shoal.policies.fair.binding import Binding
 from shoal.policies.fair.kernels import NO_RATE, BoolArray
@@ -52,14 +52,27 @@ class GandivaFairOptions:
     correct_s: float = 3600.0
     #: What a user may be owed, or owe, at most, in quanta of its part; more is forgotten.
     credit_quanta: float = 60.0
+    #: On nodes, users this far behind their part, in quanta of all GPUs of the type, have jobs moved to where
+    #: they can run; a quarter of it, and their nodes choose sets of jobs in their favour.
+    relief_quanta: float = 0.4
+    #: On nodes, a job that has waited this many turns (quanta until it is due one) goes first.
+    patience_turns: float = 5.0
     #: Rounds of trades that are kept on record.
     keep_rounds: int = 1000
 
     def __post_init__(self) -> None:
-        for name in ("quantum_s", "visit_s", "balance_s", "forget_s", "correct_s", "credit_quanta"):
+        for name in (
+            "quantum_s",
+            "visit_s",
+            "balance_s",
+            "forget_s",
+            "correct_s",
+            "credit_quanta",
+            "patience_turns",
+        ):
             if not getattr(self, name) > 0:
                 raise ShoalError(f"option {name} of policy 'gandiva-fair' must be above 0")
-        for name in ("migrations", "visits", "min_gain", "rest_s", "pull"):
+        for name in ("migrations", "visits", "min_gain", "rest_s", "pull", "relief_quanta"):
             if not getattr(self, name) >= 0:
                 raise ShoalError(f"option {name} of policy 'gandiva-fair' must not be negative")
         for name, known in (("profiling", _PROFILING), ("tie_order", _TIES)):
@@ -168,6 +181,8 @@ class GandivaFair(Policy):
         passed = pass_of_jobs(
             r.lag, r.rate, view.user, r.types, self.accounts.beyond, r.weights, NO_RATE, pull
         )
+        if not r.nodes.pooled:  # one order serves all users of a pool, but not all binding to nodes
+            self._put_first(r, passed)
         if self.measuring.under_way:
             passed[self.measuring.rows_on_visit(view)] = -1e15
         return passed
@@ -191,6 +206,8 @@ class GandivaFair(Policy):
         due = bound & r.owned[view.user, np.maximum(r.types, 0)]
         due[self.measuring.rows_on_visit(view)] = True
         runs, free = self._stride(r, order, passed, due, keep)
+        if r.new_quantum and not r.nodes.pooled:
+            self._relieve(r, order, passed, due, runs, free)
         if not np.array_equal(due, bound):
             # Jobs whose user has no part of their type to speak of run on what others leave.
             self.binding.attract(r, order, runs, free, borrow=False)
@@ -215,6 +232,41 @@ class GandivaFair(Policy):
             keep,
         )
         return runs, free
+
+    def _put_first(self, r: Round, passed: FloatArray) -> None:
+        """Who cannot wait goes before all passes: see `relief.put_first`."""
+        full = r.weights.sum(axis=1) >= r.demand - 1e-9
+        waits = r.view.gpus == 0
+        relief.put_first(
+            passed,
+            np.where(waits, (r.now_s - r.view.changed_s) * r.rate / (r.size * self.options.quantum_s), 0.0),
+            self.options.patience_turns,
+            self._behind(r, self.options.relief_quanta),
+            full[r.view.user] & self._behind(r, 0.0),
+        )
+
+    def _behind(self, r: Round, quanta: float) -> BoolArray:
+        """Rows of users who are this far behind their part of the type, in quanta of all of its GPUs."""
+        users = self.accounts.beyond < -quanta * self.options.quantum_s * r.gpus_of_type
+        return np.asarray(users[r.view.user, np.maximum(r.types, 0)])
+
+    def _relieve(
+        self,
+        r: Round,
+        order: NDArray[np.int64],
+        passed: FloatArray,
+        eligible: BoolArray,
+        runs: BoolArray,
+        free: IntArray,
+    ) -> None:
+        """Help users who have fallen behind: other sets on their nodes, and other nodes for their jobs."""
+        starving = passed < relief.FIRST
+        behind = starving | self._behind(r, 0.25 * self.options.relief_quanta)
+        if not (behind & ~runs).any():
+            return
+        relief.choose_sets(order, passed, r.size, r.home, eligible, behind, runs, free)
+        far = starving | self._behind(r, self.options.relief_quanta)
+        self.binding.relieve(r, order, passed, eligible, far, runs, free)
 
     def _decision(self, r: Round, runs: BoolArray) -> Decision:
         gpus = np.where(runs, r.size, 0).astype(np.int32)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.view import View
-from shoal.policies.fair import balancer, homes, kernels
+from shoal.policies.fair import balancer, homes, kernels, relief
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
 from shoal.policies.fair.round import Nodes, Round, Rows
 from shoal.policies.fair.spans import NO_SPANS, Span, SpanArrays, number_spans, span_over
@@ -25,6 +25,8 @@ class Binding:
         self.spans: dict[int, Span] = {}
         self.moved_s: dict[int, float] = {}
         self.migrations = 0
+        #: When jobs were moved to relieve their users, in the last `balance_s`.
+        self.relieved_s: list[float] = []
         self.balance_at_s = 0.0
 
     def look_up(self, view: View, nodes: Nodes) -> tuple[IntArray, IntArray, SpanArrays]:
@@ -198,6 +200,45 @@ class Binding:
                 self._note(r, row)
                 break
 
+    def relieve(
+        self,
+        r: Round,
+        order: Rows,
+        passed: FloatArray,
+        eligible: BoolArray,
+        behind: BoolArray,
+        runs: BoolArray,
+        free: IntArray,
+    ) -> None:
+        """Move waiting jobs of those who are `behind` to where they push out those who need it least.
+
+        No more than the balancer may move in one pass are moved in the time between two.
+        """
+        self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
+        most = self.most - len(self.relieved_s)
+        if most <= 0 or not (behind & ~runs).any():
+            return
+        moving = behind & ~runs & self._rested(r)
+        moves = relief.take_in(
+            order,
+            passed,
+            r.size,
+            r.home,
+            r.types,
+            r.nodes.type_of,
+            r.nodes.gpus,
+            eligible,
+            moving,
+            most,
+            runs,
+            free,
+        )
+        for row, _ in moves:
+            r.moved.add(row)
+            self._note(r, row)
+            self.relieved_s.append(r.now_s)
+        self._store(r)
+
     def left(self, job_id: int) -> None:
         self.spans.pop(job_id, None)
         self.moved_s.pop(job_id, None)
@@ -208,6 +249,7 @@ class Binding:
             "moved_s": {str(j): at for j, at in self.moved_s.items()},
             "migrations": self.migrations,
             "balance_at_s": self.balance_at_s,
+            "relieved_s": self.relieved_s,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -215,3 +257,4 @@ class Binding:
         self.moved_s = {int(j): at for j, at in state["moved_s"].items()}
         self.migrations = state["migrations"]
         self.balance_at_s = state["balance_at_s"]
+        self.relieved_s = list(state["relieved_s"])
