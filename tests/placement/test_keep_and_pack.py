@@ -15,6 +15,7 @@ from shoal.placement.best_fit import BestFit
 from shoal.placement.deal import DealEqually
 from shoal.placement.fragmentation import fewest_nodes
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.liquid_batch import LiquidBatchPlacer
 from shoal.placement.liquid_placer import LiquidPlacer
 
 from .cases import Bench, size
@@ -288,6 +289,7 @@ PLACERS = {
     "node-or-whole-nodes": partial(KeepAndPack, whole_nodes=True),
     "optimus": DealEqually,
     "liquid": LiquidPlacer,
+    "liquid-batch": LiquidBatchPlacer,
     "liquid, one worker per node": partial(LiquidPlacer, variant=BestFit.REMOVE_ALWAYS),
     "liquid, authors' code": partial(LiquidPlacer, variant=BestFit.AUTHORS_CODE),
 }

@@ -126,7 +126,9 @@ def test_auto_is_a_pool_without_nodes_and_packing_with_them():
     assert isinstance(make_placer("pool", Setting(NODES)), PoolPlacer)
 
 
-@pytest.mark.parametrize("name", ["auto", "keep-and-pack", "node-or-whole-nodes", "optimus", "liquid"])
+@pytest.mark.parametrize(
+    "name", ["auto", "keep-and-pack", "node-or-whole-nodes", "optimus", "liquid", "liquid-batch"]
+)
 def test_policies_that_do_not_resize_get_all_or_nothing(name):
     assert make_placer(name, Setting(NODES, elastic=False)).all_or_nothing
     assert not make_placer(name, Setting(NODES)).all_or_nothing
@@ -155,6 +157,8 @@ def test_a_job_of_which_nothing_is_believed_has_no_speed():
         ("moving:move_s=-1", "0 or more"),
         ("liquid:lam=2", "from 0 to 1"),
         ("liquid:variant=remove-ful", "did you mean 'remove-full'?"),
+        ("liquid-batch:lam=2", "from 0 to 1"),
+        ("liquid-batch:seed=-1", "0 or more"),
         ("keep-and-pack:x=1", "it has none"),
     ],
 )
@@ -165,7 +169,9 @@ def test_a_mistake_in_the_word_is_answered_in_one_line(word, told):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["keep-and-pack", "node-or-whole-nodes", "moving", "optimus", "liquid"])
+@pytest.mark.parametrize(
+    "name", ["keep-and-pack", "node-or-whole-nodes", "moving", "optimus", "liquid", "liquid-batch"]
+)
 def test_a_placement_on_nodes_is_refused_for_a_pool(name):
     with pytest.raises(ShoalError, match="--cluster FILE"):
         make_placer(name, Setting(Cluster.pool(8)))

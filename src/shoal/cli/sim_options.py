@@ -27,8 +27,8 @@ PlacementWord = Annotated[
     str,
     typer.Option(
         "--placement",
-        help="Where shares go: auto, pool, keep-and-pack, node-or-whole-nodes, moving, optimus, liquid, or one "
-        "of your own. Options after colons: moving:horizon_s=600.",
+        help="Where shares go: auto, pool, keep-and-pack, node-or-whole-nodes, moving, optimus, liquid, "
+        "liquid-batch, or one of your own. Options after colons: moving:horizon_s=600.",
     ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same result.")]

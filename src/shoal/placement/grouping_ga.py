@@ -66,6 +66,9 @@ class Search:
         if not 0 <= self.lam <= 1:
             raise ShoalError(f"lambda weighs traffic against packing: give 0..1, not {self.lam}")
 
+    def population_for(self, containers: int) -> int:
+        return self.population + containers // 2
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -83,7 +86,11 @@ class Batch:
 
     @classmethod
     def of(cls, cluster: Cluster, jobs: Sequence[Containers], used: IntArray) -> Batch:
-        topology = Topology.of(cluster)
+        return cls.on(Topology.of(cluster), jobs, cluster.gpus_of_node.astype(np.int32), used)
+
+    @classmethod
+    def on(cls, topology: Topology, jobs: Sequence[Containers], total: IntArray, used: IntArray) -> Batch:
+        """On the nodes of a topology, with `total` GPUs each."""
         hop = Topology(
             topology.rack_of_node,
             topology.domain_of_node,
@@ -96,7 +103,7 @@ class Batch:
             np.concatenate([[0], np.cumsum([j.total for j in jobs])]).astype(np.int32),
             np.array([j.ps for j in jobs], np.int32),
             np.array([j.bandwidth for j in jobs], np.float64),
-            cluster.gpus_of_node.astype(np.int32),
+            total,
             used.astype(np.int32),
             topology.matrix(),
             hop.matrix(),
@@ -188,7 +195,7 @@ def place_batch(
 def evolve(batch: Batch, seeds: Sequence[IntArray], rng: Rng, search: Search) -> tuple[IntArray, float, int]:
     """(node of each container, its value, generations) of the best plan found."""
     containers, capacity = int(batch.starts[-1]), batch.capacity
-    size = search.population + containers // 2
+    size = search.population_for(containers)
     state = ga.seeded(rng)
     plans = np.empty((size, containers), np.int32)
     for i in range(size):

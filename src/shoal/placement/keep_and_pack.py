@@ -85,11 +85,7 @@ class KeepAndPack:
             if request.held and self.grows_in_place:
                 self._grow_in_place(request)
         growing.sort(key=self._turn)
-        for request in growing:
-            if request.missing > 0:
-                self._place_rest(request)
-            if request.missing > 0 and self.all_or_nothing:
-                self._release(request.held)
+        self._place_growing(growing)
         return self._answer(requests.values(), current)
 
     # What is free now
@@ -221,6 +217,14 @@ class KeepAndPack:
             take = min(request.missing, int(self._free[node]))
             if take > 0:
                 self._give(held, node, take)
+
+    def _place_growing(self, growing: list[Request]) -> None:
+        """One after another, in their turn."""
+        for request in growing:
+            if request.missing > 0:
+                self._place_rest(request)
+            if request.missing > 0 and self.all_or_nothing:
+                self._release(request.held)
 
     def _place_rest(self, request: Request) -> None:
         if self.whole_nodes:

@@ -11,7 +11,9 @@ from shoal.core.errors import ShoalError, did_you_mean
 from shoal.placement.base import Placer, PoolPlacer
 from shoal.placement.best_fit import BestFit
 from shoal.placement.deal import DealEqually
+from shoal.placement.grouping_ga import Search
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.liquid_batch import MAX_PLANS, LiquidBatchPlacer
 from shoal.placement.liquid_placer import LiquidPlacer
 from shoal.placement.liquid_score import LAMBDA
 from shoal.placement.migrate import MoveRule, MovingPlacer
@@ -71,6 +73,22 @@ class LiquidOptions:
             raise ShoalError(f"placement 'liquid': lam must be from 0 to 1, not {self.lam:g}")
 
 
+@dataclass(frozen=True)
+class LiquidBatchOptions:
+    #: Weight of the network cost against filled nodes, 0..1.
+    lam: float = LAMBDA
+    #: Plans that one decision may look at.
+    max_plans: int = MAX_PLANS
+    #: Of the search's random numbers.
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lam <= 1:
+            raise ShoalError(f"placement 'liquid-batch': lam must be from 0 to 1, not {self.lam:g}")
+        if self.max_plans < 0 or self.seed < 0:
+            raise ShoalError("placement 'liquid-batch': max_plans and seed must be 0 or more")
+
+
 def _pool(setting: Setting, options: NoOptions) -> Placer:
     return PoolPlacer()
 
@@ -104,6 +122,11 @@ def _liquid(setting: Setting, options: LiquidOptions) -> Placer:
     return LiquidPlacer(variant=BestFit(options.variant), lam=options.lam, all_or_nothing=not setting.elastic)
 
 
+def _liquid_batch(setting: Setting, options: LiquidBatchOptions) -> Placer:
+    search = Search(lam=options.lam, max_plans=options.max_plans)
+    return LiquidBatchPlacer(search=search, seed=options.seed, all_or_nothing=not setting.elastic)
+
+
 AUTO = BuiltIn(
     "auto",
     "pool without nodes; with them keep-and-pack, and optimus for the policy of that name",
@@ -133,4 +156,10 @@ LIQUID = BuiltIn(
     "best fit: each worker where network cost and filled nodes score best (TPDS'21)",
     _liquid,
     LiquidOptions,
+)
+LIQUID_BATCH = BuiltIn(
+    "liquid-batch",
+    "liquid, but jobs that start at one decision are placed together by a genetic algorithm",
+    _liquid_batch,
+    LiquidBatchOptions,
 )

@@ -30,6 +30,7 @@ BUILT_IN = {
     "moving": "shoal.placement.named:MOVING",
     "optimus": "shoal.placement.named:OPTIMUS",
     "liquid": "shoal.placement.named:LIQUID",
+    "liquid-batch": "shoal.placement.named:LIQUID_BATCH",
 }
 
 ENTRY_POINT_GROUP = "shoal.placements"

@@ -17,7 +17,7 @@ cheapest there is.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,10 @@ class Topology:
             np.bincount(domains).astype(np.float64),
             CROSS_DOMAIN * len(cluster.nodes),
         )
+
+    def among(self, nodes: IntArray) -> Topology:
+        """The same for some of the nodes; links cost what they cost among all."""
+        return replace(self, rack_of_node=self.rack_of_node[nodes], domain_of_node=self.domain_of_node[nodes])
 
     def cost(self, a: int, b: int) -> float:
         """Cost(a, b) of two nodes."""

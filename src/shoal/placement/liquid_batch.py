@@ -1,0 +1,102 @@
+"""Liquid's batch mode as a placement of shares: jobs that start at one decision are placed together (TPDS'21).
+
+Best fit places whatever starts or grows, as `liquid_placer` does. Where two jobs or more start, the genetic
+algorithm then looks for a better plan for them, with that one to begin with: so the answer is never worse,
+and one job alone is best fit. What runs stays where it is.
+
+The random numbers follow from the seed and the jobs of the batch alone, so the same state and the same
+events give the same answer, also after a restart. A decision looks at `max_plans` plans at most, over
+batches of at most MOST_CONTAINERS workers and MOST_NODES nodes, so that it takes milliseconds on a
+cluster of any size; what goes beyond keeps its best fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shoal.placement import pack
+from shoal.placement.grouping_ga import Batch, Search, evolve
+from shoal.placement.keep_and_pack import Request
+from shoal.placement.liquid_placer import LiquidPlacer
+from shoal.placement.liquid_score import Containers
+from shoal.placement.topology import Topology
+
+IntArray = NDArray[np.int32]
+
+MAX_PLANS = 2000
+MOST_CONTAINERS = 100
+MOST_NODES = 100
+
+
+class LiquidBatchPlacer(LiquidPlacer):
+    """A `Placer`."""
+
+    def __init__(self, *, search: Search | None = None, seed: int = 0, all_or_nothing: bool = False) -> None:
+        self.search = search or Search(max_plans=MAX_PLANS)
+        super().__init__(lam=self.search.lam, all_or_nothing=all_or_nothing)
+        self.seed = seed
+
+    def _place_growing(self, growing: list[Request]) -> None:
+        starting = [r for r in growing if not r.held]
+        super()._place_growing(growing)
+        plans_left = self.search.max_plans
+        for batch in _batches([r for r in starting if r.held and r.missing == 0]):
+            plans_left -= self._place_together(batch, replace(self.search, max_plans=plans_left))
+
+    def _place_together(self, requests: list[Request], search: Search) -> int:
+        """Place jobs that have a place by best fit anew, together; the number of plans looked at."""
+        assert self._cluster is not None
+        best_fit = np.array(
+            [n for r in requests for n, gpus in r.held.items() for _ in range(gpus)], np.int32
+        )
+        size = search.population_for(len(best_fit))
+        if search.max_plans < 2 * size:
+            return 0
+        for request in requests:
+            self._release(request.held)
+        room = pack.available(self._free, self._types, requests[0].gpu_type)
+        nodes = _candidates(room, best_fit, [r.want for r in requests])
+        total = self._cluster.gpus_of_node[nodes].astype(np.int32)
+        batch = Batch.on(
+            Topology.of(self._cluster).among(nodes),
+            [Containers(0, r.want) for r in requests],
+            total,
+            (total - room[nodes]).astype(np.int32),
+        )
+        start = np.searchsorted(nodes, best_fit).astype(np.int32)
+        rng = np.random.default_rng([self.seed, *(r.job_id for r in requests)])
+        node_of, _, generations = evolve(batch, [start], rng, search)
+        for request, spot in zip(requests, batch.spots(node_of)):
+            for node in spot.worker_nodes:
+                self._give(request.held, int(nodes[node]), 1)
+        return size * (1 + generations)
+
+
+def _batches(requests: Iterable[Request]) -> list[list[Request]]:
+    """Jobs of one GPU type, in the order they came, as many as make a batch; no batch of one."""
+    batches: list[list[Request]] = []
+    open_batch: dict[int, list[Request]] = {}
+    for request in requests:
+        batch = open_batch.get(request.gpu_type)
+        if batch is None or sum(r.want for r in batch) + request.want > MOST_CONTAINERS:
+            batch = open_batch[request.gpu_type] = []
+            batches.append(batch)
+        batch.append(request)
+    return [batch for batch in batches if len(batch) > 1]
+
+
+def _candidates(room: IntArray, best_fit: IntArray, wants: list[int]) -> IntArray:
+    """The nodes to search, in increasing order: those of best fit, and those that hold a job most tightly."""
+    tightest = np.argsort(room, kind="stable")
+    tightest = tightest[room[tightest] > 0]
+    chosen = dict.fromkeys(best_fit.tolist())
+    most = max(MOST_NODES, len(chosen))
+    for want in sorted(set(wants)):
+        holding = tightest[np.searchsorted(room[tightest], want) :]
+        chosen |= dict.fromkeys(holding[: wants.count(want)].tolist())
+    chosen |= dict.fromkeys(tightest[:most].tolist())
+    return np.array(sorted(list(chosen)[:most]), np.int32)
