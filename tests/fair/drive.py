@@ -30,6 +30,8 @@ class Drive:
         self.had: dict[int, float] = defaultdict(float)
         self.moves = 0
         self.wakes = 0
+        #: What executors measure of a job's true rate: (job, rate) -> rate.
+        self.measured = lambda job, rate: rate
 
     @property
     def view(self):
@@ -59,7 +61,7 @@ class Drive:
         for row, job in enumerate(view.job_ids.tolist()):  # what executors would tell
             at = view.speed_at[max(view.gpu_type[row], 0), row]
             rate = view.speeds[at + view.gpus[row]] if view.gpus[row] else 0.0
-            self.scheduler.observe(job, 1e9, float(rate), self.now_s)
+            self.scheduler.observe(job, 1e9, self.measured(job, float(rate)), self.now_s)
         while len(self.ledger.users) < len(supply.cluster.users):
             self.ledger.join(supply.cluster.users[len(self.ledger.users)].name)
         self.ledger.observe(

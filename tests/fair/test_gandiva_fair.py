@@ -12,7 +12,6 @@ from shoal.core.events import NodeBack, NodeLost, Timer
 from shoal.core.profile import Profile
 from shoal.core.reason import Code
 from shoal.policies.fair import balancer
-from shoal.policies.fair.profiling import Rules
 from shoal.policies.gandiva_fair import GandivaFair, GandivaFairOptions
 from shoal.policies.registry import make_policy
 
@@ -254,16 +253,54 @@ def test_measured_profiles_lead_to_the_same_trades_as_given_ones():
     assert measured["v100"]["samples"] >= 2
 
 
+def three_users(**options):
+    d = drive(mixed(slow=1.0, fast=1.0, third=1.0), profiling="user", **options)
+    owner = {}
+    for user, factor in (("slow", 1.2), ("fast", 6.0), ("third", 2.0)):
+        for gpus in (1, 1, 1, 1, 1, 1, 2, 2, 2, 4):
+            owner[d.submit(user, gpus, speed_up(factor))] = user
+    return d, owner
+
+
+def measured_speed_up(d, user):
+    profile = d.policy.report()["profiles"][user]
+    return profile["v100"]["speed"] / profile["k80"]["speed"]
+
+
 def test_stale_profiles_are_measured_again_by_new_visits():
-    d = drive(mixed(slow=1.0, fast=1.0), profiling="user")
-    d.policy.measuring.profiles.rules = Rules(stale_s=1800.0)
-    for user, factor in (("slow", 1.2), ("fast", 6.0)):
-        for gpus in (1, 1, 2, 2, 4, 4, 4, 4):
-            d.submit(user, gpus, speed_up(factor))
+    d, _ = three_users(stale_s=1800.0)
     d.run(2 * 3600)
     for profile in d.policy.report()["profiles"].values():
         assert set(profile) == {"k80", "v100"}
         assert all(m["last_s"] >= d.now_s - 1800 - 2 * 600 for m in profile.values())
+
+
+def test_noisy_measurements_are_repeated_until_the_speed_ups_and_the_trades_are_right():
+    rng = np.random.default_rng(11)
+    d, owner = three_users()
+    d.measured = lambda job, rate: rate * (rng.lognormal(0, 0.5) if owner.get(job) == "fast" else 1.0)
+    d.run(4 * 3600)
+    profiles = d.policy.report()["profiles"]
+    assert all(m["samples"] == 2 for m in profiles["third"].values())
+    assert all(m["samples"] >= 6 and m["spread"] > 0.2 for m in profiles["fast"].values())
+    assert measured_speed_up(d, "fast") == pytest.approx(6.0, rel=0.4)
+    assert {t.buyer for t in d.policy.market.trades} == {1}
+
+
+def test_a_user_whose_jobs_change_is_measured_anew_and_trades_by_what_they_are_now():
+    d, owner = three_users()
+    d.run(2 * 3600)
+    assert {t.buyer for t in d.policy.market.trades} == {1}
+    v100 = d.view.gpu_types.index("v100")
+
+    def changed(job, rate):  # the user's new model gains nothing from a V100
+        there = job in d.view and d.view.gpu_type[d.view.row(job)] == v100
+        return rate / 6.0 if owner.get(job) == "fast" and there else rate
+
+    d.measured = changed
+    d.run(2 * 3600)
+    assert measured_speed_up(d, "fast") == pytest.approx(1.0)
+    assert {t.buyer for t in d.policy.market.trades} == {2}
 
 
 def test_the_balancer_moves_a_few_at_a_time_and_lets_moved_jobs_rest(monkeypatch):

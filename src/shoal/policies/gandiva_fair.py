@@ -19,6 +19,7 @@ from shoal.policies.fair.binding import Binding
 from shoal.policies.fair.kernels import NO_RATE, BoolArray
 from shoal.policies.fair.market import Market
 from shoal.policies.fair.measuring import Measuring
+from shoal.policies.fair.profiling import Rules
 from shoal.policies.fair.round import Nodes, Round
 
 _PROFILING = ("given", "user", "job")
@@ -36,6 +37,8 @@ class GandivaFairOptions:
     #: How long a visit lasts at most, and how many there are at a time.
     visit_s: float = 600.0
     visits: int = 4
+    #: What was measured longer ago than this is measured again.
+    stale_s: float = 7 * 86400.0
     #: Load balancing: how often, how many migrations at most each time, the least gain in ticket load per
     #: GPU, and how long a migrated job rests.
     balance_s: float = 600.0
@@ -108,7 +111,7 @@ class GandivaFair(Policy):
         o = self.options
         self.accounts = Accounts(0)
         self.market = Market(trading=o.trading, keep_rounds=o.keep_rounds)
-        self.measuring = Measuring(o.profiling, o.visit_s, o.visits)
+        self.measuring = Measuring(o.profiling, o.visit_s, o.visits, Rules(stale_s=o.stale_s))
         self.binding = Binding(
             balance_s=o.balance_s, migrations=o.migrations, min_gain=o.min_gain, rest_s=o.rest_s
         )

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.view import View
-from shoal.policies.fair.profiling import Profiles
+from shoal.policies.fair.profiling import Profiles, Rules
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -20,11 +20,11 @@ _UNKNOWN = 1e-12
 class Measuring:
     """Profiles by user or by job, from the rates of running jobs; or, with "given", what jobs came with."""
 
-    def __init__(self, by: str, visit_s: float, visits: int) -> None:
+    def __init__(self, by: str, visit_s: float, visits: int, rules: Rules | None = None) -> None:
         self.by = by
         self.visit_s = visit_s
         self.most = visits
-        self.profiles = Profiles()
+        self.profiles = Profiles(rules or Rules())
         #: Visits under way: job -> (type, until).
         self.visiting: dict[int, tuple[int, float]] = {}
 
@@ -48,14 +48,22 @@ class Measuring:
         return np.where(can_run > 0, known, 0.0)
 
     def _sample(self, view: View, now_s: float) -> None:
-        """One sample for each key and type that lacks some, from a job that runs at a settled pace."""
+        """One sample for each key and type that lacks some, from a job that runs at a settled pace.
+
+        A job that runs at quite another pace than was measured has changed: it is measured anew.
+        """
         steady = (view.gpus > 0) & (view.rate > 0) & (view.settled_s < now_s) & (view.changed_s < now_s)
         done = set()
         for row in np.flatnonzero(steady).tolist():
             key, t = self._key(view, row), int(view.gpu_type[row])
-            if (key, t) not in done and self.profiles.lacking(key, (t,), now_s):
-                self.profiles.observe(key, t, float(view.rate[row] / view.gpus[row]), now_s)
+            if (key, t) in done:
+                continue
             done.add((key, t))
+            speed = float(view.rate[row] / view.gpus[row])
+            if self.profiles.rules.drifted(self.profiles.known.get(key, {}).get(t), speed, now_s):
+                self.profiles.forget(key)  # on the other types it may be another one too
+            if self.profiles.lacking(key, (t,), now_s):
+                self.profiles.observe(key, t, speed, now_s)
 
     def of_users(self, view: View, can_run: FloatArray, users: int) -> FloatArray:
         """[user, type]: speed of one GPU for the user's jobs, nan unless it is known for all of them."""

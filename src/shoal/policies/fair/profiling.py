@@ -55,6 +55,16 @@ class Rules:
     most_samples: int = 20
     #: After this long without a sample the type is measured anew.
     stale_s: float = 7 * 86400.0
+    #: A sample further off the mean than this, relative to it, and than four times the spread, tells that the
+    #: job has changed; who has changed is not looked at again for `settle_s`.
+    drift: float = 0.25
+    settle_s: float = 3600.0
+
+    def drifted(self, m: Measured | None, speed: float, now_s: float) -> bool:
+        """Whether a sample contradicts a measurement that was good enough."""
+        if m is None or self.lacks(m, now_s) or now_s - m.last_s < self.settle_s:
+            return False
+        return abs(speed / m.mean - 1.0) > max(self.drift, 4.0 * m.spread)
 
     def lacks(self, m: Measured | None, now_s: float) -> str | None:
         """Why this measurement does not do: missing, stale or noisy; None if it does."""

@@ -100,12 +100,13 @@ def take_in(
         if runs[order[k]] and eligible[order[k]]:
             node[k] = home[order[k]]
     start, local = rows_by_group(node, nodes)
-    taken = np.zeros(nodes, np.bool_)
+    taken, tried = np.zeros(nodes, np.bool_), 0
     for i in order:
-        if len(moves) >= most:
+        if len(moves) >= most or tried >= 4 * most:  # the first in the order need it most: leave the rest
             break
         if runs[i] or not moving[i] or home[i] < 0:
             continue
+        tried += 1
         best, best_gain = -1, 0.0
         for s in range(nodes):
             if s == home[i] or taken[s] or type_of_node[s] != gpu_type[i] or gpus_of_node[s] < size[i]:
