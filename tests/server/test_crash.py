@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -234,6 +235,20 @@ def test_shutting_down_leaves_no_process_and_a_stopped_job_begins_again(real: Re
     assert real.until(job, "running")["id"] == job
     real.http.post(f"/jobs/{job}/cancel", json={"grace_s": 0})
     real.until(job, "cancelled")
+
+
+def test_a_server_whose_home_is_removed_ends_with_all_its_processes(tmp_path: Path) -> None:
+    made = RealServer(tmp_path / "home", "--gpus", "1")
+    try:
+        job = made.submit("sh", "-c", "sleep 1000 & sleep 1000", grace_s=0.3)["id"]
+        pid = None
+        while pid is None:
+            pid = made.until(job, "running")["workers"][0]["pid"]
+        shutil.rmtree(made.home)
+        assert made.process.wait(60) == 0
+        assert states_of_session(pid) == []
+    finally:
+        made.kill()
 
 
 def test_a_second_server_on_the_same_home_refuses_in_one_line(real: RealServer) -> None:

@@ -316,6 +316,8 @@ class Keeper:
         for _ in range(600):  # a full disk may get room again; without this file no one would know
             try:
                 return write_json(path, exit_)
+            except FileNotFoundError:
+                return None  # the job's directory was removed, and with it whoever would ask
             except OSError:
                 time.sleep(1.0)
         return None

@@ -29,6 +29,9 @@ from shoal.server.verbs import Verbs
 
 log = logging.getLogger("shoal.server")
 
+#: How often is looked whether the home is still there.
+HOME_S = 2.0
+
 
 class Control:
     """One server: what it is made of, and its beginning and end."""
@@ -60,6 +63,7 @@ class Control:
         self.hub.last_id = self.store.last_event()[0]
         self.done = asyncio.Event()
         self.stop_jobs = False
+        self._watcher: asyncio.Task[None] | None = None
         self.server = Server(
             self.conductor,
             self.store,
@@ -100,6 +104,13 @@ class Control:
             gpus = self.store.get("server")["executor"].get("virtual_gpus")
         return LocalExecutor(gpus)
 
+    async def _watch_home(self) -> None:
+        """A home that was removed is the end of its server: no one could find it any more, nor its jobs."""
+        while self.home.is_held:
+            await asyncio.sleep(HOME_S)
+        log.error("the home %s is gone: ending, with all jobs", self.home.path)
+        self.shut_down(stop_jobs=True)
+
     def shut_down(self, stop_jobs: bool) -> None:
         self.stop_jobs = self.stop_jobs or stop_jobs
         self.done.set()
@@ -107,6 +118,7 @@ class Control:
     async def start(self, sock: socket.socket) -> None:
         self.gate.first_start(self.home)
         await self.conductor.start()
+        self._watcher = asyncio.create_task(self._watch_home())
         bound = sock.getsockname()
         host = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self.server.address = f"http://{host}:{bound[1]}"
@@ -123,6 +135,8 @@ class Control:
             log.warning(warning)
 
     async def close(self) -> None:
+        if self._watcher is not None:
+            self._watcher.cancel()
         await self.conductor.close(stop_jobs=self.stop_jobs)
         with contextlib.suppress(ShoalError), self.store.change(self.clock.now_s()) as change:
             jobs = "jobs were stopped" if self.stop_jobs else "jobs run on"

@@ -118,9 +118,20 @@ class Home:
             return None
         return found if found.alive else None
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is still the directory that was taken: it may have been removed, and even made anew."""
+        try:
+            return self._lock_fd is not None and os.path.samestat(
+                os.fstat(self._lock_fd), os.stat(self.path / "server.lock")
+            )
+        except OSError:
+            return False
+
     def release(self) -> None:
-        with contextlib.suppress(OSError):
-            self.server.unlink()
+        if self.is_held:
+            with contextlib.suppress(OSError):
+                self.server.unlink()
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
