@@ -69,7 +69,9 @@ class Handing(JobCore):
         for link in links:
             link.hold()
         for link in links:
-            link.close_window(end, lambda: self._worker is not None and self._worker.interrupted)
+            link.close_window(
+                self._window_step, end, lambda: self._worker is not None and self._worker.interrupted
+            )
         if self._final:
             links.clear()
         self._pause_s += time.perf_counter() - began_s

@@ -92,9 +92,10 @@ class Link:
         self.index = 0  # among the newcomer's sources; the first one describes
         self._rest: deque[tuple[list[Piece], int]] = deque()
         self._rest_bytes, self._budget_bytes = 0, 0.0
-        self._window: Window | None = None
+        self._windows: deque[Window] = deque()
         self._holding = False
-        self._end: dict[str, Any] | None = None
+        self._reading = False  # a piece is being sent from the live tensors
+        self._ends: dict[int, dict[str, Any]] = {}  # step -> how its window ended
         self._over = False
         self._sent_bytes, self._sending_s = 0, 0.0
 
@@ -135,7 +136,8 @@ class Link:
 
     def open_window(self, window: Window) -> None:
         with self._changed:
-            self._window, self._holding, self._end = window, False, None
+            self._windows.append(window)
+            self._holding = False
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="shoal-state", daemon=True)
@@ -145,12 +147,15 @@ class Link:
         """Begin nothing more in this window unless it is the final one: the optimizer's step is near."""
         self._holding = True
 
-    def close_window(self, end: dict[str, Any], interrupted: Callable[[], bool]) -> None:
-        """Wait until nothing reads the state any more."""
+    def close_window(self, window_step: int, end: dict[str, Any], interrupted: Callable[[], bool]) -> None:
+        """Wait until nothing reads the state any more; that the window has ended is told later."""
         with self._changed:
-            self._holding, self._end = True, end
+            final = any(w.final for w in self._windows if w.step == window_step)
+            self._ends.setdefault(window_step, end)
             self._changed.notify_all()
-            while not self._changed.wait_for(lambda: self._window is None or self._over, 0.05):
+            while not self._changed.wait_for(
+                lambda: self._over or not (self._reading or (final and self._rest)), 0.05
+            ):
                 if interrupted():
                     self.close()
 
@@ -170,18 +175,17 @@ class Link:
             while (window := self._next_window()) is not None:
                 send_head(self._sock, {"window": window.step, "final": window.final, **window.head})
                 left_bytes = self._budget_bytes
-                while self._rest and (window.final or (left_bytes > 0 and not self._holding)):
+                while self._may_read(window, left_bytes):
                     pieces, size = self._rest[0]
                     self._send_pieces(pieces)
-                    self._rest.popleft()
-                    self._rest_bytes -= size
                     left_bytes -= size
-                end = {} if window.final else self._wait_for_end()
+                    self._has_read(size)
+                end = {} if window.final else self._wait_for_end(window)
                 if end is None:
                     return
                 send_head(self._sock, {"end": window.step, **end})
                 with self._changed:
-                    self._window = None
+                    self._windows.popleft()
                     self._over = self._over or window.final
                     self._changed.notify_all()
         except (OSError, ValueError):
@@ -196,13 +200,26 @@ class Link:
 
     def _next_window(self) -> Window | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._window is not None or self._over)
-            return None if self._over else self._window
+            self._changed.wait_for(lambda: self._windows or self._over)
+            return None if self._over else self._windows[0]
 
-    def _wait_for_end(self) -> dict[str, Any] | None:
+    def _may_read(self, window: Window, left_bytes: float) -> bool:
         with self._changed:
-            self._changed.wait_for(lambda: self._end is not None or self._over)
-            return None if self._over else self._end
+            open_still = left_bytes > 0 and not self._holding and window.step not in self._ends
+            self._reading = bool(self._rest) and not self._over and (window.final or open_still)
+            return self._reading
+
+    def _has_read(self, size: int) -> None:
+        with self._changed:
+            self._reading = False
+            self._rest.popleft()
+            self._rest_bytes -= size
+            self._changed.notify_all()
+
+    def _wait_for_end(self, window: Window) -> dict[str, Any] | None:
+        with self._changed:
+            self._changed.wait_for(lambda: window.step in self._ends or self._over)
+            return None if self._over else self._ends[window.step]
 
     def _send_pieces(self, pieces: list[Piece]) -> None:
         assert self._state is not None
