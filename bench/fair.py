@@ -1,6 +1,9 @@
 """Speed and fairness of fair sharing, as one JSON document.
 
-    python bench/fair.py [quantum] [scale] [philly] [--data DIR]
+    python bench/fair.py [claims] [quantum] [scale] [philly] [--data DIR]
+
+claims: random claims on a few nodes, 12 hours of quanta: how far is a user ever off its part, and how long does
+a job ever wait?
 
 quantum: one decision for 10,000 jobs of 100 users on 10,000 GPUs (the aim is 50 ms).
 scale: 100 users, 50,000 and 100,000 jobs on 1,000 GPUs that are too few by day: what do twice the jobs cost?
@@ -42,6 +45,9 @@ MIXED = Profile.from_rows(
     "mixed",
     [(t, g, 0, g**-0.9 / v) for t, v in (("k80", 1), ("p100", 3), ("v100", 5)) for g in (1, 2, 4, 8, 16)],
 )
+
+
+ANY = Profile.of("any", {g: 1.0 / g for g in range(1, 9)})
 
 
 def big_cluster(kind: str, users: tuple[User, ...], gpus: int = 10_000) -> Cluster:
@@ -91,6 +97,63 @@ def quantum(policy: str, kind: str, jobs: int = 10_000, users: int = 100, rounds
 
 def _spread(times: list[float]) -> dict[str, float]:
     return {"median": round(float(np.median(times)), 3), "worst": round(max(times), 3)}
+
+
+# -- how fair gandiva-fair is on nodes -----------------------------------------------------------------
+
+
+CLAIMS = {
+    "4 nodes of 4, 18 to 39 jobs of 1, 2 or 4": ((4,), (4,), (1, 2, 4), (18, 40), 4),
+    "2 to 6 nodes of 4 or 8, gangs of 1, 2, 4, .. within a node": (
+        (2, 3, 4, 6),
+        (4, 8),
+        (1, 2, 4, 8),
+        (6, 30),
+        6,
+    ),
+    "the same, gangs of any size within a node": ((2, 3, 4, 6), (4, 8), tuple(range(1, 9)), (6, 30), 6),
+}
+
+
+def claim(rng: np.random.Generator, kind: str, hours: float) -> tuple[float, float]:
+    """(furthest any user was off its part of what was given out, in quanta of all GPUs; longest wait in turns)."""
+    counts, widths, sizes, jobs, most_users = CLAIMS[kind]
+    gpus, users = int(rng.choice(widths)), int(rng.integers(2, most_users + 1))
+    owners = tuple(User(f"u{k}", float(rng.integers(1, 4))) for k in range(users))
+    cluster = Cluster.of(int(rng.choice(counts)), gpus).with_users(owners)
+    view = View(cluster.gpu_types, cluster.total_gpus)
+    fitting = [s for s in sizes if s <= gpus]
+    for i in range(int(rng.integers(*jobs))):
+        size = int(rng.choice(fitting))
+        job = Job(f"j{i}", 0.0, GpuRange(size, size), size, iterations=1e9)
+        view.add(i, job, ANY, int(rng.integers(users)), 0.0)
+    decider, supply, quantum_s = make_policy("gandiva-fair"), Supply.of(cluster), 60.0
+    had, off, turns = np.zeros(users), 0.0, 0.0
+    for now_s in np.arange(0.0, hours * 3600.0, quantum_s).tolist():
+        decision = decider.decide(view, supply, now_s)
+        view.changed_s[decision.gpus != view.gpus] = now_s
+        view.gpus[:] = decision.gpus
+        view.gpu_type[:] = np.where(decision.gpus > 0, 0, -1)
+        np.add.at(had, view.user, view.gpus * quantum_s)
+        part = decider.entitled().sum(axis=1)
+        off = max(off, float(np.abs(had - part / part.sum() * had.sum()).max()))
+        waited_s = np.where(view.gpus == 0, now_s + quantum_s - view.changed_s, 0.0)
+        turns = max(turns, float((waited_s * view.memory_c / (view.requested_gpus * quantum_s)).max()))
+    return off / (cluster.total_gpus * quantum_s), turns
+
+
+def claims(count: int = 100, hours: float = 12.0) -> dict[str, Any]:
+    out = {}
+    for kind in CLAIMS:
+        off, turns = zip(*(claim(np.random.default_rng(seed), kind, hours) for seed in range(count)))
+        out[kind] = {
+            "claims": count,
+            "hours": hours,
+            "within_one_quantum": sum(x <= 1.0 for x in off),
+            "furthest_off_quanta": {"median": float(np.median(off)), "worst": max(off)},
+            "longest_wait_turns": {"median": float(np.median(turns)), "worst": max(turns)},
+        }
+    return out
 
 
 # -- a hundred users -------------------------------------------------------------------------------
@@ -256,12 +319,13 @@ def philly(data: Path, seed: int = 0) -> dict[str, Any]:
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("parts", nargs="*", default=["quantum", "scale", "philly"])
+    parser.add_argument("parts", nargs="*", default=["claims", "quantum", "scale", "philly"])
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=default, help="where the Philly trace is")
     parser.add_argument("--jobs", type=int, default=100_000, help="of the larger run of `scale`")
     args = parser.parse_args(argv)
     parts: dict[str, Callable[[], Any]] = {
+        "claims": claims,
         "quantum": lambda: [
             quantum(policy, kind)
             for policy in ("gandiva-fair", "fair-afs")
