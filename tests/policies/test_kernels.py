@@ -49,9 +49,12 @@ def test_afs_l_compares_the_shortest_first_where_it_is_told_to():
 
 
 def test_afs_l_and_optimus_equal_their_rules_on_views_of_many_jobs():
-    """Large enough for trees of several levels, for bars to be set anew and for grants in bulk."""
-    for seed in range(25):
-        view, gpus = naive.random_view(seed, doubling=False, min_one=True, jobs=250, most_gpus=1200)
+    """Large enough for trees of several levels, for bars to be set anew and for grants in bulk; every other one
+    has jobs whose next GPU doubles their speed, so that those with and without shares mix."""
+    for seed in range(30):
+        view, gpus = naive.random_view(
+            seed, doubling=seed % 2 == 0, min_one=seed % 4 > 0, jobs=250, most_gpus=1200
+        )
         arrays = view.remaining, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus
         known = view.remaining, naive.curves_of(view), view.min_gpus, view.max_gpus, gpus
         assert afs_l_shares(*arrays).tolist() == naive.afs_l(*known), f"seed {seed}"

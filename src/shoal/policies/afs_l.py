@@ -13,71 +13,8 @@ from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
 from shoal.policies.order import times_at
 from shoal.policies.tournament import hand_out
+from shoal.policies.tournament_from_zero import hand_out_from_zero
 from shoal.policies.types import reference_curves
-
-
-@njit(cache=True)
-def _from_zero(
-    share: IntArray,
-    remaining: FloatArray,
-    speeds: FloatArray,
-    at: IntArray,
-    min_gpus: IntArray,
-    cap: IntArray,
-    gpus: int,
-) -> None:
-    """The rule as it is written, one left fold over all candidates per GPU, from no shares at all.
-
-    Needed only where a job's second GPU at least doubles its speed, so that it may be served before
-    others have their first.
-    """
-    n = len(share)
-    out = np.zeros(n, np.bool_)
-    while gpus > 0:
-        best = -1
-        for j in range(n):
-            if out[j]:
-                continue
-            if share[j] == 0 and min_gpus[j] > gpus:
-                continue
-            if best < 0 or _takes_it(share, remaining, speeds, at, min_gpus, j, best):
-                best = j
-        if best < 0:
-            return
-        step = 1 if share[best] > 0 else min_gpus[best]
-        share[best] += step
-        gpus -= step
-        out[best] = share[best] >= cap[best]
-
-
-@njit(cache=True)
-def _takes_it(
-    share: IntArray,
-    remaining: FloatArray,
-    speeds: FloatArray,
-    at: IntArray,
-    min_gpus: IntArray,
-    challenger: int,
-    holder: int,
-) -> bool:
-    if share[holder] == 0 and share[challenger] == 0:
-        first = remaining[holder] / speeds[at[holder] + min_gpus[holder]]
-        second = remaining[challenger] / speeds[at[challenger] + min_gpus[challenger]]
-        return not first < second
-    length, gain_short, gain_long = np.empty(2), np.empty(2), np.empty(2)
-    for k, j in enumerate((challenger, holder)):
-        if share[j] == 0:  # no speed yet: infinitely long, and the first GPUs bring all there is
-            length[k], gain_short[k], gain_long[k] = np.inf, np.inf, 1.0
-        else:
-            now, then = speeds[at[j] + share[j]], speeds[at[j] + share[j] + 1]
-            length[k], gain_short[k], gain_long[k] = (
-                remaining[j] / now,
-                (then - now) / now,
-                (then - now) / then,
-            )
-    if length[1] >= length[0]:
-        return not gain_long[1] > gain_short[0]
-    return gain_long[0] > gain_short[1]
 
 
 @njit(cache=True)
@@ -99,13 +36,12 @@ def afs_l_shares(
         a = at[j] + min_gpus[j]
         if min_gpus[j] < max_gpus[j] and not speeds[a + 1] < 2 * speeds[a]:
             doubling = True
-    if doubling:
-        _from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
-        return share
-    # Nobody's next GPU doubles its speed, so a job without a share goes before all that have one, and
-    # among those without the shortest goes first (the later one of two that are equal).
     left = gpus
-    if need <= gpus:
+    if doubling:
+        left = hand_out_from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
+    # Else nobody's next GPU doubles its speed, so a job without a share goes before all that have one, and
+    # among those without the shortest goes first (the later one of two that are equal).
+    elif need <= gpus:
         for j in range(n):
             share[j] = min_gpus[j]
         left = gpus - need

@@ -1,0 +1,185 @@
+"""The tournament of AFS-L while jobs without a share take part, some of which would double by their next GPU.
+
+A job without a share is infinitely long and gains all there is, so by the rule
+- it beats a job with a share whose next GPU does not double its speed, whatever else,
+- it loses to one whose next GPU does (here: a doubler),
+- of two of its kind the one that is shorter at its first GPUs wins, the later of equals.
+Among jobs with shares the rule is that of `tournament`. So the fold is walked in jumps: from a job without a
+share to the next doubler, and from a job with one to the next that beats it or, if it is no doubler, to the
+next without one. Where no doubler follows, the shortest of those without a share wins.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from shoal.policies.base import FloatArray, IntArray
+from shoal.policies.tournament import (
+    _BLOCK,
+    _SHORT,
+    _lift,
+    _next_to_beat,
+    _plant,
+    _set_leaf,
+)
+
+BoolArray = NDArray[np.bool_]
+
+#: The start time of jobs that never end: last, but there.
+_LAST = 1e300
+#: A doubler gains at least half of its new speed: who beats it gains as much, and is shorter (see `tournament`).
+_BAR = 0.5
+#: Doublers are counted by so many jobs, and all that have none are passed over at once.
+_STRIDE = 64
+
+
+@njit(cache=True)
+def hand_out_from_zero(
+    share: IntArray,
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    cap: IntArray,
+    gpus: int,
+) -> int:
+    """Hand out GPUs until nobody is left that could still start; returns how many are left then."""
+    n = len(share)
+    size = 1
+    while size < n:
+        size *= 2
+    leaves, tree, blocks = _plant(cap, cap, remaining, speeds, at)  # no one has a share
+    wait = np.full(2 * size, np.inf)
+    for j in range(n):
+        time = remaining[j] / speeds[at[j] + min_gpus[j]]
+        wait[size + j] = time if time < _LAST else _LAST
+    for k in range(size - 1, 0, -1):
+        wait[k] = min(wait[2 * k], wait[2 * k + 1])
+    doubles = np.zeros(n, np.bool_)
+    counts = np.zeros(n // _STRIDE + 1, np.int64)
+    by_need = np.argsort(-min_gpus)  # those who need most can start no more first
+    gone, waiting = 0, n
+    while gpus > 0:
+        while gone < n and min_gpus[by_need[gone]] > gpus:
+            if wait[size + by_need[gone]] < np.inf:
+                _start(wait, size, by_need[gone])
+                waiting -= 1
+            gone += 1
+        if waiting == 0:
+            break
+        w = _winner(wait, size, leaves, tree, blocks, doubles, counts)
+        step = 1
+        if share[w] == 0:
+            step = min_gpus[w]
+            _start(wait, size, w)
+            waiting -= 1
+        share[w] += step
+        gpus -= step
+        _set_leaf(leaves, w, share[w], cap[w], remaining[w], speeds, at[w])
+        _lift(leaves, tree, blocks, w // _BLOCK, _BAR)
+        counts[w // _STRIDE] -= doubles[w]
+        doubles[w] = leaves[w, _SHORT] >= 1.0
+        counts[w // _STRIDE] += doubles[w]
+    return gpus
+
+
+@njit(cache=True)
+def _winner(
+    wait: FloatArray,
+    size: int,
+    leaves: FloatArray,
+    tree: FloatArray,
+    blocks: int,
+    doubles: BoolArray,
+    counts: NDArray[np.int64],
+) -> int:
+    """Who is left of the fold over all candidates, one without a share among them."""
+    n = len(doubles)
+    first = _next_doubler(doubles, counts, 0)
+    if first == n:
+        return _shortest(wait, size, 0)
+    holder = _next_waiting(wait, size, 0)
+    if first < holder:
+        holder = 0
+        while leaves[holder, _SHORT] == -np.inf:
+            holder += 1
+    while True:
+        if wait[size + holder] < np.inf:
+            doubler = _next_doubler(doubles, counts, holder)
+            if doubler == n:
+                return _shortest(wait, size, holder)
+            holder = doubler
+            continue
+        found = -1
+        if holder + 1 < n:
+            found, _, _, _ = _next_to_beat(leaves, tree, blocks, holder + 1, holder, _BAR)
+        if not doubles[holder] and holder + 1 < size:
+            waits = _next_waiting(wait, size, holder + 1)
+            if waits < n and (found < 0 or waits < found):
+                holder = waits
+                continue
+        if found < 0:
+            return holder
+        holder = found
+
+
+@njit(cache=True)
+def _next_doubler(doubles: BoolArray, counts: NDArray[np.int64], start: int) -> int:
+    """The first from `start` on; the number of jobs if there is none."""
+    n, j = len(doubles), start
+    while j < n:
+        if counts[j // _STRIDE] == 0:
+            j = (j // _STRIDE + 1) * _STRIDE
+        elif doubles[j]:
+            return j
+        else:
+            j += 1
+    return n
+
+
+@njit(cache=True)
+def _start(wait: FloatArray, size: int, j: int) -> None:
+    """The job waits no more."""
+    k = size + j
+    wait[k] = np.inf
+    k >>= 1
+    while k > 0:
+        wait[k] = min(wait[2 * k], wait[2 * k + 1])
+        k >>= 1
+
+
+@njit(cache=True)
+def _next_waiting(wait: FloatArray, size: int, start: int) -> int:
+    """The first from `start` on; `size` if there is none."""
+    k = size + start
+    while wait[k] == np.inf:
+        while k & 1:
+            k >>= 1
+        if k == 0:
+            return size
+        k += 1
+    while k < size:
+        k *= 2
+        if wait[k] == np.inf:
+            k += 1
+    return k - size
+
+
+@njit(cache=True)
+def _shortest(wait: FloatArray, size: int, start: int) -> int:
+    """The shortest from `start` on, the last of equals."""
+    k = size + start
+    best, node = wait[k], k
+    while True:
+        while k & 1:
+            k >>= 1
+        if k == 0:
+            break
+        k += 1
+        if wait[k] <= best:
+            best, node = wait[k], k
+    while node < size:
+        node = 2 * node + 1 if wait[2 * node + 1] == best else 2 * node
+    return node - size
