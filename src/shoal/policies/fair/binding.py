@@ -257,4 +257,4 @@ class Binding:
         self.moved_s = {int(j): at for j, at in state["moved_s"].items()}
         self.migrations = state["migrations"]
         self.balance_at_s = state["balance_at_s"]
-        self.relieved_s = list(state["relieved_s"])
+        self.relieved_s = list(state.get("relieved_s", []))
