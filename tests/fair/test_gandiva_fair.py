@@ -125,7 +125,7 @@ def furthest_off(seed):
     return off, turns
 
 
-@pytest.mark.parametrize("seeds", [range(100, 110), range(7000, 7010)], ids=["known", "new"])
+@pytest.mark.parametrize("seeds", [range(100, 110), range(7000, 7010)], ids=["from 100", "from 7000"])
 def test_over_many_nodes_users_are_within_a_quantums_work_of_their_parts_and_no_job_starves(seeds):
     off, turns = zip(*(furthest_off(seed) for seed in seeds))
     assert max(off) <= 1.0, off
