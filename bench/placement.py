@@ -14,8 +14,9 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.plan import Placement
 from shoal.core.profile import Profile
 from shoal.core.view import View
+from shoal.placement.base import Placed, Placer
 from shoal.placement.best_fit import BestFit, best_fit
-from shoal.placement.grouping_ga import Search, place_batch
+from shoal.placement.grouping_ga import Batch, Search, place_batch
 from shoal.placement.liquid_score import Containers
 from shoal.placement.optimus_place import place
 from shoal.placement.registry import Setting, make_placer
@@ -125,7 +126,9 @@ def one_event() -> list[dict[str, Any]]:
     """One event on a busy cluster: a job leaves, one comes, and ten others change by a GPU."""
     sizes = ((16, 4, 60), (128, 8, 600), (1250, 8, 1000), (1250, 8, 8000))
     cases = [("keep-and-pack", *size) for size in sizes]
-    cases += [(name, *sizes[2]) for name in ("node-or-whole-nodes", "moving", "optimus", "liquid")]
+    cases += [
+        (name, *sizes[2]) for name in ("node-or-whole-nodes", "moving", "optimus", "liquid", "liquid-batch")
+    ]
     out = []
     for name, nodes, gpus, jobs in cases:
         cluster = Cluster.of(nodes, gpus, rack_nodes=16)
@@ -178,6 +181,42 @@ def one_event() -> list[dict[str, Any]]:
     return out
 
 
+def starting_together() -> list[dict[str, Any]]:
+    """Jobs that start at one decision on a half-full cluster: one by one, and as a batch."""
+    out = []
+    for nodes, gpus, jobs in ((16, 4, 5), (128, 8, 20), (1250, 8, 20), (1250, 8, 200)):
+        cluster = Cluster.of(nodes, gpus, rack_nodes=16)
+        supply, profile = Supply.of(cluster), Profile.of("m", {g: 1.0 / g for g in range(1, 9)})
+        rng = np.random.default_rng(0)
+        used = rng.integers(0, gpus + 1, nodes).astype(np.int32)
+        # Job 0 stands for all that is in use.
+        current = {0: tuple((n, int(u)) for n, u in enumerate(used) if u)}
+        view = View(cluster.gpu_types, nodes * gpus)
+        for job_id in range(jobs + 1):
+            view.add(job_id, Job(f"j{job_id}", 0.0, GpuRange(1, nodes * gpus), 1), profile, 0, 0.0)
+        view.gpus[0] = used.sum()
+        share = rng.choice([1, 2, 3, 4, 8], jobs + 1).astype(np.int32)
+        share[0] = used.sum()
+        containers = [Containers(0, int(n)) for n in share[1:]]
+        batch = Batch.of(cluster, containers, used)
+        case: dict[str, Any] = {"nodes": nodes, "jobs": jobs, "workers": int(share[1:].sum())}
+        for name in ("liquid", "liquid-batch"):
+            placer = make_placer(name, Setting(cluster))
+
+            def do(placer: Placer = placer) -> Placed:
+                return placer.place(view, Decision(share), supply, current)  # noqa: B023
+
+            where = do().placements
+            node_of = [n for j in range(1, jobs + 1) for n, g in where[j] for _ in range(g)]
+            case[name] = {
+                "value": batch.value(np.array(node_of, np.int32), Search()),
+                "on_one_node_part": float(np.mean([len(where[j]) == 1 for j in range(1, jobs + 1)])),
+                **timed(do, 9),
+            }
+        out.append(case)
+    return out
+
+
 def main() -> None:
     results = {
         "targets": {
@@ -190,6 +229,7 @@ def main() -> None:
         "liquid_best_fit": liquid_best_fit(),
         "liquid_batch": liquid_batch(),
         "one_event": one_event(),
+        "starting_together": starting_together(),
     }
     print(json.dumps(results, indent=2))
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from shoal.core.cluster import Cluster
+from shoal.core.cluster import Cluster, Node
 from shoal.core.errors import ShoalError
 from shoal.placement.base import Unplaced
-from shoal.placement.best_fit import BestFit, best_fit
+from shoal.placement.best_fit import BestFit, _Tentative, best_fit
 from shoal.placement.liquid_score import Containers, Spot, code_cost, job_score
 from shoal.placement.topology import Topology
 
@@ -167,3 +167,18 @@ def replay_code(topology, total, used, placed):
         allocated[node] += 1
     spread = 1 if placed[-1][1] else -1
     return network + (spread * load + len({n for n, _ in placed})) / len(placed)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_ring_through_one_node_more_costs_what_the_whole_ring_costs(seed):
+    rng = np.random.default_rng(seed)
+    nodes = int(rng.integers(1, 14))
+    cluster = Cluster(
+        tuple(Node(f"n{i}", 4, "gpu", f"r{rng.integers(4)}", f"d{rng.integers(3)}") for i in range(nodes))
+    )
+    topology = Topology.of(cluster)
+    at = _Tentative(topology, cluster.gpus_of_node, np.zeros(nodes, np.int32), Containers(0, 6), 0.5)
+    for _ in range(6):
+        whole = [topology.ring_cost([*at.workers, node]) for node in range(nodes)]
+        assert at.cost_of(is_ps=False).tolist() == whole
+        at.put(int(rng.integers(nodes)), is_ps=False)

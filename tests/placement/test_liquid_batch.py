@@ -119,7 +119,7 @@ def test_the_jobs_of_each_gpu_type_are_a_batch_of_their_own():
 
 def test_large_batches_are_searched_in_parts_within_the_plans_allowed(monkeypatch):
     monkeypatch.setattr(liquid_batch, "MOST_CONTAINERS", 8)
-    monkeypatch.setattr(liquid_batch, "MOST_NODES", 4)
+    monkeypatch.setattr(liquid_batch, "MOST_NODES", 6)
     seen = []
 
     def counted(batch, seeds, rng, search):
@@ -139,7 +139,7 @@ def test_large_batches_are_searched_in_parts_within_the_plans_allowed(monkeypatc
         cluster, nothing, placed(LiquidPlacer(), cluster, nothing, jobs)
     )
     assert len(seen) > 1
-    assert max(nodes for nodes, _, _ in seen) == 4
+    assert max(nodes for nodes, _, _ in seen) == 6
     assert max(containers for _, containers, _ in seen) <= 8
     assert sum((30 + containers // 2) * (1 + generations) for _, containers, generations in seen) <= 4000
 

@@ -114,15 +114,18 @@ class _Tentative:
         return now + t.cost_to(np.array(self.workers if is_ps else self.ps, np.int32))
 
     def _ring_cost_of(self) -> FloatArray:
-        """The ring through one node more. All nodes of a rack that the job does not use are alike."""
-        racks = self.topology.rack_of_node
-        by_rack = np.zeros(len(self.topology.rack_cost))
-        fresh, first = np.unique(np.where(self.mine > 0, -1, racks), return_index=True)
-        for rack, node in zip(fresh.tolist(), first.tolist()):
-            if rack >= 0:
-                by_rack[rack] = self.topology.ring_cost([*self.workers, node])
-        here = self.topology.ring_cost(self.workers) if self.workers else 0.0
-        return np.where(self.mine > 0, here, by_rack[racks])
+        """The ring through one node more. Nodes that the job does not use are alike within a rack that it
+        uses, and within what else there is of a domain."""
+        t = self.topology
+        racks, domains = t.rack_of_node, t.domain_of_node
+        near = np.isin(racks, racks[self.workers])
+        alike = np.where(near, racks, len(t.rack_cost) + domains)
+        cost = np.zeros(len(t.rack_cost) + len(t.domain_cost))
+        fresh, first = np.unique(alike[self.mine == 0], return_index=True)
+        for kind, at in zip(fresh.tolist(), np.flatnonzero(self.mine == 0)[first].tolist()):
+            cost[kind] = t.ring_cost([*self.workers, at])
+        here = t.ring_cost(self.workers) if self.workers else 0.0
+        return np.where(self.mine > 0, here, cost[alike])
 
 
 def _paper_score(at: _Tentative, is_ps: bool) -> FloatArray:

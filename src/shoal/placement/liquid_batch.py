@@ -6,7 +6,7 @@ and one job alone is best fit. What runs stays where it is.
 
 The random numbers follow from the seed and the jobs of the batch alone, so the same state and the same
 events give the same answer, also after a restart. A decision looks at `max_plans` plans at most, over
-batches of at most MOST_CONTAINERS workers and MOST_NODES nodes, so that it takes milliseconds on a
+batches of at most MOST_CONTAINERS workers and not many more than MOST_NODES nodes, so that it takes milliseconds on a
 cluster of any size; what goes beyond keeps its best fit.
 """
 
@@ -29,7 +29,7 @@ IntArray = NDArray[np.int32]
 
 MAX_PLANS = 2000
 MOST_CONTAINERS = 100
-MOST_NODES = 100
+MOST_NODES = 50
 
 
 class LiquidBatchPlacer(LiquidPlacer):
@@ -90,13 +90,13 @@ def _batches(requests: Iterable[Request]) -> list[list[Request]]:
 
 
 def _candidates(room: IntArray, best_fit: IntArray, wants: list[int]) -> IntArray:
-    """The nodes to search, in increasing order: those of best fit, and those that hold a job most tightly."""
-    tightest = np.argsort(room, kind="stable")
-    tightest = tightest[room[tightest] > 0]
+    """The nodes to search, in increasing order: those of best fit, those that hold a job most tightly, and
+    the fullest others up to MOST_NODES."""
+    fullest = np.argsort(room, kind="stable")
+    fullest = fullest[room[fullest] > 0]
     chosen = dict.fromkeys(best_fit.tolist())
-    most = max(MOST_NODES, len(chosen))
-    for want in sorted(set(wants)):
-        holding = tightest[np.searchsorted(room[tightest], want) :]
+    for want in set(wants):
+        holding = fullest[np.searchsorted(room[fullest], want) :]
         chosen |= dict.fromkeys(holding[: wants.count(want)].tolist())
-    chosen |= dict.fromkeys(tightest[:most].tolist())
-    return np.array(sorted(list(chosen)[:most]), np.int32)
+    others = [n for n in fullest[: MOST_NODES + len(chosen)].tolist() if n not in chosen]
+    return np.array(sorted([*chosen, *others[: max(MOST_NODES - len(chosen), 0)]]), np.int32)
