@@ -366,3 +366,11 @@ def test_state_and_goals_survive_saving_as_json():
         assert goal_from_dict(json.loads(json.dumps(goal_to_dict(goal)))) == goal
         assert again.remaining(goal) == known.remaining(goal)
     assert isinstance(goal_from_dict({"kind": "Fun"}), Unknown)
+
+
+@pytest.mark.parametrize(
+    "goal", [DropBelow(0.01, 10**9, 1.0), DropBelow(math.inf, 3, 1.0), DropBelow(0.01, 3, math.inf)]
+)
+def test_a_goal_without_end_is_unknown_at_once(goal):
+    fit = fit_curve(np.arange(1.0, 11.0), 1.0 / np.arange(1.0, 11.0) + 1.0)
+    assert "400 epochs" in str(remaining_steps(fit, 10.0, goal))

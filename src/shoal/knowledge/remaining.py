@@ -61,6 +61,8 @@ def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | U
     else:
         if not (goal.fraction > 0 and goal.steps_per_epoch > 0 and goal.epochs >= 0):
             return Unknown("the goal's fraction and steps per epoch must be above 0")
+        if not (math.isfinite(goal.fraction + goal.steps_per_epoch) and goal.epochs <= _MOST_EPOCHS):
+            return Unknown(f"the goal must be finite, of at most {_MOST_EPOCHS} epochs in a row")
         centre, low, high = _steps_to_small_drop(fit, goal)
         if not math.isfinite(centre):
             return Unknown(

@@ -1,4 +1,4 @@
-"""Liquid's batch mode as a placement of shares: jobs that start at one decision are placed together (TPDS'21).
+"""Liquid's batch mode as a placement of shares: jobs that start together are placed together (TPDS'21).
 
 Best fit places whatever starts or grows, as `liquid_placer` does. Where two jobs or more start, the genetic
 algorithm then looks for a better plan for them, with that one to begin with: so the answer is never worse,
@@ -6,8 +6,8 @@ and one job alone is best fit. What runs stays where it is.
 
 The random numbers follow from the seed and the jobs of the batch alone, so the same state and the same
 events give the same answer, also after a restart. A decision looks at `max_plans` plans at most, over
-batches of at most MOST_CONTAINERS workers and not many more than MOST_NODES nodes, so that it takes milliseconds on a
-cluster of any size; what goes beyond keeps its best fit.
+batches of at most MOST_CONTAINERS workers and not many more than MOST_NODES nodes, so that it adds tens of
+milliseconds on a cluster of any size; what goes beyond keeps its best fit.
 """
 
 from __future__ import annotations
