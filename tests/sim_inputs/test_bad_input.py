@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import date, datetime
 from pathlib import Path
 
 import polars as pl
@@ -11,6 +12,7 @@ import pytest
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.profile import Profile
+from shoal.sim.importers import format_named
 from shoal.sim.inputs import read_cluster, read_jobs, read_profiles, write_aside
 
 PROFILES = {
@@ -205,7 +207,48 @@ def test_parquet_says_the_row(tmp_path):
     path.write_text("hello")
     assert "Parquet" in str(fails(path))
     frame.rename({"model": "modle"}).write_parquet(path)
-    assert "did you mean 'model'?" in str(fails(path))
+    error = fails(path)
+    assert "did you mean 'model'?" in str(error)
+    assert error.line is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "field", "part"),
+    [
+        ({"submit_s": [date(2020, 1, 1)] * 2}, "submit_s", "holds Date, not numbers"),
+        ({"submit_s": [datetime(2020, 1, 1)] * 2}, "submit_s", "holds Datetime, not numbers"),
+        ({"requested_gpus": [True, True]}, "requested_gpus", "holds Boolean, not numbers"),
+        ({"model": [date(2020, 1, 1)] * 2}, "model", "holds Date, not names"),
+        ({"gpu_types": [b"\xff", b"x"]}, "gpu_types", "holds Binary"),
+        ({"job": ["a", ""]}, "job", "row 2: the text is empty"),
+        ({"job": ["a", "a"]}, "job", "row 2: the name 'a' is already on row 1"),
+        ({"user": ["a", " "]}, "user", "row 2: the text is empty"),
+        ({"model": ["alpha", ""]}, "model", "row 2: a value is missing here"),
+    ],
+)
+def test_parquet_of_other_types_is_refused_by_column_and_row(tmp_path, columns, field, part):
+    path = tmp_path / "jobs.parquet"
+    good = {"submit_s": [0.0, 1.0], "model": ["alpha"] * 2, "iterations": [1.0, 1.0]}
+    pl.DataFrame({**good, "requested_gpus": [1, 1], "max_gpus": [2, 2], **columns}).write_parquet(path)
+    error = fails(path)
+    assert (error.line, error.field) == (None, field)
+    assert part in str(error)
+
+
+def test_an_empty_parquet_trace_has_no_line_2(tmp_path):
+    path = tmp_path / "jobs.parquet"
+    columns = dict.fromkeys(HEADER.split(","), pl.Float64)
+    pl.DataFrame(schema=columns | {"model": pl.String}).write_parquet(path)
+    error = fails(path)
+    assert "the trace is empty" in str(error)
+    assert error.line is None
+
+
+def test_a_trace_of_an_unknown_kind_has_the_right_article(tmp_path):
+    path = tmp_path / "trace"
+    path.write_bytes(b"\0\1")
+    with pytest.raises(InputError, match="is not an ElasticFlow trace"):
+        format_named("elasticflow").read(path)
 
 
 BAD_PROFILES = [
@@ -252,6 +295,7 @@ BAD_CLUSTERS = [
     ("nodes:\n  - {count: 1000000, gpus: 1000000}\n", 2, "count", "check the numbers"),
     ("just words\n", 1, None, "mapping"),
     ("# nothing\n", 1, None, "empty"),
+    ("", 1, None, "is empty; a cluster description needs `nodes:`"),
     ("\0\1\2", 1, None, "binary"),
 ]
 

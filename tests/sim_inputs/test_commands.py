@@ -9,9 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from shoal.cli.sim_compare import compare as sim_compare
 from shoal.cli.sim_gen import gen
 from shoal.cli.sim_import import import_
 from shoal.cli.sim_options import restart_costs
+from shoal.cli.sim_run import run as sim_run
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.sim.costs import Costs
@@ -23,7 +25,10 @@ from shoal.sim.samples import sample_path
 app = typer.Typer()
 app.command("gen")(gen)
 app.command("import")(import_)
+app.command("run")(sim_run)
+app.command("compare")(sim_compare)
 
+ELASTICFLOW = ["elasticflow", "ef.csv", "--throughputs", "speeds"]
 TIRESIAS = "num_gpu,submit_time,duration\n1,0,100\n2,5,200\n"
 
 
@@ -69,15 +74,28 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
         (["--seed", -1], "seed"),
         (["--load", "inf"], "load"),
         (["--profiles", "nowhere.csv"], "no such file"),
-        (["--gpu-type", "tpu", "--profiles", "typed.csv"], "'tpu'"),
+        (["--gpu-type", "tpu", "--profiles", "typed.csv"], "--gpu-type tpu: no profile"),
+        (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not tell"),
+        (["-o", "jobs.txt"], "jobs.txt: a table is written as csv or Parquet"),
+        (["-o", "jobs"], "end its name with .csv or .parquet"),
+        (["-o", "typed.csv", "--profiles", "typed.csv"], "typed.csv is read by this command"),
+        (["-o", "link.csv", "--profiles", "typed.csv"], "link.csv is read by this command"),
     ],
 )
 def test_gen_with_a_wrong_wish_writes_nothing(tmp_path, monkeypatch, args, part):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "typed.csv").write_text("model,gpus,seconds_per_iteration,gpu_type\nnet,1,1,v100\n")
+    (tmp_path / "plain.csv").write_text("model,gpus,seconds_per_iteration\nnet,1,1\n")
+    (tmp_path / "link.csv").symlink_to(tmp_path / "typed.csv")
+    before = state_of(tmp_path)
     with pytest.raises(ShoalError, match=part):
         run("gen", "-o", "jobs.csv", *args)
-    assert [path.name for path in tmp_path.iterdir()] == ["typed.csv"]
+    assert state_of(tmp_path) == before
+
+
+def state_of(folder):
+    """All files below a directory and what is in them."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_import_says_what_it_left_out(tmp_path):
@@ -120,15 +138,87 @@ def test_import_makes_profiles_of_a_formats_own_throughputs(tmp_path):
         (["tiresias", "trace.csv", "--throughputs", "t", "--profiles-out", "p.csv"], "no throughputs"),
         (["gavel", "trace.csv", "--throughputs", "t"], "needs --profiles-out"),
         (["tiresias", "trace.csv", "--seed", "-1"], "seed"),
-        (["tiresias", "trace.csv", "--gpus", "0"], "no job is left"),
+        (["tiresias", "trace.csv", "--gpus", "0"], "--gpus: give the largest request to keep"),
+        (["tiresias", "trace.csv", "--gpus", "-1"], "--gpus: give the largest request to keep"),
+        (["tiresias", "trace.csv", "-o", "trace.csv"], "trace.csv is read by this command"),
+        (["tiresias", "trace.csv", "-o", "sub/../trace.csv"], "is read by this command"),
+        (["tiresias", "trace.csv", "--profiles", "p.csv", "-o", "p.csv"], "p.csv is read by this command"),
+        (["alibaba-pai", "sub", "-o", "sub/pai_job_table.csv"], "is read by this command"),
+        (["alibaba-pai", "sub/pai_task_table.csv", "-o", "sub/pai_job_table.csv"], "is read by this command"),
+        (["tiresias", "trace.csv", "-o", "jobs.xls"], "jobs.xls: a table is written as csv or Parquet"),
+        ([*ELASTICFLOW, "--profiles-out", "new.csv", "-o", "no/where.csv"], "cannot write no/where.csv"),
+        ([*ELASTICFLOW, "--profiles-out", "no/where.csv", "-o", "new.csv"], "cannot write no/where.csv"),
+        ([*ELASTICFLOW, "--profiles-out", "new.csv", "-o", "new.csv"], "give them different names"),
+        ([*ELASTICFLOW, "--profiles-out", "speeds/net.csv"], "net.csv is read by this command"),
+        (["tiresias", "trace.csv", "--gpu-type", "zz"], "--gpu-type zz: no profile"),
     ],
 )
 def test_import_with_a_wrong_wish_writes_nothing(tmp_path, monkeypatch, args, part):
     monkeypatch.chdir(tmp_path)
+    for folder in ("sub", "speeds"):
+        (tmp_path / folder).mkdir()
     (tmp_path / "trace.csv").write_text(TIRESIAS)
+    (tmp_path / "p.csv").write_text("model,gpus,seconds_per_iteration\nnet,1,1\n")
+    (tmp_path / "speeds" / "net.csv").write_text("global_batch_size,1,2\n64,1,2\n")
+    (tmp_path / "sub" / "pai_task_table.csv").write_text("ja,tf,1,Terminated,100,100000,600,29,100,V100\n")
+    (tmp_path / "sub" / "pai_job_table.csv").write_text("ja,i,ida,T,100,1\n")
+    before = state_of(tmp_path)
     with pytest.raises(ShoalError, match=part):
-        run("import", *args, "-o", "jobs.csv")
-    assert [path.name for path in tmp_path.iterdir()] == ["trace.csv"]
+        run("import", "-o", "jobs.csv", *args)
+    assert state_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("what", ["[/b]", "[red]", ":smile:"])
+def test_what_a_file_says_is_shown_as_it_is(tmp_path, what):
+    trace = tmp_path / "trace.csv"
+    trace.write_text(TIRESIAS + f"{what},7,200\n")
+    said = run("import", "tiresias", trace, "-o", tmp_path / "jobs.csv", "--skip-bad")
+    assert f"{what!r} is not a whole number" in " ".join(said.split())
+
+
+def test_the_bad_rows_of_each_pai_table_are_counted_in_the_summary(tmp_path):
+    (tmp_path / "pai_task_table.csv").write_text(
+        "ja,tf,1,Terminated,100,100000,600,29,100,V100\n"
+        "jb,tf,1,Terminated,x,100000,600,29,100,V100\njb,tf,1,Terminated,9,100000,600,29,100,V100\n"
+    )
+    (tmp_path / "pai_job_table.csv").write_text("ja,i,ida,T,100,1\njb,i,,T,100,1\n")
+    said = " ".join(run("import", "alibaba-pai", tmp_path, "-o", tmp_path / "o.csv", "--skip-bad").split())
+    assert "1 left out: tasks of a job with a malformed task" in said
+    assert "1 left out: malformed, the first on line 2: 'x' is not a number of seconds" in said
+    assert "1 left out: malformed, the first on line 2 of pai_job_table.csv: a value is missing here" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "args", "part"),
+    [
+        ("run", ["--per-job", "jobs.csv"], "jobs.csv is read by this command"),
+        ("run", ["--per-job", "p.csv"], "p.csv is read by this command"),
+        ("run", ["--per-job", "c.yaml", "--cluster", "c.yaml"], "c.yaml is read by this command"),
+        ("run", ["--per-job", "rows.doc"], "rows.doc: a table is written as csv or Parquet"),
+        ("compare", ["--report", "jobs.csv"], "jobs.csv is read by this command"),
+        ("compare", ["--report", "p.csv"], "p.csv is read by this command"),
+        ("run", ["--restart-s", "30,nett=3"], "no profile in p.csv is of model 'nett'; did you mean 'net'"),
+        (
+            "compare",
+            ["--restart-s", "30,nett=3"],
+            "no profile in p.csv is of model 'nett'; did you mean 'net'",
+        ),
+        ("run", ["--restart-s", "net=3,net=4"], "'net' is given twice"),
+        ("run", ["--restart-s", "3,4"], "seconds are given twice"),
+        ("run", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
+        ("compare", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
+    ],
+)
+def test_a_run_with_a_wrong_wish_ends_before_it_starts(tmp_path, monkeypatch, verb, args, part):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "jobs.csv").write_text("submit_s,model,iterations,requested_gpus,max_gpus\n0,net,9,1,1\n")
+    (tmp_path / "p.csv").write_text("model,gpus,seconds_per_iteration\nnet,1,1\n")
+    (tmp_path / "c.yaml").write_text("nodes:\n  - {gpus: 4}\n")
+    before = state_of(tmp_path)
+    where = [] if "--cluster" in args else ["--gpus", 4]
+    with pytest.raises(ShoalError, match=part):
+        run(verb, "jobs.csv", "-p", "p.csv", *where, *args)
+    assert state_of(tmp_path) == before
 
 
 def test_the_commands_import_nothing_heavy_before_they_run():

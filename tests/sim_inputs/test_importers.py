@@ -16,6 +16,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.profile import Profile
 from shoal.sim.importers import FORMATS, Wishes, convert, format_named
+from shoal.sim.importers.elasticflow import elasticflow_profiles
 from shoal.sim.importers.gavel import gavel_profiles
 from shoal.sim.inputs import profiles_of, read_jobs, read_profiles, write_jobs, write_profiles
 from shoal.sim.inputs.pool import Pool, assign_models
@@ -152,15 +153,22 @@ SPOILT: list[tuple[str, str, str, str | None, str]] = [
     ("gavel", "\t40\t", "\tforty\t", "total_steps", "'forty' is not a number"),
     ("tiresias", "0,1,30,", "0,1,nan,", "submit_time", "finite"),
     ("elasticflow", "64,1,20", "64,,20", "num_gpu", "missing"),
-    ("philly", '"submitted_time": "2017-10-09 06:58:00"', '"submitted_time": "then"', None, "'then'"),
+    (
+        "philly",
+        '"submitted_time": "2017-10-09 06:58:00"',
+        '"submitted_time": "then"',
+        "submitted_time",
+        '"then" is not a time such as',
+    ),
     ("philly", '"submitted_time": "2017-10-09 06:58:00"', '"when": 0', "submitted_time", "missing"),
     (
         "philly",
         '"end_time": "2017-10-09 06:58:20"',
         '"end_time": "2017-10-09 05:00:00"',
-        None,
+        "end_time",
         "before it starts",
     ),
+    ("philly", '"jobid": "d"', '"jobid": ["d"]', "jobid", '["d"] is not a name'),
 ]
 
 
@@ -174,10 +182,11 @@ def test_a_malformed_row_stops_the_import_and_can_be_skipped(tmp_path, name, old
         convert(trace, ONE)
     error = caught.value
     where = SAMPLES[name].split(old)[0].count("\n") + 1
-    assert error.line == (4 if name == "philly" else where)
+    assert error.line == (None if name == "philly" else where)  # JSON has records, no lines to go to
+    assert ("record 4: " in str(error)) == (name == "philly")
     assert error.field == field
     assert part in str(error)
-    assert f"1 of {trace.rows} rows" in str(error)
+    assert f"1 of {trace.rows} {'records' if name == 'philly' else 'rows'}" in str(error)
     assert "--skip-bad" in str(error)
     assert "\n" not in str(error)
     result = convert(trace, ONE, Wishes(skip_bad=True))
@@ -200,6 +209,133 @@ def test_one_unreadable_task_makes_its_whole_job_bad(tmp_path):
     path.write_text(SAMPLES["alibaba-pai"] + "j2,worker2,1.0,Terminated,1120.0,never,600.0,29.3,100.0,T4\n")
     result = convert(format_named("alibaba-pai").read(path), ONE, Wishes(skip_bad=True))
     assert result.jobs["job"].to_list() == ["j1"]
+    assert (len(result.bad), result.left_out["tasks of a job with a malformed task"]) == (1, 2)
+
+
+#: The job table of PAI, and what is said of it: line, field, part of the message.
+BAD_JOB_TABLES = [
+    ("j1,i,ida,T,1000,1\nj2,i,eve,T,nan,1\n", 2, "start_time", "'nan' is not a number of seconds"),
+    ("j1,i,ida,T,1000,1\nj2,i,eve,T,zzz,1\n", 2, "start_time", "'zzz' is not a number of seconds"),
+    ("j1,i,ida,T,1000,1\nj2,i,,T,1050,1\n", 2, "user", "missing"),
+    ("j2,i,eve,T,1050,1\nj1,i,ida,T,1000,1\nj2,i,ann,T,9,1\n", 3, "job_name", "'j2' is already on line 1"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "field", "part"), BAD_JOB_TABLES)
+def test_a_bad_row_of_the_pai_job_table_is_told_at_its_own_place(tmp_path, text, line, field, part):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
+    table = tmp_path / "pai_job_table.csv"
+    table.write_text(text)
+    trace = format_named("alibaba-pai").read(tmp_path)
+    with pytest.raises(InputError) as caught:
+        convert(trace, ONE)
+    error = caught.value
+    assert (error.file, error.line, error.field) == (str(table), line, field)
+    assert part in str(error)
+    assert f"1 of {text.count(chr(10))} rows" in str(error)
+    result = convert(trace, ONE, Wishes(skip_bad=True))
+    assert len(result.bad) == 1
+    if field == "job_name":  # the first row stands
+        assert result.jobs["user"].to_list() == ["ida", "eve"]
+    else:  # nothing is put in the place of what the table should say
+        assert result.jobs["job"].to_list() == ["j1"]
+        assert result.left_out["jobs with a malformed row in pai_job_table.csv"] == 1
+
+
+def test_bad_rows_of_both_pai_tables_are_counted_each_for_itself(tmp_path):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"].replace("1000.0,1020.0", "x,1020.0"))
+    (tmp_path / "pai_job_table.csv").write_text("j1,i,ida,T,x,1\nj2,i,eve,T,x,1\n")
+    with pytest.raises(
+        InputError, match=r"task_table.csv:1: .*1 of 5 rows cannot be used; more in pai_job_table.csv"
+    ):
+        convert(format_named("alibaba-pai").read(tmp_path), ONE)
+
+
+def test_pai_jobs_of_which_the_job_table_does_not_say_all_are_told(tmp_path):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
+    (tmp_path / "pai_job_table.csv").write_text("j2,i,eve,T,,1\n")
+    result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
+    assert result.jobs["user"].to_list() == ["unknown", "eve"]
+    assert result.jobs["submit_s"].to_list() == [0, 100]
+    assert result.notes[1:] == (
+        "1 jobs are not in pai_job_table.csv: submitted when they start",
+        "1 jobs have no start_time in pai_job_table.csv: submitted when their first task starts",
+        "1 jobs name no user: written as user 'unknown'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [("philly", '"jobid": "d"', '"jobid": "a"'), ("helios", "\n7,", "\n9,"), ("tiresias", "\n0,", "\n1,")],
+)
+def test_names_that_are_not_unique_are_left_out_and_that_is_told(tmp_path, name, old, new):
+    path = tmp_path / "trace"
+    assert SAMPLES[name].count(old) == 1
+    path.write_text(SAMPLES[name].replace(old, new))
+    result = convert(format_named(name).read(path), ONE)
+    assert "job" not in result.jobs.columns
+    assert len(result.notes) == 1
+    assert result.notes[0].startswith("2 jobs share their name with another")
+
+
+@pytest.mark.parametrize("new", ["null", '""', '" "'])
+def test_a_philly_job_without_name_and_user_is_of_user_unknown_and_that_is_told(tmp_path, new):
+    path, out = tmp_path / "trace", tmp_path / "jobs.csv"
+    text = SAMPLES["philly"].replace('"jobid": "d"', f'"jobid": {new}')
+    path.write_text(
+        text[: text.index(new)] + text[text.index(new) :].replace('"user": "ann"', f'"user": {new}')
+    )
+    result = convert(format_named("philly").read(path), ONE)
+    assert result.jobs["user"].to_list() == ["unknown", "ann"]
+    assert result.jobs["job"].to_list() == ["job1", "a"]
+    assert [note[:17] for note in result.notes] == ["1 jobs name no us", "1 jobs have no na"]
+    write_jobs(out, result.jobs)
+    assert [job.user for job in read_jobs(out, ONE, Cluster.pool(4))] == ["unknown", "ann"]
+
+
+def test_a_name_given_by_place_that_another_job_has_leaves_all_names_out(tmp_path):
+    path, out = tmp_path / "trace", tmp_path / "jobs.csv"
+    path.write_text(SAMPLES["philly"].replace('"jobid": "d"', '"jobid": null').replace('"a"', '"job1"', 1))
+    result = convert(format_named("philly").read(path), ONE)
+    assert "job" not in result.jobs.columns
+    write_jobs(out, result.jobs)
+    assert len(read_jobs(out, ONE, Cluster.pool(4))) == 2
+
+
+def test_gavel_jobs_with_priority_0_are_refused_and_unknown_models_get_a_suggestion(tmp_path):
+    path = tmp_path / "trace"
+    nine = "{}\tpython main.py\t--steps\t1\t40\t1\t{}\t-1\t5.0\n"
+    path.write_text(nine.format("net", 1) + nine.format("net", 0))
+    with pytest.raises(InputError, match=r"trace:2: priority_weight: must be above 0, not 0"):
+        convert(format_named("gavel").read(path), ONE)
+    path.write_text(nine.format("nett", 1))
+    with pytest.raises(
+        InputError, match=r"trace:1: job_type: no profile for model 'nett'; did you mean 'net'\?"
+    ) as e:
+        convert(format_named("gavel").read(path), ONE)
+    assert "--assign" not in str(e.value)  # it counts steps: no other model could do them
+    with pytest.raises(InputError, match="leave --assign out"):
+        convert(format_named("gavel").read(path), ONE, Wishes(assign=True))
+
+
+def test_parquet_traces_are_told_by_rows_and_may_hold_real_times(tmp_path):
+    path = tmp_path / "trace.parquet"
+    frame = pl.DataFrame(
+        {
+            "timestamp": ["2017-10-09 07:00:00", "2017-10-09 06:58:00"],
+            "duration": [90.0, 20.0],
+            "num_gpus": [2, 0],
+        }
+    )
+    frame.write_parquet(path)
+    with pytest.raises(InputError, match=r"trace.parquet: num_gpus: row 2: must be at least 1"):
+        convert(format_named("philly-csv").read(path), ONE)
+    good = frame.with_columns(pl.col("timestamp").str.to_datetime(), num_gpus=pl.Series([2, 1]))
+    good.write_parquet(path)
+    assert convert(format_named("philly-csv").read(path), ONE).jobs["submit_s"].to_list() == [0, 120]
+    good.with_columns(pl.col("timestamp").dt.date()).write_parquet(path)
+    with pytest.raises(InputError, match="timestamp: holds Date, not dates with times"):
+        format_named("philly-csv").read(path)
 
 
 def test_pai_users_and_submissions_come_from_the_job_table(tmp_path):
@@ -218,7 +354,7 @@ def test_a_model_without_a_profile_is_bad_unless_models_are_drawn(tmp_path):
     path = tmp_path / "trace"
     path.write_text(SAMPLES["tiresias"].replace("606,net", "606,other"))
     trace = format_named("tiresias").read(path)
-    with pytest.raises(InputError, match=r"no profile for model 'other'.*--assign"):
+    with pytest.raises(InputError, match=r":2: model_name: no profile for model 'other'.*--assign"):
         convert(trace, ONE)
     assert convert(trace, ONE, Wishes(assign=True)).jobs["model"].to_list() == ["net", "net"]
 
@@ -324,7 +460,9 @@ def test_gavel_throughputs_become_profiles(tmp_path):
         "v100_unconsolidated": {"('net', 1)": {"null": 4.0}, "('net', 4)": {"null": 5.0}},
         "k80": {"('net', 1)": {"null": 1.0}, "('net', 4)": {"null": 0.0}},
     }))  # fmt: skip
-    frame = gavel_profiles(path)
+    speeds = gavel_profiles(path)
+    frame = speeds.frame
+    assert speeds.notes == ("1 throughputs are 0: no profile at these sizes",)
     write_profiles(tmp_path / "profiles.csv", frame)
     for profiles in (profiles_of(frame), read_profiles(tmp_path / "profiles.csv")):
         net = profiles["net"]
@@ -332,6 +470,105 @@ def test_gavel_throughputs_become_profiles(tmp_path):
     path.write_text("[]")
     with pytest.raises(InputError, match="not a table of Gavel's throughputs"):
         gavel_profiles(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "part"),
+    [
+        ("""{"v100": {"('net', 1)": {"null": NaN}}}""", "v100 ('net', 1)", "nan is not a number of steps"),
+        (
+            """{"v100": {"('net', 1)": {"null": Infinity}}}""",
+            "v100 ('net', 1)",
+            "inf is not a number of steps",
+        ),
+        ("""{"v100": {"('net', 1)": {"null": 1e-320}}}""", "v100 ('net', 1)", "is not a number of steps"),
+        ("""{"v100": {"('net', 1)": {"null": "4"}}}""", "v100 ('net', 1)", "4 is not a number of steps"),
+        ("""{"v100": {"('net', 1)": {"nil": 4}}}""", "v100 ('net', 1)", "no speed"),
+        ("""{"v100": {"('net', 0)": {"null": 4}}}""", "v100", "not a pair of model and GPUs"),
+        ("""{"v100": {"net": {"null": 4}}}""", "v100", "not a pair of model and GPUs"),
+        ("""{"v100": {"('net', 1)": {"null": 4, "null": 5}}}""", "null", "twice"),
+        ("""{"v100": {"('net', 1)": {"null": 0}}}""", None, "no throughput above 0"),
+        ("""{"v100": {"('net', 1)": {"null": 4}""", None, "cut off"),
+        ("{}", None, "not a table of Gavel's throughputs"),
+    ],
+)
+def test_a_speed_that_is_none_in_gavels_throughputs_is_named(tmp_path, text, field, part):
+    path = tmp_path / "throughputs.json"
+    path.write_text(text)
+    with pytest.raises(InputError) as caught:
+        gavel_profiles(path)
+    assert (caught.value.file, caught.value.field) == (str(path), field)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "field", "part"),
+    [
+        ("global_batch_size,1,2\n64,2.0,3\n128,1.0,abc\n", 3, "2", "'abc' is not a number"),
+        ("global_batch_size,1,2\n64,nan,3\n", 2, "1", "finite"),
+        ("global_batch_size,1,2\n64,-1,3\n", 2, "1", "negative"),
+        ("global_batch_size,1,2\n64,1e-310,3\n", 2, "1", "too small"),
+        ("global_batch_size,1,2\n64,1,3\n64,1,3\n", 3, "global_batch_size", "already there"),
+        ("global_batch_size,0,2\n64,1,3\n", 1, "0", "not a number of GPUs"),
+        ("global_batch_size,one\n64,1\n", 1, None, "no column is a number of GPUs"),
+        ("global_batch_size,1\n64,0\n", None, None, "no throughput above 0"),
+    ],
+)
+def test_a_cell_that_is_no_speed_in_elasticflows_throughputs_is_named(tmp_path, text, line, field, part):
+    (tmp_path / "bert.csv").write_text(text)
+    with pytest.raises(InputError) as caught:
+        elasticflow_profiles(tmp_path)
+    assert (caught.value.line, caught.value.field) == (line, field)
+    assert part in str(caught.value)
+
+
+def test_sizes_without_a_throughput_have_no_profile_and_zeros_are_told(tmp_path):
+    (tmp_path / "bert.csv").write_text("global_batch_size,1,2,4\n64,2.0,,0\n128,1.0,2.0,4.0\n")
+    speeds = elasticflow_profiles(tmp_path)
+    assert profiles_of(speeds.frame)["bert-64"].speed("gpu", 2) == 0
+    assert profiles_of(speeds.frame)["bert-128"].speed("gpu", 4) == 4
+    assert speeds.notes == ("1 throughputs are 0: no profile at these sizes",)
+
+
+@pytest.mark.parametrize("head", ["{\n" + " \n" * 40_000, "\0", "hello\n"])
+def test_a_huge_file_is_no_table_of_throughputs_and_is_not_read(tmp_path, monkeypatch, head):
+    path = tmp_path / "throughputs.csv"
+    with path.open("w") as file:
+        file.write(head)
+        file.truncate(1 << 30)  # sparse: a gigabyte that takes no room
+    monkeypatch.setattr(Path, "read_text", lambda *a, **k: pytest.fail("the file was read"))
+    monkeypatch.setattr(pl, "read_csv", lambda *a, **k: pytest.fail("the file was read"))
+    with pytest.raises(InputError, match="throughputs"):
+        gavel_profiles(path)
+    with pytest.raises(InputError, match=r"throughputs|this column is missing|binary"):
+        elasticflow_profiles(tmp_path)
+
+
+def test_a_huge_csv_with_the_right_header_is_no_table_of_throughputs_either(tmp_path, monkeypatch):
+    with (tmp_path / "bert.csv").open("w") as file:
+        file.write("global_batch_size,1,2\n" + "64,1,2\n" * 20_000)
+        file.truncate(1 << 30)
+    monkeypatch.setattr(pl, "read_csv", lambda *a, **k: pytest.fail("the file was read"))
+    with pytest.raises(InputError, match="too large for a table of throughputs"):
+        elasticflow_profiles(tmp_path)
+
+
+def test_models_without_a_speed_on_the_type_wished_for_are_told(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text(SAMPLES["tiresias"])
+    typed = {
+        "net": Profile.from_rows("net", [("v100", 1, 0, 1.0), ("v100", 8, 0, 0.2)]),
+        "old": Profile.from_rows("old", [("k80", 1, 0, 1.0), ("k80", 8, 0, 0.2)]),
+    }
+    trace = format_named("tiresias").read(path)
+    result = convert(trace, typed, Wishes(gpu_type="v100"))
+    assert result.notes == ("not used, as they have no speed on v100: old",)
+    with pytest.raises(InputError, match="model_name: 'net' has no speed on GPUs of type 'k80'"):
+        convert(trace, typed, Wishes(gpu_type="k80"))
+    with pytest.raises(ShoalError, match="did you mean 'v100'"):
+        convert(trace, typed, Wishes(gpu_type="v10"))
+    with pytest.raises(ShoalError, match="--gpu-type v100: the profiles do not tell GPU types apart"):
+        convert(trace, ONE, Wishes(gpu_type="v100"))
 
 
 @pytest.mark.reference

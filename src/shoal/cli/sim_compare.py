@@ -93,9 +93,10 @@ def compare(
     if not setups:
         raise ShoalError("name at least one each of --costs, --knowledge and --placement")
     if report:
-        from shoal.sim.inputs import check_writable
+        from shoal.sim.inputs import check_not_read, check_writable
 
         check_writable(report)
+        check_not_read(report, so.files_read(setups[0], option))
     results, stopped = run_all(setups, workers, with_series=report is not None)
     if report and results:
         from shoal.sim.inputs import write_aside

@@ -57,7 +57,7 @@ def gen(
     from shoal.cli.sim_summary import show_jobs
     from shoal.core.errors import ShoalError
     from shoal.sim.generate import DAY_S, PHILLY_SIZES, Recipe, generate
-    from shoal.sim.inputs import read_profiles, write_jobs
+    from shoal.sim.inputs import check_not_read, check_table_name, check_writable, read_profiles, write_jobs
     from shoal.sim.samples import sample_path
 
     if seed < 0:
@@ -72,6 +72,9 @@ def gen(
         longest_s=longest_days * DAY_S,
         gpu_type=gpu_type,
     )
+    check_writable(out)
+    check_not_read(out, [profiles])
+    check_table_name(out)
     known = read_profiles(profiles or sample_path("profiles.csv"))
     trace = generate(recipe, known, np.random.default_rng(seed))
     write_jobs(out, trace)
@@ -80,6 +83,9 @@ def gen(
         if profiles
         else ["models are those of the built-in profiles, which `shoal sim run` uses if given none"]
     )
+    without = [model for model, profile in known.items() if gpu_type and not profile.knows(gpu_type)]
+    if without:
+        notes.append(f"not used, as they have no speed on {gpu_type}: {', '.join(without)[:200]}")
     gone = sorted(set(recipe.sizes) - set(trace["requested_gpus"].unique().to_list()))
     if gone:
         notes.append(f"no job of {', '.join(map(str, gone))} GPUs: too large here, or too rare to be drawn")

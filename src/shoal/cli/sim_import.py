@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from shoal.sim.importers import Format
 
 EXAMPLES = """
@@ -55,48 +54,69 @@ def import_(
     from shoal.cli.sim_summary import show_jobs
     from shoal.core.errors import ShoalError
     from shoal.sim.importers import Wishes, convert, format_named
-    from shoal.sim.inputs import profiles_of, read_profiles, write_jobs, write_profiles
+    from shoal.sim.inputs import jobs_table, profiles_of, profiles_table, read_profiles, write_tables
     from shoal.sim.samples import sample_path
 
     if not 0 <= seed < 2**32:
         raise ShoalError(f"the seed must be 0 to {2**32 - 1}, not {seed}")
+    if gpus is not None and gpus < 1:
+        raise ShoalError(f"--gpus: give the largest request to keep, 1 or more, not {gpus}")
     form = format_named(format_)
-    made = _made_profiles(form, profiles, throughputs, profiles_out)
+    _check_wish_for_profiles(form, profiles, throughputs, profiles_out)
+    beside = form.beside(trace) if form.beside else None
+    _check_outputs(out, profiles_out, [trace, beside, profiles, throughputs])
+    made = form.profiles(throughputs) if form.profiles and throughputs else None
     path = profiles or sample_path("profiles.csv")
     wishes = Wishes(seed, tuple(vc or ()), gpus, gpu_type, assign, skip_bad)
-    known = read_profiles(path) if made is None else profiles_of(made)
+    known = read_profiles(path) if made is None else profiles_of(made.frame)
     result = convert(form.read(trace), known, wishes)
     notes = list(result.notes)
+    tables = {out: jobs_table(result.jobs)}
     if made is not None and profiles_out is not None:
-        write_profiles(profiles_out, made)
+        tables = {profiles_out: profiles_table(made.frame), **tables}
+        notes += made.notes
         path = profiles_out
     if profiles is None:
         notes.append(f"the models are those of {path}: pass it as --profiles")
-    write_jobs(out, result.jobs)
+    write_tables(tables)
     left_out = dict(result.left_out)
-    if result.bad:
-        first = result.bad[0]
-        left_out[f"malformed, the first on {result.place} {first.line}: {first.message}"] = len(result.bad)
+    for table, bad in itertools.groupby(result.bad, lambda row: row.beside):
+        rows = list(bad)
+        where = f"{result.place} {rows[0].line}" + (f" of {table.name}" if table else "")
+        left_out[f"malformed, the first on {where}: {rows[0].message}"] = len(rows)
     show_jobs(out, result.jobs, left_out=left_out, notes=notes)
 
 
 import_.__doc__ = f"{import_.__doc__}\n{EXAMPLES}"
 
 
-def _made_profiles(
+def _check_wish_for_profiles(
     form: Format, profiles: Path | None, throughputs: Path | None, profiles_out: Path | None
-) -> pl.DataFrame | None:
-    """Profiles made from the format's own throughputs; None where a file of profiles is used."""
+) -> None:
+    """Either a file of profiles, or the format's own throughputs and where to write what is made of them."""
     from shoal.core.errors import ShoalError
 
     if throughputs is None:
         if profiles_out is not None:
             raise ShoalError("--profiles-out needs --throughputs, from which the profiles are made")
-        return None
+        return
     if form.profiles is None:
         raise ShoalError(f"{form.name} has no throughputs of its own; give --profiles instead")
     if profiles is not None or profiles_out is None:
         raise ShoalError(
             "--throughputs takes the place of --profiles, and needs --profiles-out for the result"
         )
-    return form.profiles(throughputs)
+
+
+def _check_outputs(out: Path, profiles_out: Path | None, inputs: list[Path | None]) -> None:
+    """Both files can be written, are not the same, and neither is read: found out before the work."""
+    from shoal.core.errors import ShoalError
+    from shoal.sim.inputs import check_not_read, check_table_name, check_writable
+
+    for path in (out, profiles_out):
+        if path is not None:
+            check_writable(path)
+            check_not_read(path, inputs)
+            check_table_name(path)
+    if profiles_out is not None and out.absolute() == profiles_out.absolute():
+        raise ShoalError(f"-o and --profiles-out are both {out}; give them different names")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -101,6 +102,8 @@ def restart_costs(text: str | None) -> dict[str, Any]:
     known: dict[str, Any] = {"restart_by_model": {}}
     for part in text.split(","):
         model, _, seconds = part.rpartition("=")
+        if model in known["restart_by_model"] or (not model and "restart_s" in known):
+            raise ShoalError(f"--restart-s {text}: {f'{model!r} is' if model else 'seconds are'} given twice")
         try:
             value = float(seconds)
         except ValueError:
@@ -110,6 +113,27 @@ def restart_costs(text: str | None) -> dict[str, Any]:
         else:
             known["restart_s"] = value
     return known
+
+
+def check_models(named: Iterable[str], profiles: Path) -> None:
+    """Every model named by an option is one of the profiles."""
+    from shoal.core.errors import ShoalError, did_you_mean
+    from shoal.sim.inputs import read_profiles
+
+    if not named:
+        return
+    known = read_profiles(profiles)
+    for model in named:
+        if model not in known:
+            raise ShoalError(
+                f"--restart-s: no profile in {profiles} is of model {model!r}; {did_you_mean(model, known)}"
+            )
+
+
+def files_read(setup: Any, option: list[str] | None) -> list[Path | None]:
+    """The files that a run reads, which nothing it writes may replace."""
+    numbers = [Path(word.partition("=@")[2]) for word in option or [] if "=@" in word]
+    return [setup.jobs, setup.profiles, setup.cluster, setup.needs, *numbers]
 
 
 def setup(
@@ -141,9 +165,11 @@ def setup(
     interpolation = rest.pop("interpolate")
     if interpolation not in ("time", "throughput"):
         raise ShoalError(f"--interpolate {interpolation}: say time or throughput")
+    restarts = restart_costs(rest.pop("restart_s"))
+    check_models(restarts.get("restart_by_model", ()), profiles)
     costs = Costs(
         rest.pop("costs"),
-        **restart_costs(rest.pop("restart_s")),
+        **restarts,
         prepare_s=rest.pop("prepare_s"),
         pause_s=rest.pop("pause_s"),
     )
@@ -180,6 +206,8 @@ def parse_options(words: list[str]) -> dict[str, str]:
         name, equals, value = word.partition("=")
         if not equals or not name:
             raise ShoalError(f"--option {word}: write name=value")
+        if name in options:
+            raise ShoalError(f"--option {word}: {name} is given twice; say it once")
         if value.startswith("@"):
             value = numbers_of(Path(value[1:]))
         options[name] = value

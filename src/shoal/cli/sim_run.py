@@ -50,7 +50,7 @@ def run(
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
-    from shoal.sim.inputs import check_writable
+    from shoal.sim.inputs import check_not_read, check_table_name, check_writable
     from shoal.sim.runner import is_compiled, load, remarks
     from shoal.sim.runner import run as run_one
 
@@ -62,6 +62,8 @@ def run(
     )  # fmt: skip
     if per_job:
         check_writable(per_job)
+        check_not_read(per_job, so.files_read(setup, option))
+        check_table_name(per_job)
     inputs = load(setup)
     for line in remarks(setup, inputs):
         say(line)

@@ -30,7 +30,7 @@ def show_jobs(
         table.add_row(f"{jobs['user'].n_unique():,}", "users")
     for why, count in (left_out or {}).items():
         table.add_row(f"{count:,}", f"left out: {why}", style="yellow")
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
     console.print(table)
     for note in notes:
         console.print(f"note: {note}", style="dim", soft_wrap=True)

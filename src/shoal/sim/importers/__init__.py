@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from shoal.core.errors import ShoalError, did_you_mean
-
-if TYPE_CHECKING:
-    import polars as pl
-
-from shoal.sim.importers.alibaba_pai import read_alibaba_pai
+from shoal.sim.importers.alibaba_pai import job_table_of, read_alibaba_pai
 from shoal.sim.importers.convert import Conversion, Wishes, convert
 from shoal.sim.importers.elasticflow import elasticflow_profiles, read_elasticflow
 from shoal.sim.importers.gavel import gavel_profiles, read_gavel
 from shoal.sim.importers.helios import read_helios
 from shoal.sim.importers.philly_csv import read_philly_csv
 from shoal.sim.importers.philly_json import read_philly_json
+from shoal.sim.importers.throughputs import Speeds
 from shoal.sim.importers.tiresias import read_tiresias
 from shoal.sim.importers.trace import Trace
 
-__all__ = ["FORMATS", "Conversion", "Format", "Trace", "Wishes", "convert", "format_named"]
+__all__ = ["FORMATS", "Conversion", "Format", "Speeds", "Trace", "Wishes", "convert", "format_named"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +28,9 @@ class Format:
     name: str
     about: str
     read: Callable[[str | Path], Trace]
-    profiles: Callable[[str | Path], pl.DataFrame] | None = None
+    profiles: Callable[[str | Path], Speeds] | None = None
+    #: Other files that are read with this one, given the path of the trace.
+    beside: Callable[[Path], Path] | None = None
 
 
 FORMATS = {
@@ -41,7 +39,7 @@ FORMATS = {
         Format("philly", "Microsoft Philly, cluster_job_log (JSON)", read_philly_json),
         Format("philly-csv", "Microsoft Philly, flattened to csv", read_philly_csv),
         Format("helios", "SenseTime Helios, cluster_log.csv", read_helios),
-        Format("alibaba-pai", "Alibaba PAI 2020, pai_task_table.csv", read_alibaba_pai),
+        Format("alibaba-pai", "Alibaba PAI 2020, pai_task_table.csv", read_alibaba_pai, beside=job_table_of),
         Format("gavel", "Gavel, tab-separated", read_gavel, gavel_profiles),
         Format("tiresias", "Tiresias, csv", read_tiresias),
         Format("elasticflow", "ElasticFlow, csv", read_elasticflow, elasticflow_profiles),

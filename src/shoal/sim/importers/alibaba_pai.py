@@ -5,12 +5,12 @@ inst_num, status, start_time, end_time, plan_cpu, plan_mem, plan_gpu, gpu_type`,
 inst_id, user, status, start_time, end_time`. Times are seconds; `plan_gpu` is in percent of a GPU per
 instance. A job is the sum of its tasks: it asks for Σ inst_num · plan_gpu / 100 GPUs, rounded up, and
 runs from the first start to the last end of its tasks with GPUs. Users and the time of submission come
-from the job table next to the task table; without it, the first start counts and there are no users.
+from the job table next to the task table; without it, the first start counts and there are no users. The
+same holds for single jobs that it does not list; how many they are is told.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -18,7 +18,7 @@ import polars as pl
 from shoal.core.errors import InputError
 from shoal.sim.importers.trace import BadRow, Trace, bad_rows, good_rows, leave_out
 from shoal.sim.inputs.table import Columns, Problems, Table, check_text, first_fields, read_head, read_table
-from shoal.sim.inputs.values import names, numbers
+from shoal.sim.inputs.values import column_of_numbers, names, numbers
 
 TASK_COLUMNS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time",
@@ -29,17 +29,18 @@ JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time"
 
 def read_alibaba_pai(path: str | Path) -> Trace:
     """The jobs of a PAI task table, or of the directory that holds the tables."""
-    path = Path(path)
-    if path.is_dir():
-        path = path / "pai_task_table.csv"
+    path = _task_table_of(Path(path))
     table = _read(path, TASK_COLUMNS)
     problems = Problems(table, keep_all=True)
     tasks = _tasks(table, problems)
     good = good_rows(table, problems)
     # A job one of whose tasks cannot be read would come out smaller than it was: all of it is bad.
     spoilt = tasks.filter(~good)["job"].unique()
-    tasks = tasks.filter(good & ~tasks["job"].is_in(spoilt.to_list()))
     left_out: dict[str, int] = {}
+    tasks = tasks.filter(good)
+    tasks = leave_out(
+        tasks, left_out, "tasks of a job with a malformed task", pl.col("job").is_in(spoilt.to_list())
+    )
     jobs = _jobs(tasks)
     jobs = leave_out(jobs, left_out, "used no GPU", pl.col("gpus") <= 0)
     jobs = leave_out(jobs, left_out, "not finished", pl.col("unfinished"))
@@ -50,13 +51,28 @@ def read_alibaba_pai(path: str | Path) -> Trace:
         notes.append(f"{parts:,} jobs asked for parts of GPUs: rounded up to whole ones")
     jobs = jobs.with_columns(requested_gpus=pl.col("gpus").ceil().cast(pl.Int64)).drop("gpus", "unfinished")
     bad = bad_rows(problems)
-    job_table = path.with_name(path.name.replace("task", "job"))
+    job_table = job_table_of(path)
+    rows_beside: dict[Path, int] = {}
     if job_table != path and job_table.exists():
-        jobs, more_bad = _with_users(jobs, job_table)
+        users = _read(job_table, JOB_COLUMNS)
+        rows_beside[job_table] = len(users)
+        jobs, more_bad = _with_users(jobs, users, left_out, notes)
         bad += more_bad
     else:
         notes.append("no pai_job_table.csv beside it: no users, and jobs are submitted when they start")
-    return Trace(path, jobs, len(table), left_out, bad, tuple(notes))
+    return Trace(
+        path, jobs, len(table), left_out, bad, tuple(notes), table.kind_of_place, rows_beside=rows_beside
+    )
+
+
+def _task_table_of(path: Path) -> Path:
+    return path / "pai_task_table.csv" if path.is_dir() else path
+
+
+def job_table_of(path: Path) -> Path:
+    """The job table that belongs to a task table, or to the directory of both; it need not be there."""
+    path = _task_table_of(path)
+    return path.with_name(path.name.replace("task", "job"))
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> Table:
@@ -75,12 +91,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> Table:
 
 def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
     """Tasks with GPUs; start and end are null where the task has not finished."""
-    times = table.frame.select(pl.col("start_time", "end_time").cast(pl.Float64, strict=False))
-    start, end = times["start_time"], times["end_time"]
-    for parsed in (start, end):
-        text = table.frame[parsed.name]
-        wrong = (text.is_not_null() & (parsed.is_null() | ~parsed.is_finite())).fill_null(True)
-        problems.add(wrong.to_numpy(), parsed.name, partial(_not_seconds, text))
+    start, end = (_seconds(table, problems, column) for column in ("start_time", "end_time"))
     backwards = (end < start).fill_null(False).to_numpy()
     problems.add(backwards, "end_time", lambda row: f"{end[row]:g} is before start_time {start[row]:g}")
     return pl.DataFrame(
@@ -96,8 +107,17 @@ def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
     )
 
 
-def _not_seconds(text: pl.Series, row: int) -> str:
-    return f"{str(text[row])[:40]!r} is not a number of seconds"
+def _seconds(table: Table, problems: Problems, column: str) -> pl.Series:
+    """A column of times in seconds; null where there is none, or where what is there is noted as bad."""
+    text = column_of_numbers(table, column)
+    parsed = text.cast(pl.Float64, strict=False)
+    good = parsed.is_finite().fill_null(False)
+    problems.add(
+        (text.is_not_null() & ~good).to_numpy(),
+        column,
+        lambda row: f"{str(text[row])[:40]!r} is not a number of seconds",
+    )
+    return parsed.set(~good, None)
 
 
 def _jobs(tasks: pl.DataFrame) -> pl.DataFrame:
@@ -113,20 +133,43 @@ def _jobs(tasks: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_users(jobs: pl.DataFrame, path: Path) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
-    """The jobs with the user and the time of submission of the job table."""
-    table = _read(path, JOB_COLUMNS)
+def _with_users(
+    jobs: pl.DataFrame, table: Table, left_out: dict[str, int], notes: list[str]
+) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
+    """The jobs with the user and the time of submission of the job table.
+
+    A job whose only row there is bad is left out with it; one that has no row keeps its first start.
+    """
     problems = Problems(table, keep_all=True)
-    known = pl.DataFrame(
+    job = names(table, problems, "job_name")
+    listed = pl.DataFrame(
         {
-            "job": names(table, problems, "job_name"),
+            "job": job,
             "user": names(table, problems, "user"),
-            "submitted": table.frame["start_time"].cast(pl.Float64, strict=False),
+            "submitted": _seconds(table, problems, "start_time"),
         }
-    ).filter(good_rows(table, problems))
-    known = known.unique("job", keep="first", maintain_order=True)
-    joined = jobs.join(known, on="job", how="left", maintain_order="left").with_columns(
-        submit_s=pl.coalesce("submitted", "submit_s"), user=pl.col("user").fill_null("unknown")
     )
-    bad = tuple(BadRow(row.line, row.field, f"in {path.name}: {row.message}") for row in bad_rows(problems))
-    return joined.drop("submitted"), bad
+    first = listed.with_row_index().select(pl.col("index").first().over("job"))["index"]
+    problems.add(
+        (~job.is_first_distinct() & (job != "")).to_numpy(),
+        "job_name",
+        lambda row: f"{job[row][:40]!r} is already on {table.place(first[row])}; keep the row that is right",
+    )
+    good = good_rows(table, problems)
+    known = listed.filter(good)
+    spoilt = listed.filter(~good).join(known, on="job", how="anti")["job"]
+    name = table.path.name
+    jobs = leave_out(
+        jobs, left_out, f"jobs with a malformed row in {name}", pl.col("job").is_in(spoilt.to_list())
+    )
+    joined = jobs.join(known, on="job", how="left", maintain_order="left")
+    missing = joined["user"].null_count()
+    if missing:
+        notes.append(f"{missing:,} jobs are not in {name}: submitted when they start")
+    timeless = joined["submitted"].null_count() - missing
+    if timeless:
+        notes.append(
+            f"{timeless:,} jobs have no start_time in {name}: submitted when their first task starts"
+        )
+    joined = joined.with_columns(submit_s=pl.coalesce("submitted", "submit_s"))
+    return joined.drop("submitted"), bad_rows(problems, beside=table.path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
 
-from shoal.core.errors import InputError
+from shoal.core.errors import InputError, did_you_mean
 from shoal.core.profile import Profile
 from shoal.sim.importers.trace import BadRow, Trace, leave_out, only_clusters, refuse_bad_rows
 from shoal.sim.inputs.pool import Pool, assign_models, named_models
@@ -23,7 +23,7 @@ class Conversion:
     left_out: Mapping[str, int]
     bad: tuple[BadRow, ...]
     notes: tuple[str, ...]
-    #: What the numbers of bad rows count: "line" or "record".
+    #: What the numbers of bad rows count: "line", "row" or "record".
     place: str
 
 
@@ -54,6 +54,9 @@ def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None
     wishes = wishes or Wishes()
     if not wishes.skip_bad:
         refuse_bad_rows(trace)
+    if wishes.assign and "service_s" not in trace.jobs.columns:
+        message = "its jobs count the steps of their own models, not seconds; leave --assign out"
+        raise InputError(message, file=str(trace.path))
     trace = only_clusters(trace, wishes.vcs)
     left_out = dict(trace.left_out)
     jobs = _in_order(trace.jobs)
@@ -61,14 +64,20 @@ def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None
         why = f"asked for more than {wishes.gpus} GPUs"
         jobs = leave_out(jobs, left_out, why, pl.col("requested_gpus") > wishes.gpus)
     pool = Pool.of(profiles, wishes.gpu_type)
-    jobs, bad = _with_models(jobs, pool, wishes)
+    without = [model for model in profiles if model not in pool.models]
+    jobs, bad = _with_models(jobs, pool, wishes, trace.model_field, without)
     if bad and not wishes.skip_bad:
-        refuse_bad_rows(replace(trace, bad=bad), remedy=", or draw models from the profiles with --assign")
+        remedy = ", or draw models from the profiles with --assign" if "service_s" in jobs.columns else ""
+        refuse_bad_rows(replace(trace, bad=bad), remedy=remedy)
     jobs = _with_work(jobs, pool, left_out)
     if jobs.is_empty():
         reasons = "; ".join(f"{count:,} {why}" for why, count in left_out.items()) or "the trace has no jobs"
         raise InputError(f"no job is left to write: {reasons}", file=str(trace.path))
-    return Conversion(_native(jobs), trace.rows, left_out, trace.bad + bad, trace.notes, trace.place)
+    jobs, notes = _with_names(jobs)
+    notes = trace.notes + notes
+    if without:
+        notes += (f"not used, as they have no speed on {wishes.gpu_type}: {', '.join(without)[:200]}",)
+    return Conversion(_native(jobs), trace.rows, left_out, trace.bad + bad, notes, trace.place)
 
 
 def _in_order(jobs: pl.DataFrame) -> pl.DataFrame:
@@ -77,17 +86,28 @@ def _in_order(jobs: pl.DataFrame) -> pl.DataFrame:
     return jobs.with_columns(pl.col("submit_s") - pl.col("submit_s").min())
 
 
-def _with_models(jobs: pl.DataFrame, pool: Pool, wishes: Wishes) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
-    """The jobs with the position of their model in the pool (-1: none fits); unknown names are bad."""
+def _with_models(
+    jobs: pl.DataFrame, pool: Pool, wishes: Wishes, model_field: str, without: Sequence[str]
+) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
+    """The jobs with the position of their model in the pool (-1: none fits); unknown names are bad.
+
+    Models `without` a speed on the GPU type wished for are in the profiles, but not in the pool.
+    """
     requested = jobs["requested_gpus"].to_numpy()
-    if "model" not in jobs.columns or (wishes.assign and "service_s" in jobs.columns):
+    if "model" not in jobs.columns or wishes.assign:
         rng = np.random.RandomState(wishes.seed)
         drawn = assign_models(requested, pool, lambda below: rng.randint(0, below))
         return jobs.with_columns(pool=pl.Series(drawn)), ()
     found = jobs.with_columns(pool=pl.Series(named_models(jobs, pool)))
     unknown = found.filter(pl.col("pool") < 0)
+    words = {
+        model: f"{model!r} has no speed on GPUs of type {wishes.gpu_type!r}"
+        if model in without
+        else f"no profile for model {model!r}; {did_you_mean(model, pool.models)}"
+        for model in unknown["model"].unique()
+    }
     bad = tuple(
-        BadRow(line, "model", f"no profile for model {model!r}")
+        BadRow(line, model_field, words[model])
         for line, model in unknown.select("line", "model").sort("line").iter_rows()
     )
     return found.filter(pl.col("pool") >= 0), bad
@@ -112,11 +132,34 @@ def _with_work(jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int]) -> pl.D
     return leave_out(jobs, left_out, "would do less than one iteration", pl.col("iterations") < 1)
 
 
+def _with_names(jobs: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Jobs with names and users: `unknown` for whom the trace does not say, job1, job2, ... by their place.
+
+    The reader of a trace wants names that differ; where the trace's own do not, none of them is kept.
+    """
+    notes: list[str] = []
+    if "user" in jobs.columns and (missing := jobs["user"].null_count()):
+        notes.append(f"{missing:,} jobs name no user: written as user 'unknown'")
+        jobs = jobs.with_columns(pl.col("user").fill_null("unknown"))
+    if "job" not in jobs.columns:
+        return jobs, tuple(notes)
+    if missing := jobs["job"].null_count():
+        notes.append(f"{missing:,} jobs have no name: called by their place in the result (job1, job2, ...)")
+        by_place = pl.Series([f"job{i}" for i in range(1, jobs.height + 1)], dtype=pl.String)
+        jobs = jobs.with_columns(job=pl.coalesce("job", by_place))
+    same = jobs.filter(pl.col("job").is_duplicated())
+    if same.height:
+        notes.append(
+            f"{same.height:,} jobs share their name with another ({same['job'][0][:40]!r} is one): "
+            "no names are written, and a run calls them job1, job2, ..."
+        )
+        jobs = jobs.drop("job")
+    return jobs, tuple(notes)
+
+
 def _native(jobs: pl.DataFrame) -> pl.DataFrame:
     whole = (jobs["submit_s"] == jobs["submit_s"].floor()).all()
     columns = ["submit_s", "model", "iterations", "requested_gpus", "max_gpus"]
     columns += [name for name in ("job", "user", "weight") if name in jobs.columns]
     native = jobs.select(columns)
-    if "job" in columns and native["job"].is_duplicated().any():
-        native = native.drop("job")
     return native.with_columns(pl.col("submit_s").cast(pl.Int64)) if whole else native

@@ -34,4 +34,12 @@ def read_durations(path: str | Path, columns: Columns, *, what: str) -> Trace:
     jobs = jobs.filter(good_rows(table, problems))
     left_out: dict[str, int] = {}
     jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
-    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems))
+    return Trace(
+        table.path,
+        jobs,
+        len(table),
+        left_out,
+        bad_rows(problems),
+        place=table.kind_of_place,
+        model_field="model_name",
+    )

@@ -15,9 +15,18 @@ import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.sim.importers.durations import read_durations
+from shoal.sim.importers.throughputs import Speeds, check_size, speeds_of
 from shoal.sim.importers.trace import Trace
-from shoal.sim.inputs.table import Columns, Problems, check_text, first_fields, read_head, read_table
-from shoal.sim.inputs.values import counts
+from shoal.sim.inputs.table import (
+    Columns,
+    Problems,
+    check_header,
+    check_text,
+    first_fields,
+    read_head,
+    read_table,
+)
+from shoal.sim.inputs.values import MOST_GPUS, counts, numbers
 
 _OPTIONAL = ("job_id", "model_name", "batch_size", "ddl")
 
@@ -32,33 +41,53 @@ def read_elasticflow(path: str | Path) -> Trace:
     return read_durations(path, columns, what=what)
 
 
-def elasticflow_profiles(path: str | Path) -> pl.DataFrame:
+def elasticflow_profiles(path: str | Path) -> Speeds:
     """Profiles `MODEL-BATCH` from a directory of throughput tables, one csv per model."""
-    files = sorted(Path(path).glob("*.csv"))
+    path = Path(path)
+    files = sorted(path.glob("*.csv"))
     if not files:
         raise InputError(
             "has no csv files of throughputs; give the directory with one per model", file=str(path)
         )
-    return pl.concat([_throughputs(file) for file in files])
+    return speeds_of([_throughputs(file) for file in files], path)
 
 
 def _throughputs(path: Path) -> pl.DataFrame:
+    """Iterations per second by batch and GPUs; an empty cell was not measured."""
     columns = Columns(("global_batch_size",), allow_others=True)
-    table = read_table(path, columns, what="table of throughputs")
-    sizes = [name for name in table.frame.columns if name.isdigit()]
+    what = "table of throughputs"
+    header = first_fields(check_text(read_head(path, what), path, what), columns.separator)
+    check_header(header, columns, path)
+    check_size(path)
+    sizes = {name: int(name) for name in header if name.isascii() and name.isdigit()}
     if not sizes:
         raise InputError("no column is a number of GPUs", file=str(path), line=1)
+    for name, gpus in sizes.items():
+        if not 1 <= gpus <= MOST_GPUS or name != str(gpus):
+            raise InputError(
+                f"is not a number of GPUs, 1 to {MOST_GPUS:,}", file=str(path), line=1, field=name
+            )
+    table = read_table(path, columns, what=what)
     problems = Problems(table)
-    batch = counts(table, problems, "global_batch_size")
-    problems.raise_first()
-    long = (
-        table.frame.with_columns(batch=pl.Series(batch))
-        .unpivot(sizes, index="batch", variable_name="gpus", value_name="speed")
-        .with_columns(pl.col("gpus").cast(pl.Int64), pl.col("speed").cast(pl.Float64, strict=False))
-        .filter(pl.col("speed") > 0)
+    batch = pl.Series(counts(table, problems, "global_batch_size"))
+    problems.add(
+        (~batch.is_first_distinct()).to_numpy(),
+        "global_batch_size",
+        lambda row: f"the batch size {batch[row]} is already there in a line above",
     )
-    return long.select(
-        model=pl.lit(path.stem) + "-" + pl.col("batch").cast(pl.String),
-        gpus="gpus",
-        seconds_per_iteration=1.0 / pl.col("speed"),
-    ).sort("model", "gpus")
+    # A throughput so small that its inverse overflows is no speed either.
+    speeds = {name: numbers(table, problems, name, default=0.0) for name in sizes}
+    for name, speed in speeds.items():
+        problems.add((speed > 0) & (speed < 1e-300), name, lambda row: "is too small to be a throughput")
+    problems.raise_first()
+    by_size = [
+        pl.DataFrame({"batch": batch, "throughput": speeds[name]})
+        .filter(table.frame[name].is_not_null())
+        .with_columns(gpus=pl.lit(gpus, pl.Int64))
+        for name, gpus in sizes.items()
+    ]
+    return (
+        pl.concat(by_size)
+        .select("gpus", "throughput", model=pl.lit(path.stem) + "-" + pl.col("batch").cast(pl.String))
+        .sort("model", "gpus")
+    )

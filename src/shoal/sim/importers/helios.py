@@ -40,4 +40,4 @@ def read_helios(path: str | Path) -> Trace:
     left_out: dict[str, int] = {}
     jobs = leave_out(jobs, left_out, "used no GPU", pl.col("requested_gpus") == 0)
     jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
-    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems))
+    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems), place=table.kind_of_place)

@@ -35,4 +35,4 @@ def read_philly_csv(path: str | Path) -> Trace:
     jobs = jobs.filter(good_rows(table, problems))
     left_out: dict[str, int] = {}
     jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
-    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems))
+    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems), place=table.kind_of_place)

@@ -17,28 +17,36 @@ import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.sim.importers.trace import BadRow, Trace
-from shoal.sim.inputs.table import check_text, read_head
+from shoal.sim.inputs.table import check_text, printable, read_head
 
 _FORM = "%Y-%m-%d %H:%M:%S"
 
 
+class _Malformed(Exception):
+    """A record that is not a job: the field, and what is wrong with it."""
+
+    def __init__(self, field: str | None, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
 def read_philly_json(path: str | Path) -> Trace:
-    """The jobs of a `cluster_job_log`."""
+    """The jobs of a `cluster_job_log`; job and user are null where the log names none."""
     path = Path(path)
-    rows: list[tuple[int, float, float, int, str, str, str]] = []
+    rows: list[tuple[int, float, float, int, str | None, str | None, str | None]] = []
     bad: list[BadRow] = []
     left_out: dict[str, int] = {}
     records = _records(path)
     for number, record in enumerate(records, 1):
         try:
             submit_s, gpus, service_s, why = _job(record)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            bad.append(BadRow(number, _field(error), f"not a job of a cluster_job_log: {_cause(error)}"))
+            name, user, vc = (_name(record, key) for key in ("jobid", "user", "vc"))
+        except _Malformed as error:
+            bad.append(BadRow(number, error.field, str(error)))
             continue
         if why:
             left_out[why] = left_out.get(why, 0) + 1
             continue
-        name, user, vc = (str(record.get(key, "")) for key in ("jobid", "user", "vc"))
         rows.append((number, submit_s, service_s, gpus, name, user, vc))
     columns = ["line", "submit_s", "service_s", "requested_gpus", "job", "user", "vc"]
     types = [pl.Int64, pl.Float64, pl.Float64, pl.Int64, pl.String, pl.String, pl.String]
@@ -49,7 +57,7 @@ def read_philly_json(path: str | Path) -> Trace:
 def _records(path: Path) -> list[Any]:
     """The list in the file. Its first bytes must look like it: a large file of another kind is not parsed."""
     what = "cluster_job_log"
-    head = read_head(path, what).lstrip()
+    head = read_head(path, what, "a JSON list of jobs").lstrip()
     if not head.startswith(b"["):
         raise InputError(f"is not a {what}: it does not begin with a JSON list", file=str(path), line=1)
     if b'"attempts"' not in head and b'"submitted_time"' not in head and head.rstrip() != b"[]":
@@ -68,36 +76,63 @@ def _records(path: Path) -> list[Any]:
     return list(records)
 
 
-def _job(record: dict[str, Any]) -> tuple[float, int, float, str]:
+def _job(record: Any) -> tuple[float, int, float, str]:
     """(submit, GPUs, service seconds, why it is left out or "")."""
-    submit_s = _seconds(record["submitted_time"])
+    if not isinstance(record, dict):
+        raise _Malformed(None, f"is not a job but {_shown(record)}")
+    submit_s = _seconds(record, "submitted_time")
     if submit_s is None:
-        raise ValueError("submitted_time is missing")
-    attempts = record["attempts"]
+        raise _Malformed("submitted_time", "a value is missing here")
+    attempts = _mappings(record, "attempts")
     if not attempts:
         return submit_s, 0, 0.0, "never ran"
-    gpus = sum(len(machine["gpus"]) for machine in attempts[0]["detail"])
+    gpus = sum(len(_list(machine, "gpus")) for machine in _mappings(attempts[0], "detail"))
     service_s = 0.0
     for attempt in attempts:
-        start_s, end_s = _seconds(attempt.get("start_time")), _seconds(attempt.get("end_time"))
+        start_s, end_s = _seconds(attempt, "start_time"), _seconds(attempt, "end_time")
         if start_s is not None and end_s is not None:
             if end_s < start_s:
-                raise ValueError("an attempt ends before it starts")
+                raise _Malformed("end_time", "an attempt ends before it starts")
             service_s += end_s - start_s
     if gpus == 0:
         return submit_s, 0, 0.0, "used no GPU"
     return submit_s, gpus, service_s, "" if service_s > 0 else "ran for no time"
 
 
-def _seconds(text: str | None) -> float | None:
+def _seconds(record: dict[str, Any], key: str) -> float | None:
+    """A time such as 2017-10-09 07:01:55, with or without its zone's name behind it; None where none is known."""
+    text = record.get(key)
     if text is None or text in ("", "None"):
         return None
-    return (datetime.strptime(text[:19], _FORM) - datetime(1970, 1, 1)).total_seconds()
+    try:
+        return (datetime.strptime(text[:19], _FORM) - datetime(1970, 1, 1)).total_seconds()
+    except (TypeError, ValueError, KeyError):
+        raise _Malformed(key, f"{_shown(text)} is not a time such as 2017-10-09 07:01:55") from None
 
 
-def _field(error: Exception) -> str | None:
-    return str(error.args[0]) if isinstance(error, KeyError) else None
+def _list(record: dict[str, Any], key: str) -> list[Any]:
+    if key not in record:
+        raise _Malformed(key, "this key is missing")
+    if not isinstance(record[key], list):
+        raise _Malformed(key, f"is not a list but {_shown(record[key])}")
+    return record[key]
 
 
-def _cause(error: Exception) -> str:
-    return "this key is missing" if isinstance(error, KeyError) else str(error).splitlines()[0]
+def _mappings(record: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    found = _list(record, key)
+    for item in found:
+        if not isinstance(item, dict):
+            raise _Malformed(key, f"holds {_shown(item)} where a mapping should be")
+    return found
+
+
+def _name(record: dict[str, Any], key: str) -> str | None:
+    """A name or a number that stands for one; None where there is none."""
+    value = record.get(key)
+    if isinstance(value, bool | float | list | dict):
+        raise _Malformed(key, f"{_shown(value)} is not a name")
+    return None if value is None else str(value).strip() or None
+
+
+def _shown(value: Any) -> str:
+    return printable(json.dumps(value, ensure_ascii=False))[:40]

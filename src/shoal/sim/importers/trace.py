@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 
 from shoal.core.errors import InputError, did_you_mean
-from shoal.sim.inputs.table import Problems, Table
+from shoal.sim.inputs.table import Problems, Table, error_at
 
 #: How many bad places an error lists before it says "and so on".
 _SHOWN = 5
@@ -23,6 +23,8 @@ class BadRow:
     line: int
     field: str | None
     message: str
+    #: The table beside the trace in which it stands; None for the trace itself.
+    beside: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,12 @@ class Trace:
     bad: tuple[BadRow, ...] = ()
     #: What a reader of the result should know: "12 jobs asked for parts of GPUs; rounded up".
     notes: tuple[str, ...] = ()
-    #: What a place in the file is called: "line", or "record" in JSON.
+    #: What a place in the file is called: "line", "row" in Parquet, "record" in JSON.
     place: str = "line"
+    #: Rows of the tables that were read beside it.
+    rows_beside: Mapping[Path, int] = field(default_factory=dict)
+    #: The trace's own name for what is `model` here.
+    model_field: str = "model"
 
 
 def refuse_bad_rows(trace: Trace, *, remedy: str = "") -> None:
@@ -51,22 +57,27 @@ def refuse_bad_rows(trace: Trace, *, remedy: str = "") -> None:
     if not trace.bad:
         return
     first = trace.bad[0]
-    others = ", ".join(str(row.line) for row in trace.bad[1:_SHOWN])
-    more = f"; more on {trace.place}s {others}" if others else ""
-    more += ", and so on" if len(trace.bad) > _SHOWN else ""
-    raise InputError(
-        f"{first.message} ({len(trace.bad):,} of {trace.rows:,} rows cannot be used{more}); "
-        f"correct them, or leave them out with --skip-bad{remedy}",
-        file=str(trace.path),
-        line=first.line,
-        field=first.field,
+    bad = [row for row in trace.bad if row.beside == first.beside]
+    rows = trace.rows if first.beside is None else trace.rows_beside[first.beside]
+    others = ", ".join(str(row.line) for row in bad[1:_SHOWN])
+    more = f"; more on {trace.place}{'s' if len(bad) > 2 else ''} {others}" if others else ""
+    more += ", and so on" if len(bad) > _SHOWN else ""
+    elsewhere = dict.fromkeys(row.beside.name for row in trace.bad if row.beside not in (None, first.beside))
+    more += f"; more in {', '.join(elsewhere)}" if elsewhere else ""
+    raise error_at(
+        first.beside or trace.path,
+        trace.place,
+        first.line,
+        first.field,
+        f"{first.message} ({len(bad):,} of {rows:,} {'records' if trace.place == 'record' else 'rows'} "
+        f"cannot be used{more}); correct them, or leave them out with --skip-bad{remedy}",
     )
 
 
-def bad_rows(problems: Problems) -> tuple[BadRow, ...]:
+def bad_rows(problems: Problems, beside: Path | None = None) -> tuple[BadRow, ...]:
     """The bad rows of a table in order."""
     return tuple(
-        BadRow(int(problems.table.line[row]), *problems.found[row]) for row in sorted(problems.found)
+        BadRow(int(problems.table.line[row]), *problems.found[row], beside) for row in sorted(problems.found)
     )
 
 
@@ -80,7 +91,12 @@ def good_rows(table: Table, problems: Problems) -> pl.Series:
 def times(table: Table, problems: Problems, column: str, form: str = "%Y-%m-%d %H:%M:%S") -> pl.Series:
     """A column of dates and times as seconds; rows with another form are noted."""
     text = table.frame[column]
-    parsed = text.str.to_datetime(form, strict=False, time_unit="ms")
+    if isinstance(text.dtype, pl.Datetime):  # from Parquet
+        parsed = text.cast(pl.Datetime("ms"))
+    elif text.dtype in (pl.String, pl.Null):
+        parsed = text.cast(pl.String).str.to_datetime(form, strict=False, time_unit="ms")
+    else:
+        raise InputError(f"holds {text.dtype}, not dates with times", file=str(table.path), field=column)
     problems.add(text.is_null().to_numpy(), column, lambda row: "a value is missing here")
     problems.add(
         (parsed.is_null() & text.is_not_null()).to_numpy(),
@@ -104,7 +120,7 @@ def only_clusters(trace: Trace, wanted: tuple[str, ...]) -> Trace:
         return trace
     if "vc" not in trace.jobs.columns:
         raise InputError("this format has no virtual clusters; leave --vc out", file=str(trace.path))
-    there = trace.jobs["vc"].unique().to_list()
+    there = trace.jobs["vc"].drop_nulls().unique().to_list()
     for name in wanted:
         if name not in there:
             raise InputError(
@@ -113,5 +129,7 @@ def only_clusters(trace: Trace, wanted: tuple[str, ...]) -> Trace:
                 field="vc",
             )
     left_out = dict(trace.left_out)
-    jobs = leave_out(trace.jobs, left_out, "of other virtual clusters", ~pl.col("vc").is_in(wanted))
-    return Trace(trace.path, jobs, trace.rows, left_out, trace.bad, trace.notes, trace.place)
+    jobs = leave_out(
+        trace.jobs, left_out, "of other virtual clusters", ~pl.col("vc").fill_null("").is_in(wanted)
+    )
+    return replace(trace, jobs=jobs, left_out=left_out)

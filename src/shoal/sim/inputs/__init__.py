@@ -3,16 +3,31 @@
 from shoal.sim.inputs.cluster import read_cluster
 from shoal.sim.inputs.jobs import cluster_with_users_of, read_jobs
 from shoal.sim.inputs.profiles import profiles_of, read_profiles
-from shoal.sim.inputs.write import check_writable, write_aside, write_jobs, write_profiles
+from shoal.sim.inputs.write import (
+    check_not_read,
+    check_table_name,
+    check_writable,
+    jobs_table,
+    profiles_table,
+    write_aside,
+    write_jobs,
+    write_profiles,
+    write_tables,
+)
 
 __all__ = [
+    "check_not_read",
+    "check_table_name",
     "check_writable",
     "cluster_with_users_of",
+    "jobs_table",
     "profiles_of",
+    "profiles_table",
     "read_cluster",
     "read_jobs",
     "read_profiles",
     "write_aside",
     "write_jobs",
     "write_profiles",
+    "write_tables",
 ]

@@ -29,9 +29,10 @@ _MOST_BYTES = 8 << 20
 def read_cluster(path: str | Path) -> Cluster:
     """The cluster described in a YAML file, every error with its line."""
     path = Path(path)
-    check_text(read_head(path, "cluster description"), path, "cluster description")
+    what = "cluster description"
+    check_text(read_head(path, what, "`nodes:`"), path, what)
     if path.stat().st_size > _MOST_BYTES:
-        raise InputError("is too large to be a cluster description", file=str(path), line=1)
+        raise InputError(f"is too large to be a {what}", file=str(path), line=1)
     return _Reader(str(path)).cluster(_compose(path))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from shoal.core.cluster import Cluster, User
-from shoal.core.errors import InputError, ShoalError, did_you_mean
+from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
 from shoal.sim.inputs.limits import Limits
@@ -45,7 +45,7 @@ def read_jobs(path: str | Path, profiles: Mapping[str, Profile], cluster: Cluste
         _checked(read_table(path, COLUMNS, what="trace", max_rows=_FIRST_ROWS), profiles, cluster)
     table = read_table(path, COLUMNS, what="trace")
     if not len(table):
-        raise InputError("the trace is empty: there is no job after the header", file=str(path), line=2)
+        raise table.header_error(None, "the trace is empty: there is no job after the header", below=1)
     return _jobs(_checked(table, profiles, cluster))
 
 
@@ -199,12 +199,10 @@ def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
     if table.has("user"):
         column = names(table, problems, "user", default=default)
     elif named and default not in named:
-        raise InputError(
+        raise table.header_error(
+            "user",
             f"this column is missing, and the cluster names users ({printable(', '.join(named)[:80])}): "
             "say whose each job is, or leave the users out of the cluster",
-            file=str(table.path),
-            line=1,
-            field="user",
         )
     else:
         return [default] * len(table)
@@ -224,14 +222,14 @@ def _job_names(table: Table, problems: Problems) -> list[str]:
     numbered = pl.Series([f"job{i}" for i in range(1, len(table) + 1)])
     if not table.has("job"):
         return numbered.to_list()
-    column = table.frame["job"].cast(pl.String)
+    column = names(table, problems, "job", optional=True)
     column = column.zip_with(column.is_not_null(), numbered)
     first = column.is_first_distinct().to_numpy()
     problems.add(
         ~first,
         "job",
         lambda row: (
-            f"the name {column[row]!r} is already on line {table.line[_first_row(column, row)]}; "
+            f"the name {column[row]!r} is already on {table.place(_first_row(column, row))}; "
             "names must differ"
         ),
     )

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.core.errors import InputError
 from shoal.scheduler.early import Phases
 from shoal.scheduler.guests import Need
 from shoal.sim.inputs.table import Columns, Problems, read_table
@@ -24,7 +23,7 @@ def read_uses(path: str | Path) -> dict[str, Use]:
     """What a worker of each model does with its GPU."""
     table = read_table(path, COLUMNS, what="table of needs")
     if not len(table):
-        raise InputError("has no models after the header", file=str(path), line=2)
+        raise table.header_error(None, "has no models after the header", below=1)
     problems = Problems(table)
     model = names(table, problems, "model").to_list()
     percent = numbers(table, problems, "gpu_util")

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from shoal.core.errors import InputError
 from shoal.placement.measured import iteration_times
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.inputs.values import names, numbers
@@ -22,7 +21,7 @@ def profile_rows(model: str, path: str | Path, global_batch: float) -> pl.DataFr
     """The rows of profiles.csv of a model that trains with this global batch, by GPUs and nodes."""
     table = read_table(path, COLUMNS, what="table of placements")
     if not len(table):
-        raise InputError("has no measurements after the header", file=str(path), line=2)
+        raise table.header_error(None, "has no measurements after the header", below=1)
     problems = Problems(table)
     placement = names(table, problems, "placement").to_list()
     wrong = np.array([not p.isdigit() or "0" in p for p in placement], np.bool_)

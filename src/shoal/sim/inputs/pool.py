@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from shoal.core.errors import ShoalError
+from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
 from shoal.sim.inputs.table import FloatArray, IntArray
 
@@ -28,11 +28,16 @@ class Pool:
     def of(cls, profiles: Mapping[str, Profile], gpu_type: str | None = None) -> Pool:
         """All models of the profiles that know `gpu_type` (default: the one of `common_type`)."""
         if gpu_type is not None:
-            profiles = {m: p for m, p in profiles.items() if p.knows(gpu_type)}
-            if not profiles:
+            named = {t for p in profiles.values() for t in p.gpu_types if t != ANY_TYPE}
+            if not named:
                 raise ShoalError(
-                    f"no profile has a speed on GPUs of type {gpu_type!r}; give another --gpu-type"
+                    f"--gpu-type {gpu_type}: the profiles do not tell GPU types apart; leave it out"
                 )
+            if gpu_type not in named:
+                raise ShoalError(
+                    f"--gpu-type {gpu_type}: no profile has a speed on this type; {did_you_mean(gpu_type, named)}"
+                )
+            profiles = {m: p for m, p in profiles.items() if p.knows(gpu_type)}
         usual = gpu_type or common_type(profiles)
         every = [[by_nodes[0] for by_nodes in p.curves.values()] for p in profiles.values()]
         return cls(

@@ -30,7 +30,7 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
     """
     table = read_table(path, COLUMNS, what="table of profiles")
     if not len(table):
-        raise InputError("has no profiles after the header", file=str(path), line=2)
+        raise table.header_error(None, "has no profiles after the header", below=1)
     problems = Problems(table)
     model = names(table, problems, "model").to_list()
     gpus = counts(table, problems, "gpus").tolist()
@@ -52,9 +52,7 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
     problems.add(
         twice,
         "gpus",
-        lambda row: (
-            f"{model[row]!r} on {gpus[row]} GPUs is already on line {table.line[first_row[keys[row]]]}"
-        ),
+        lambda row: f"{model[row]!r} on {gpus[row]} GPUs is already on {table.place(first_row[keys[row]])}",
     )
     with_servers = {m for m, s in zip(model, servers) if s}
     problems.add(

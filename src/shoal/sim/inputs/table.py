@@ -68,9 +68,27 @@ class Table:
 
     def error(self, row: int, column: str | None, message: str) -> InputError:
         """An error about one value, at its place in the file."""
-        if self.has_lines:
-            return InputError(message, file=str(self.path), line=int(self.line[row]), field=column)
-        return InputError(f"row {self.line[row]}: {message}", file=str(self.path), field=column)
+        return error_at(self.path, self.kind_of_place, int(self.line[row]), column, message)
+
+    @property
+    def kind_of_place(self) -> str:
+        return "line" if self.has_lines else "row"
+
+    def place(self, row: int) -> str:
+        """Where a row stands, in words."""
+        return f"{self.kind_of_place} {self.line[row]}"
+
+    def header_error(self, column: str | None, message: str, *, below: int = 0) -> InputError:
+        """An error about a whole column, or (`below`) about what should follow the header."""
+        line = 1 + below if self.has_lines else None
+        return InputError(message, file=str(self.path), line=line, field=column)
+
+
+def error_at(path: Path, place: str, number: int, field: str | None, message: str) -> InputError:
+    """An error at a line, which an editor can go to, or at a row or record, which can only be said."""
+    if place == "line":
+        return InputError(message, file=str(path), line=number, field=field)
+    return InputError(f"{place} {number}: {message}", file=str(path), field=field)
 
 
 @dataclass
@@ -111,7 +129,7 @@ def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int |
     return _read_text(path, header, columns, max_rows)
 
 
-def read_head(path: Path, what: str) -> bytes:
+def read_head(path: Path, what: str, needs: str = "a header and at least one row") -> bytes:
     """The first bytes of a file, or a clear error when there is nothing to read."""
     try:
         if path.is_dir():
@@ -125,8 +143,13 @@ def read_head(path: Path, what: str) -> bytes:
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", file=str(path)) from None
     if not head.strip():
-        raise InputError(f"is empty; a {what} needs a header and at least one row", file=str(path), line=1)
+        raise InputError(f"is empty; {a(what)} needs {needs}", file=str(path), line=1)
     return head
+
+
+def a(what: str) -> str:
+    """A noun with its article."""
+    return f"{'an' if what[0] in 'AEIOaeio' else 'a'} {what}"
 
 
 def check_text(head: bytes, path: Path, what: str) -> str:
@@ -136,10 +159,10 @@ def check_text(head: bytes, path: Path, what: str) -> str:
         return InputError(message, file=str(path), line=1 + head.count(b"\n", 0, byte))
 
     if b"\0" in head:
-        raise at_line(head.index(b"\0"), f"is not a {what}: it holds binary data, not text")
+        raise at_line(head.index(b"\0"), f"is not {a(what)}: it holds binary data, not text")
     complete = head if len(head) < HEAD_BYTES else head[: max(head.rfind(b"\n"), 0)]
     if not complete:
-        raise InputError(f"is not a {what}: its first line has no end", file=str(path), line=1)
+        raise InputError(f"is not {a(what)}: its first line has no end", file=str(path), line=1)
     try:
         return complete.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -157,30 +180,36 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
-def check_header(header: Sequence[str], columns: Columns, path: Path) -> None:
-    """All required columns, none twice, and no unknown one that may be a slip of the pen."""
+def check_header(header: Sequence[str], columns: Columns, path: Path, line: int | None = 1) -> None:
+    """All required columns, none twice, and no unknown one that may be a slip of the pen.
+
+    `line` is where the header stands; None where there are no lines, as in Parquet.
+    """
     header = [printable(name) for name in header]
     for name in header:
         if header.count(name) > 1:
-            raise InputError("this column is there twice", file=str(path), line=1, field=name or "(no name)")
+            raise InputError(
+                "this column is there twice", file=str(path), line=line, field=name or "(no name)"
+            )
     missing = [name for name in columns.required if name not in header]
     unknown = [name for name in header if name not in columns.known]
     if len(missing) == len(columns.required) and not columns.allow_others:
         seen = ", ".join(header[:8])[:80]
+        found = "has no" if line is None else "the first line is not a header with"
         raise InputError(
-            f"the first line is not a header with columns {', '.join(columns.required)}; it reads {seen!r}",
-            file=str(path),
-            line=1,
+            f"{found} columns {', '.join(columns.required)}; it reads {seen!r}", file=str(path), line=line
         )
     if unknown and not columns.allow_others:
         free = [name for name in columns.known if name not in header]
         hint = did_you_mean(unknown[0], free or columns.known)
-        raise InputError(f"unknown column; {hint}", file=str(path), line=1, field=unknown[0] or "(no name)")
+        raise InputError(
+            f"unknown column; {hint}", file=str(path), line=line, field=unknown[0] or "(no name)"
+        )
     if missing:
         raise InputError(
             f"this column is missing; the header has {', '.join(header)[:120]}",
             file=str(path),
-            line=1,
+            line=line,
             field=missing[0],
         )
 
@@ -239,10 +268,11 @@ def _ragged_message(fields: int, expected: int, cut_off: bool) -> str:
 def _read_parquet(path: Path, columns: Columns, what: str) -> Table:
     try:
         schema = pl.read_parquet_schema(path)
-        check_header(list(schema), columns, path)
+        check_header(list(schema), columns, path, line=None)
         for name, kind in schema.items():
-            if name in columns.known and kind.is_nested():
-                raise InputError(f"holds {kind}, not one value per row", file=str(path), field=name)
+            if name in columns.known and (kind.is_nested() or kind == pl.Binary):
+                message = f"holds {kind.base_type()}, not one number or text per row"
+                raise InputError(message, file=str(path), field=name)
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:
         first = str(error).splitlines()[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
+from shoal.core.errors import InputError
 from shoal.sim.inputs.table import BoolArray, FloatArray, IntArray, Problems, Table
 
 #: Above this a number of GPUs is a slip, and a speed curve of that length would not fit in memory.
@@ -15,11 +16,23 @@ def _shown(table: Table, column: str, row: int) -> str:
     return repr(str(table.frame[column][row])[:40])
 
 
+def column_of_numbers(table: Table, column: str) -> pl.Series:
+    """A column as it is, unless Parquet says that it holds something else (a date is not a number)."""
+    series = table.frame[column]
+    if series.dtype.is_numeric() or series.dtype in (pl.String, pl.Null):
+        return series
+    raise InputError(
+        f"holds {series.dtype.base_type()}, not numbers; convert the column",
+        file=str(table.path),
+        field=column,
+    )
+
+
 def numbers(
     table: Table, problems: Problems, column: str, *, default: float | None = None, above: float | None = None
 ) -> FloatArray:
     """A column of finite numbers of 0 or more (`above`: strictly above it); 1 stands for bad ones."""
-    series = table.frame[column]
+    series = column_of_numbers(table, column)
     parsed = series.cast(pl.Float64, strict=False)
     empty = series.is_null().to_numpy()
     bad = parsed.is_null().to_numpy() & ~empty
@@ -38,7 +51,7 @@ def numbers(
 
 def counts(table: Table, problems: Problems, column: str, *, default: int | None = None) -> IntArray:
     """A column of whole numbers of 1 or more, such as GPUs."""
-    series = table.frame[column]
+    series = column_of_numbers(table, column)
     parsed = series.cast(pl.Float64, strict=False)
     empty = series.is_null().to_numpy()
     values = parsed.fill_null(1.0 if default is None else default).to_numpy().astype(np.float64)
@@ -53,11 +66,28 @@ def counts(table: Table, problems: Problems, column: str, *, default: int | None
     return np.where(bad | low | high, 1.0, values).astype(np.int64)
 
 
-def names(table: Table, problems: Problems, column: str, *, default: str | None = None) -> pl.Series:
-    """A column of names."""
-    series = table.frame[column].cast(pl.String)
-    if default is None:
-        problems.add(series.is_null().to_numpy(), column, lambda row: "a value is missing here")
+def names(
+    table: Table, problems: Problems, column: str, *, default: str | None = None, optional: bool = False
+) -> pl.Series:
+    """A column of names; null where there is none and they are optional."""
+    series = table.frame[column]
+    if series.dtype.is_temporal() or series.dtype in (pl.Boolean, pl.Binary):
+        raise InputError(
+            f"holds {series.dtype.base_type()}, not names; convert the column",
+            file=str(table.path),
+            field=column,
+        )
+    series = series.cast(pl.String)
+    # Only Parquet tells an empty text from none: in csv both are none.
+    empty = (series.str.strip_chars() == "").fill_null(False).to_numpy()
+    if default is None and not optional:
+        problems.add(empty | series.is_null().to_numpy(), column, lambda row: "a value is missing here")
+    else:
+        problems.add(
+            empty, column, lambda row: "the text is empty; leave the value out (null), or give a name"
+        )
+    if optional:
+        return series
     return series.fill_null("" if default is None else default)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import polars as pl
@@ -12,6 +12,8 @@ import polars as pl
 from shoal.core.errors import ShoalError
 from shoal.sim.inputs.jobs import COLUMNS as JOB_COLUMNS
 from shoal.sim.inputs.profiles import COLUMNS as PROFILE_COLUMNS
+
+TABLE_ENDINGS = (".csv", ".parquet")
 
 
 @contextmanager
@@ -37,6 +39,28 @@ def check_writable(path: str | Path) -> None:
             pass
 
 
+def check_not_read(path: str | Path, inputs: Iterable[str | Path | None]) -> None:
+    """The error of an output that is one of the files the command reads, or one of a directory it reads."""
+    path = Path(path)
+    if not path.is_file():
+        return
+    for given in inputs:
+        if given is None or not Path(given).exists():
+            continue
+        if path.samefile(given) or (Path(given).is_dir() and path.parent.samefile(given)):
+            raise ShoalError(
+                f"{path} is read by this command and would be overwritten; write to another file"
+            )
+
+
+def check_table_name(path: str | Path) -> None:
+    """A table is written as csv or as Parquet, by the ending of its name; a stream gets csv."""
+    path = Path(path)
+    device = any(path.is_relative_to(place) for place in ("/dev", "/proc"))
+    if path.suffix not in TABLE_ENDINGS and not device and not _is_stream(path):
+        raise ShoalError(f"{path}: a table is written as csv or Parquet; end its name with .csv or .parquet")
+
+
 def _is_stream(path: Path) -> bool:
     return path.exists() and not path.is_file() and not path.is_dir()
 
@@ -59,21 +83,34 @@ def _aside_of(path: Path) -> Iterator[Path]:
 
 def write_jobs(path: str | Path, jobs: pl.DataFrame) -> None:
     """A trace in the native format, as csv or, where the name ends in .parquet, as Parquet."""
-    _write(path, jobs.select(_in_order(jobs, JOB_COLUMNS.known)))
+    write_tables({path: jobs_table(jobs)})
 
 
 def write_profiles(path: str | Path, profiles: pl.DataFrame) -> None:
     """A table of profiles in the native format."""
-    _write(path, profiles.select(_in_order(profiles, PROFILE_COLUMNS.known)))
+    write_tables({path: profiles_table(profiles)})
+
+
+def jobs_table(jobs: pl.DataFrame) -> pl.DataFrame:
+    """The columns of jobs.csv in their order."""
+    return jobs.select(_in_order(jobs, JOB_COLUMNS.known))
+
+
+def profiles_table(profiles: pl.DataFrame) -> pl.DataFrame:
+    """The columns of profiles.csv in their order."""
+    return profiles.select(_in_order(profiles, PROFILE_COLUMNS.known))
+
+
+def write_tables(tables: Mapping[str | Path, pl.DataFrame]) -> None:
+    """Tables that belong together: none takes its place before all are written."""
+    with ExitStack() as stack:
+        for path, frame in tables.items():
+            aside = stack.enter_context(write_aside(path))
+            if Path(path).suffix == ".parquet":
+                frame.write_parquet(aside)
+            else:
+                frame.write_csv(aside, float_precision=6)
 
 
 def _in_order(frame: pl.DataFrame, columns: tuple[str, ...]) -> list[str]:
     return [name for name in columns if name in frame.columns]
-
-
-def _write(path: str | Path, frame: pl.DataFrame) -> None:
-    with write_aside(path) as aside:
-        if Path(path).suffix == ".parquet":
-            frame.write_parquet(aside)
-        else:
-            frame.write_csv(aside, float_precision=6)
