@@ -13,6 +13,7 @@ from shoal.cli.sim_compare import compare as sim_compare
 from shoal.cli.sim_gen import gen
 from shoal.cli.sim_import import import_
 from shoal.cli.sim_options import restart_costs
+from shoal.cli.sim_profile import profile
 from shoal.cli.sim_run import run as sim_run
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
@@ -25,6 +26,7 @@ from shoal.sim.samples import sample_path
 app = typer.Typer()
 app.command("gen")(gen)
 app.command("import")(import_)
+app.command("profile")(profile)
 app.command("run")(sim_run)
 app.command("compare")(sim_compare)
 
@@ -71,6 +73,8 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
         (["--sizes", "1=2"], "--sizes"),
         (["--jobs", 0], "at least one job"),
         (["--users", 0], "--users"),
+        (["--users", "ada,,ben"], "--users: 'ada,,ben' has an empty name"),
+        (["--sizes", "1:0.5,1:0.5"], "--sizes: '1:0.5,1:0.5' gives a size twice"),
         (["--seed", -1], "seed"),
         (["--load", "inf"], "load"),
         (["--profiles", "nowhere.csv"], "no such file"),
@@ -186,6 +190,16 @@ def test_the_bad_rows_of_each_pai_table_are_counted_in_the_summary(tmp_path):
     assert "1 left out: tasks of a job with a malformed task" in said
     assert "1 left out: malformed, the first on line 2: 'x' is not a number of seconds" in said
     assert "1 left out: malformed, the first on line 2 of pai_job_table.csv: a value is missing here" in said
+
+
+def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):
+    path = tmp_path / "placements.csv"
+    path.write_text("placement,local_bsz,step_time\n1,8,0.5\n2,4,0.3\n")
+    before = state_of(tmp_path)
+    for out, part in (("placements.csv", "is read by this command"), ("p.txt", "csv or Parquet")):
+        with pytest.raises(ShoalError, match=part):
+            run("profile", f"net={path}:8", "-o", tmp_path / out)
+    assert state_of(tmp_path) == before
 
 
 @pytest.mark.parametrize(

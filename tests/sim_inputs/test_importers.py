@@ -147,7 +147,12 @@ SPOILT: list[tuple[str, str, str, str | None, str]] = [
     ("philly-csv", "20.0,1,20.0,y", "20.0,0.5,20.0,y", "num_gpus", "whole number"),
     ("philly-csv", "20.0,1,20.0,y", "20.0,1", None, "3 fields, the header has 5"),
     ("helios", "2020-06-09 18:58:20,20,0", "2020-06-09 18:58:20,inf,0", "duration", "finite"),
-    ("helios", "7,ann,y,1", "7,ann,y,one", "gpu_num", "'one' is not a number"),
+    ("helios", "7,ann,y,1", "7,ann,y,one", "gpu_num", "'one' is not a whole number"),
+    ("helios", "7,ann,y,1", "7,ann,y,-1", "gpu_num", "at least 0"),
+    ("helios", "7,ann,y,1", "7,ann,y,9999999999", "gpu_num", "more than 1,000,000"),
+    ("gavel", "5.000000\t1", "5.000000\t9999999999", "scale_factor", "more than 1,000,000"),
+    ("alibaba-pai", "j1,worker,1.0", "j1,worker,1e30", "plan_gpu", "more than 1,000,000"),
+    ("alibaba-pai", "1000.0,1020.0", "-1e308,1020.0", "start_time", "number of seconds"),
     ("alibaba-pai", "1000.0,1020.0", "1000.0,20.0", "end_time", "before start_time"),
     ("alibaba-pai", "1000.0,1020.0", "soon,1020.0", "start_time", "number of seconds"),
     ("gavel", "\t40\t", "\tforty\t", "total_steps", "'forty' is not a number"),
@@ -373,6 +378,34 @@ def test_jobs_that_fit_no_model_or_do_no_whole_iteration_are_counted(tmp_path):
     assert big.left_out["asked for more GPUs than any model runs on"] == 1
 
 
+@pytest.mark.parametrize(("submit", "duration", "kept"), [("1e300", "10", 2), ("0", "1e308", 1)])
+def test_numbers_beyond_measure_are_kept_or_counted(tmp_path, submit, duration, kept):
+    path, out = tmp_path / "trace", tmp_path / "jobs.csv"
+    path.write_text(f"num_gpu,submit_time,duration\n1,0,10\n1,{submit},{duration}\n")
+    result = convert(format_named("tiresias").read(path), ONE)
+    assert result.jobs.height == kept
+    assert result.left_out.get("would do more iterations than can be counted", 0) == 2 - kept
+    write_jobs(out, result.jobs)
+    assert len(read_jobs(out, ONE, Cluster.pool(4))) == kept
+
+
+def test_profiles_are_written_as_fine_as_they_are(tmp_path):
+    """A fast model does 10 million iterations per second; six decimals would make it 0 seconds each."""
+    out = tmp_path / "profiles.csv"
+    frame = pl.DataFrame({"model": ["net", "net"], "gpus": [1, 2], "seconds_per_iteration": [1e-7, 1 / 3e7]})
+    write_profiles(out, frame)
+    assert read_profiles(out)["net"].speed("gpu", 2) == pytest.approx(3e7, rel=1e-12)
+
+
+def test_a_trace_of_which_all_rows_are_malformed_says_so(tmp_path):
+    path = tmp_path / "trace"
+    path.write_text("num_gpu,submit_time,duration\nx,0,10\n")
+    with pytest.raises(
+        InputError, match=r"no job is left to write: 1 malformed \('x' is not a whole number\)"
+    ):
+        convert(format_named("tiresias").read(path), ONE, Wishes(skip_bad=True))
+
+
 def test_a_trace_of_which_nothing_is_left_says_why(tmp_path):
     path = tmp_path / "trace"
     path.write_text("num_gpu,submit_time,duration\n9,0,10\n")
@@ -399,13 +432,47 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path, name, content):
 def test_any_damage_is_harmless_or_refused_in_one_line(tmp_path, name, data):
     path = tmp_path / "trace"
     content = bytearray(SAMPLES[name].encode())
+    damage(content, data)
+    path.write_bytes(content)
+    said = complaint(lambda: convert(format_named(name).read(path), ONE, Wishes(skip_bad=True)))
+    assert said is None or (said.startswith(str(path)) and len(said.splitlines()) == 1)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_damage_to_the_pai_job_table_is_harmless_or_refused_in_one_line(tmp_path, data):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
+    content = bytearray(b"j1,i1,ida,Terminated,1000.0,1020.0\nj2,i2,eve,Terminated,1050.0,1230.0\n")
+    damage(content, data)
+    (tmp_path / "pai_job_table.csv").write_bytes(content)
+    trace = lambda: format_named("alibaba-pai").read(tmp_path)  # noqa: E731
+    for skip in (False, True):
+        said = complaint(lambda: convert(trace(), ONE, Wishes(skip_bad=skip)))  # noqa: B023
+        assert said is None or (said.startswith(str(tmp_path)) and len(said.splitlines()) == 1)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_any_damage_to_throughputs_is_harmless_or_refused_in_one_line(tmp_path, data):
+    gavel = bytearray(b"""{"v100": {"('net', 1)": {"null": 4.0},\n"('net', 4)": {"null": 10.0}}}""")
+    elasticflow = bytearray(b"global_batch_size,1,2,4\n64,2.0,,0\n128,1.0,2.0,4.0\n")
+    damage(gavel, data)
+    damage(elasticflow, data)
+    (tmp_path / "speeds.json").write_bytes(gavel)
+    (tmp_path / "bert.csv").write_bytes(elasticflow)
+    for work in (
+        lambda: profiles_of(gavel_profiles(tmp_path / "speeds.json").frame),
+        lambda: profiles_of(elasticflow_profiles(tmp_path).frame),
+    ):
+        said = complaint(work)
+        assert said is None or (said.startswith(str(tmp_path)) and len(said.splitlines()) == 1)
+
+
+def damage(content: bytearray, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(content)))
         cut = data.draw(st.integers(0, 5))
         content[at : at + cut] = data.draw(st.sampled_from(PIECES) | st.binary(max_size=3))
-    path.write_bytes(content)
-    said = complaint(lambda: convert(format_named(name).read(path), ONE, Wishes(skip_bad=True)))
-    assert said is None or (said.startswith(str(path)) and len(said.splitlines()) == 1)
 
 
 PIECES = [

@@ -104,7 +104,10 @@ def _users(text: str) -> tuple[str, ...]:
         if not 1 <= count <= 1_000_000:
             raise ShoalError(f"--users: give 1 to 1,000,000 users, not {count}")
         return tuple(f"user{i}" for i in range(1, count + 1))
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+    named = tuple(name.strip() for name in text.split(","))
+    if not all(named):
+        raise ShoalError(f"--users: {text!r} has an empty name; write ada,ben,cho")
+    return named
 
 
 def _sizes(text: str) -> dict[int, float]:
@@ -113,6 +116,9 @@ def _sizes(text: str) -> dict[int, float]:
 
     try:
         pairs = [part.split(":") for part in text.split(",")]
-        return {int(size): float(share) for size, share in pairs}
+        shares = {int(size): float(share) for size, share in pairs}
     except ValueError:
         raise ShoalError(f"--sizes: {text!r} is not a list of size:share, such as 1:0.8,8:0.2") from None
+    if len(shares) < len(pairs):
+        raise ShoalError(f"--sizes: {text!r} gives a size twice; say it once")
+    return shares

@@ -28,10 +28,14 @@ def profile(
     import polars as pl
 
     from shoal.cli.out import say
-    from shoal.sim.inputs import write_profiles
+    from shoal.sim.inputs import check_not_read, check_table_name, check_writable, write_profiles
     from shoal.sim.inputs.placements import profile_rows
 
-    frames = [profile_rows(*_parts(word)) for word in measured]
+    parts = [_parts(word) for word in measured]
+    check_writable(out)
+    check_not_read(out, [path for _, path, _ in parts])
+    check_table_name(out)
+    frames = [profile_rows(*part) for part in parts]
     write_profiles(out, pl.concat(frames))
     for frame in frames:
         most, nodes = frame["gpus"].max(), frame["nodes"].max()

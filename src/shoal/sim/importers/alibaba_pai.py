@@ -18,12 +18,14 @@ import polars as pl
 from shoal.core.errors import InputError
 from shoal.sim.importers.trace import BadRow, Trace, bad_rows, good_rows, leave_out
 from shoal.sim.inputs.table import Columns, Problems, Table, check_text, first_fields, read_head, read_table
-from shoal.sim.inputs.values import column_of_numbers, names, numbers
+from shoal.sim.inputs.values import MOST_GPUS, column_of_numbers, names, numbers
 
 TASK_COLUMNS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time",
     "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
 )  # fmt: skip
+#: No time of a trace is as far from its beginning: thirty million years.
+_LONGEST_S = 1e15
 JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 
 
@@ -94,24 +96,22 @@ def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
     start, end = (_seconds(table, problems, column) for column in ("start_time", "end_time"))
     backwards = (end < start).fill_null(False).to_numpy()
     problems.add(backwards, "end_time", lambda row: f"{end[row]:g} is before start_time {start[row]:g}")
-    return pl.DataFrame(
-        {
-            "line": table.line,
-            "job": names(table, problems, "job_name"),
-            "start": start,
-            "end": end,
-            "gpus": numbers(table, problems, "inst_num", default=0.0)
-            * numbers(table, problems, "plan_gpu", default=0.0)
-            / 100.0,
-        }
+    instances = numbers(table, problems, "inst_num", default=0.0)
+    gpus = instances * (numbers(table, problems, "plan_gpu", default=0.0) / 100.0)
+    problems.add(
+        ~(gpus <= MOST_GPUS),
+        "plan_gpu",
+        lambda row: f"{gpus[row]:g} GPUs are more than {MOST_GPUS:,}; check the numbers",
     )
+    job = names(table, problems, "job_name")
+    return pl.DataFrame({"line": table.line, "job": job, "start": start, "end": end, "gpus": gpus})
 
 
 def _seconds(table: Table, problems: Problems, column: str) -> pl.Series:
     """A column of times in seconds; null where there is none, or where what is there is noted as bad."""
     text = column_of_numbers(table, column)
     parsed = text.cast(pl.Float64, strict=False)
-    good = parsed.is_finite().fill_null(False)
+    good = (parsed.abs() < _LONGEST_S).fill_null(False)
     problems.add(
         (text.is_not_null() & ~good).to_numpy(),
         column,

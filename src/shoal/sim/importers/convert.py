@@ -71,6 +71,8 @@ def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None
         refuse_bad_rows(replace(trace, bad=bad), remedy=remedy)
     jobs = _with_work(jobs, pool, left_out)
     if jobs.is_empty():
+        if malformed := len(trace.bad) + len(bad):
+            left_out[f"malformed ({(trace.bad + bad)[0].message})"] = malformed
         reasons = "; ".join(f"{count:,} {why}" for why, count in left_out.items()) or "the trace has no jobs"
         raise InputError(f"no job is left to write: {reasons}", file=str(trace.path))
     jobs, notes = _with_names(jobs)
@@ -129,6 +131,9 @@ def _with_work(jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int]) -> pl.D
     jobs = leave_out(jobs, left_out, "asked for a size their model has no speed for", ~pl.col("runs"))
     if by_time:
         jobs = jobs.with_columns(iterations=pl.col("service_s") * pl.col("speed"))
+    jobs = leave_out(
+        jobs, left_out, "would do more iterations than can be counted", pl.col("iterations") > 1e15
+    )
     return leave_out(jobs, left_out, "would do less than one iteration", pl.col("iterations") < 1)
 
 
@@ -158,7 +163,8 @@ def _with_names(jobs: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
 
 
 def _native(jobs: pl.DataFrame) -> pl.DataFrame:
-    whole = (jobs["submit_s"] == jobs["submit_s"].floor()).all()
+    submit_s = jobs["submit_s"]
+    whole = ((submit_s == submit_s.floor()) & (submit_s < 2**53)).all()
     columns = ["submit_s", "model", "iterations", "requested_gpus", "max_gpus"]
     columns += [name for name in ("job", "user", "weight") if name in jobs.columns]
     native = jobs.select(columns)

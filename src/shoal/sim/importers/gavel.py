@@ -15,14 +15,13 @@ import math
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.sim.importers.throughputs import Speeds, check_size, speeds_of
 from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out
 from shoal.sim.inputs.table import Columns, Problems, check_text, printable, read_head, read_table
-from shoal.sim.inputs.values import MOST_GPUS, names, numbers
+from shoal.sim.inputs.values import MOST_GPUS, counts, names, numbers
 
 SEVEN = (
     "job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps", "arrival_time", "scale_factor",
@@ -47,14 +46,12 @@ def read_gavel(path: str | Path) -> Trace:
         )
     table = read_table(path, Columns(form, headerless=form, separator="\t", quotes=False), what=what)
     problems = Problems(table, keep_all=True)
-    gpus = numbers(table, problems, "scale_factor")
-    problems.add(gpus != np.floor(gpus), "scale_factor", lambda row: f"{gpus[row]:g} is not a whole number")
     jobs = pl.DataFrame(
         {
             "line": table.line,
             "submit_s": numbers(table, problems, "arrival_time"),
             "iterations": numbers(table, problems, "total_steps"),
-            "requested_gpus": gpus.astype(np.int64),
+            "requested_gpus": counts(table, problems, "scale_factor", least=0),
             "model": names(table, problems, "job_type"),
         }
     )

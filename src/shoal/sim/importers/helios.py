@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
 from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out, times
 from shoal.sim.inputs.table import Columns, Problems, read_table
-from shoal.sim.inputs.values import names, numbers
+from shoal.sim.inputs.values import counts, names, numbers
 
 COLUMNS = Columns(
     ("job_id", "user", "vc", "gpu_num", "submit_time", "duration"), ("state",), allow_others=True
@@ -24,14 +23,12 @@ def read_helios(path: str | Path) -> Trace:
     """The GPU jobs of a Helios cluster, whatever their final state."""
     table = read_table(path, COLUMNS, what="Helios cluster_log")
     problems = Problems(table, keep_all=True)
-    gpus = numbers(table, problems, "gpu_num")
-    problems.add(gpus != np.floor(gpus), "gpu_num", lambda row: f"{gpus[row]:g} is not a whole number")
     jobs = pl.DataFrame(
         {
             "line": table.line,
             "submit_s": times(table, problems, "submit_time"),
             "service_s": numbers(table, problems, "duration"),
-            "requested_gpus": gpus.astype(np.int64),
+            "requested_gpus": counts(table, problems, "gpu_num", least=0),
             "job": names(table, problems, "job_id"),
             "user": names(table, problems, "user"),
             "vc": names(table, problems, "vc"),

@@ -49,11 +49,11 @@ class Pool:
 
     def speed(self, model: IntArray, gpus: IntArray) -> FloatArray:
         """Iterations per second of each (model, share); 0 where the profile does not know the share."""
-        width = int(max(max(c.max_gpus for c in self.curves), gpus.max(initial=0))) + 1
+        width = max(c.max_gpus for c in self.curves) + 2  # the last column stands for all that is larger
         table = np.zeros((len(self.curves), width))
         for row, curve in zip(table, self.curves):
             row[: len(curve.speed)] = curve.speed
-        return table[model, gpus]
+        return table[model, np.minimum(gpus, width - 1)]
 
     def runs(self, model: IntArray, gpus: IntArray) -> NDArray[np.bool_]:
         """Whether each (model, share) runs on some GPU type."""

@@ -49,8 +49,10 @@ def numbers(
     return np.where(infinite | low, 1.0, values)
 
 
-def counts(table: Table, problems: Problems, column: str, *, default: int | None = None) -> IntArray:
-    """A column of whole numbers of 1 or more, such as GPUs."""
+def counts(
+    table: Table, problems: Problems, column: str, *, default: int | None = None, least: int = 1
+) -> IntArray:
+    """A column of whole numbers of 1 (`least`) or more, such as GPUs."""
     series = column_of_numbers(table, column)
     parsed = series.cast(pl.Float64, strict=False)
     empty = series.is_null().to_numpy()
@@ -59,8 +61,8 @@ def counts(table: Table, problems: Problems, column: str, *, default: int | None
         problems.add(empty, column, lambda row: "a value is missing here")
     bad = (parsed.is_null().to_numpy() & ~empty) | ~np.isfinite(values) | (values != np.floor(values))
     problems.add(bad, column, lambda row: f"{_shown(table, column, row)} is not a whole number")
-    low = ~bad & ~empty & (values < 1)
-    problems.add(low, column, lambda row: f"must be at least 1, not {values[row]:g}")
+    low = ~bad & ~empty & (values < least)
+    problems.add(low, column, lambda row: f"must be at least {least}, not {values[row]:g}")
     high = ~bad & (values > MOST_GPUS)
     problems.add(high, column, lambda row: f"{values[row]:g} is more than {MOST_GPUS:,}; check the number")
     return np.where(bad | low | high, 1.0, values).astype(np.int64)

@@ -109,7 +109,9 @@ def write_tables(tables: Mapping[str | Path, pl.DataFrame]) -> None:
             if Path(path).suffix == ".parquet":
                 frame.write_parquet(aside)
             else:
-                frame.write_csv(aside, float_precision=6)
+                # A millionth of an iteration is close enough; of a second per iteration it is not.
+                decimals = None if "seconds_per_iteration" in frame.columns else 6
+                frame.write_csv(aside, float_precision=decimals)
 
 
 def _in_order(frame: pl.DataFrame, columns: tuple[str, ...]) -> list[str]:
