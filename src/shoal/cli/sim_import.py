@@ -42,7 +42,10 @@ def import_(
     vc: Annotated[list[str] | None, typer.Option(help="Only this virtual cluster; repeat for more.")] = None,
     gpus: Annotated[int | None, typer.Option(help="Leave out jobs that ask for more GPUs.")] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(help="GPU type on which the trace's durations count. Default: the first.")
+        str | None,
+        typer.Option(
+            help="GPU type on which durations count and requests must run. Default: the first; any."
+        ),
     ] = None,
     assign: Annotated[
         bool, typer.Option("--assign", help="Draw models from the profiles though the trace names its own.")

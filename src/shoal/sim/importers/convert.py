@@ -69,7 +69,7 @@ def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None
     if bad and not wishes.skip_bad:
         remedy = ", or draw models from the profiles with --assign" if "service_s" in jobs.columns else ""
         refuse_bad_rows(replace(trace, bad=bad), remedy=remedy)
-    jobs = _with_work(jobs, pool, left_out)
+    jobs = _with_work(jobs, pool, left_out, on_one_type=wishes.gpu_type is not None)
     if jobs.is_empty():
         if malformed := len(trace.bad) + len(bad):
             left_out[f"malformed ({(trace.bad + bad)[0].message})"] = malformed
@@ -115,7 +115,9 @@ def _with_models(
     return found.filter(pl.col("pool") >= 0), bad
 
 
-def _with_work(jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int]) -> pl.DataFrame:
+def _with_work(
+    jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int], *, on_one_type: bool
+) -> pl.DataFrame:
     no_model = "asked for more GPUs than any model runs on"
     jobs = leave_out(jobs, left_out, no_model, pl.col("pool") < 0)
     model, gpus = jobs["pool"].to_numpy(), jobs["requested_gpus"].to_numpy()
@@ -125,7 +127,7 @@ def _with_work(jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int]) -> pl.D
     jobs = jobs.with_columns(
         model=pl.Series(names, dtype=pl.String),
         speed=pl.Series(speed),
-        runs=pl.Series(speed > 0 if by_time else pool.runs(model, gpus)),
+        runs=pl.Series(speed > 0 if by_time or on_one_type else pool.runs(model, gpus)),
         max_gpus=pl.Series(pool.largest[model]),
     )
     jobs = leave_out(jobs, left_out, "asked for a size their model has no speed for", ~pl.col("runs"))

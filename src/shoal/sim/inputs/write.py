@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -109,9 +110,14 @@ def write_tables(tables: Mapping[str | Path, pl.DataFrame]) -> None:
             if Path(path).suffix == ".parquet":
                 frame.write_parquet(aside)
             else:
-                # A millionth of an iteration is close enough; of a second per iteration it is not.
-                decimals = None if "seconds_per_iteration" in frame.columns else 6
-                frame.write_csv(aside, float_precision=decimals)
+                frame.write_csv(aside, float_precision=_decimals(frame))
+
+
+def _decimals(frame: pl.DataFrame) -> int:
+    """Six; more where the smallest time per iteration or weight needs them for six digits that count."""
+    columns = [name for name in ("seconds_per_iteration", "weight") if name in frame.columns]
+    smallest = min((float(frame[name].min() or 1.0) for name in columns), default=1.0)
+    return 6 + max(0, math.ceil(-math.log10(smallest)))
 
 
 def _in_order(frame: pl.DataFrame, columns: tuple[str, ...]) -> list[str]:
