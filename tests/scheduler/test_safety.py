@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.events import (
@@ -26,8 +34,9 @@ from shoal.core.events import (
 )
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile, SpeedCurve
+from shoal.core.reason import Code
 from shoal.placement.registry import Setting, make_placer, placement_names
-from shoal.policies.registry import make_policy, policy_names
+from shoal.policies.registry import make_policy, policy_class, policy_names
 from shoal.scheduler.saved import restore, save
 from shoal.scheduler.scheduler import Scheduler
 
@@ -58,7 +67,8 @@ def spread(profile):
 
 
 PROFILES = tuple(spread(p) for p in PROFILES)
-PLACEMENTS = [name for name in placement_names() if name not in ("auto", "pool")]
+PLACEMENTS = [name for name in placement_names() if name not in ("auto", "pool", "liquid-batch")]
+PLACEMENTS += ["liquid-batch:max_plans=40"]
 
 #: Each policy as it is, and with other options of those that have any.
 SETTINGS = [(name, {}) for name in policy_names()] + [
@@ -81,26 +91,39 @@ def placer(cluster, policy, name, profiles):
     return make_placer(word, Setting(cluster, policy.elastic, lambda: profiles, move_s=1.0))
 
 
+JOBS = st.fixed_dictionaries(
+    {
+        "least": st.integers(1, 4),
+        "more": st.integers(0, 8),
+        "profile": st.integers(0, 2),
+        "user": st.sampled_from(["ada", "ben"]),
+        "work": st.floats(1, 500),
+        "ps": st.booleans(),
+    }
+)
+
+
 class Safety(RuleBasedStateMachine):
     """Two schedulers see the same events: one goes on, the other is saved and restored now and then."""
 
-    @initialize(
-        setting=st.sampled_from(SETTINGS),
-        cluster=st.sampled_from(sorted(CLUSTERS)),
-        placement=st.sampled_from(PLACEMENTS),
-    )
-    def begin(self, setting, cluster, placement):
-        self.cluster = CLUSTERS[cluster]
-        self.setting, self.placement = setting, placement
-        one = make_policy(*setting, seed=7)
+    #: Set by `machine`.
+    setting: tuple[str, dict[str, str]]
+    cluster: Cluster
+
+    @initialize(placement=st.sampled_from(PLACEMENTS), first=st.lists(JOBS, min_size=3, max_size=6))
+    def begin(self, placement, first):
+        self.placement = placement
+        one = make_policy(*self.setting, seed=7)
         self.jobs, self.profiles = {}, {}
         self.one = Scheduler(self.cluster, one, self.placer(one))
-        two = make_policy(*setting, seed=7)
+        two = make_policy(*self.setting, seed=7)
         self.two = Scheduler(self.cluster, two, self.placer(two))
         self.now = 0.0
         self.next_id = 0
         self.wake_s = np.inf
         self.lost = set()
+        for job in first:
+            self.add(**job)
 
     def placer(self, policy):
         return placer(self.cluster, policy, self.placement, self.profiles)
@@ -132,17 +155,12 @@ class Safety(RuleBasedStateMachine):
             if not self.cluster.pooled and command.share:
                 assert sum(g for _, g in command.placement) == command.share.gpus
 
-    @rule(
-        least=st.integers(1, 4),
-        more=st.integers(0, 8),
-        profile=st.integers(0, 2),
-        user=st.sampled_from(["ada", "ben"]),
-        work=st.floats(1, 500),
-        later=st.floats(0, 50),
-        ps=st.booleans(),
-    )
-    def submit(self, least, more, profile, user, work, later, ps):
+    @rule(job=JOBS, later=st.floats(0, 50))
+    def submit(self, job, later):
         self.now += later
+        self.add(**job)
+
+    def add(self, least, more, profile, user, work, ps):
         profile = PROFILES[profile]
         if profile.model == "typed" and self.cluster is not CLUSTERS["mixed"]:
             profile = PROFILES[0]
@@ -292,23 +310,87 @@ class Safety(RuleBasedStateMachine):
     def everyone_without_their_full_wish_has_a_reason(self):
         if not hasattr(self, "one"):
             return
-        for outcome in self.one.outcomes(self.now):
+        outcomes = list(self.one.outcomes(self.now))
+        assert [outcome.job for outcome in outcomes] == sorted(self.jobs), "a job without an outcome"
+        for outcome in outcomes:
             cap = self.one.caps.get(outcome.job)
             held = cap is not None and self.one.policy.elastic and cap.gpus <= outcome.share.gpus
             most = self.one.jobs[outcome.job].gpus.max if held else outcome.wish_gpus
             if outcome.share.gpus < most:
                 assert outcome.reason is not None
+                assert outcome.reason.code in Code
                 assert outcome.reason.sentence
+                assert outcome.reason.evidence
 
 
-Safety.TestCase.settings = settings(
-    max_examples=250,
-    stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
-TestSafety = Safety.TestCase
+def machine(setting, cluster):
+    return type("Safety", (Safety,), {"setting": setting, "cluster": CLUSTERS[cluster]})
+
+
+def explore(kind, examples, **more):
+    run_state_machine_as_test(
+        kind,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            **more,
+        ),
+    )
+
+
+@pytest.mark.parametrize("cluster", sorted(CLUSTERS))
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: " ".join([s[0], *map("=".join, s[1].items())]))
+def test_nothing_that_must_not_happen_ever_happens(setting, cluster):
+    explore(machine(setting, cluster), 10)
+
+
+# -- the machine itself can fail -----------------------------------------------------------------------
+
+
+def fails(name):
+    """Whether the machine finds something wrong with a policy on a pool; it need not find the smallest case."""
+    try:
+        explore(machine((name, {}), "pool"), 40, phases=[Phase.generate], report_multiple_bugs=False)
+    except AssertionError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_policy_that_withholds_a_gpu_is_found_out(monkeypatch, name):
+    real = make_policy
+
+    def withholds(*args, **more):
+        policy = real(*args, **more)
+        decide = policy.decide
+
+        def with_less(view, supply, now_s):
+            less = replace(supply, gpus_of_type=supply.gpus_of_type - 1, total_gpus=supply.total_gpus - 1)
+            return decide(view, less, now_s)
+
+        policy.decide = with_less
+        return policy
+
+    monkeypatch.setitem(globals(), "make_policy", withholds)
+    assert fails(name)
+
+
+def test_a_job_that_nothing_is_said_of_is_found_out(monkeypatch):
+    outcomes = Scheduler.outcomes
+    monkeypatch.setattr(
+        Scheduler, "outcomes", lambda self, now_s: [o for o in outcomes(self, now_s) if o.share.gpus]
+    )
+    assert fails("srtf")
+
+
+def test_a_policy_that_forgets_its_random_state_is_found_out(monkeypatch):
+    monkeypatch.setattr(policy_class("afs-p"), "restore", lambda self, state: None)
+    assert fails("afs-p")
 
 
 @pytest.mark.parametrize("name", policy_names())

@@ -44,15 +44,19 @@ def afs_p_shares(
         if min_gpus[j] <= left:
             share[j] = min_gpus[j]
             left -= min_gpus[j]
-    if left > 0:
+    # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
+    for kept in (False, True):
+        if left <= 0:
+            break
         count = 0
         rows = np.empty(n, np.int32)
         for j in range(n):  # the fold goes in order of submission
-            if not keep[j] and share[j] > 0 and share[j] < max_gpus[j]:
+            if keep[j] == kept and share[j] > 0 and share[j] < max_gpus[j]:
                 rows[count] = j
                 count += 1
         if count > 0:
             hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, nonce)
+            left = gpus - share.sum()
     return share
 
 
