@@ -29,7 +29,7 @@ FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py, on nodes and w
 
 
 def view_of(policy_name: str, jobs: int, gpus: int, seed: int = 0) -> Scheduler:
-    """A scheduler in the midst of its work: all jobs active, half of the work done."""
+    """A scheduler with all jobs active; from 1,000 jobs per 10,000 GPUs on they request more than there are."""
     profiles = list(read_profiles(sample_path("profiles.csv")).values())
     cluster = Cluster.pool(gpus)
     rng = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def view_of(policy_name: str, jobs: int, gpus: int, seed: int = 0) -> Scheduler:
     for i in range(jobs):
         profile = profiles[rng.integers(len(profiles))]
         longest = profile.curve("gpu").max_gpus
-        want = int(min(2 ** rng.integers(0, 5), longest))
+        want = int(min(2 ** rng.integers(0, 6), longest))
         work = float(rng.lognormal(9, 2))
         job = Job(f"j{i}", 0.0, GpuRange(1, longest), want, model=profile.model, iterations=work)
         events.append(Submitted(i, job, profile))

@@ -145,7 +145,7 @@ def bench_linear() -> dict[str, Any]:
     trace, the less of it that is. The cost of a further job is that of the increments between the sizes."""
     sizes = [25_000, 50_000, 100_000]
     out: dict[str, Any] = {"target_ratio": 2.3, "jobs": sizes}
-    for name in ("fifo", "srtf", "tiresias-l", "max-min", "afs-l", "afs-p"):
+    for name in (n for n in policy_names() if n not in FAIR):
         runs = [in_own_process(name, count) for count in sizes]
         cpu_s = [run["cpu_s"] for run in runs]
         busy = [run["contended_decisions"] for run in runs]

@@ -61,7 +61,7 @@ def test_the_denominators_differ_the_longer_job_is_measured_against_its_new_spee
     # 0.9 of its old one). By the rule a wins; with equal denominators b would.
     a, b = (10, [0.0, 1.0, 1.5], 2), (20, [0.0, 1.0, 1.9], 2)
     assert shares([a, b], 3) == [2, 1]
-    # At 1.0 -> 2.1 b gains 0.52 of its new speed: efficiency wins.
+    # A longer one that gains 0.4997 of its new speed wins against 0.49 of the shorter one's old: efficiency.
     c = (20, [0.0, 1.0, 1.999, 0.0], 2)
     assert shares([(10, [0.0, 1.0, 1.49], 2), c], 3) == [1, 2]
 

@@ -23,6 +23,10 @@ Interpolation = Literal["time", "throughput"]
 ANY_TYPE = "*"
 
 
+#: No step is shorter; the speed would be beyond all numbers.
+_LEAST_S = 1e-300
+
+
 @dataclass(frozen=True, eq=False)
 class SpeedCurve:
     """Iterations per second for 0, 1, 2, ... GPUs; 0 where a share cannot run."""
@@ -45,7 +49,7 @@ class SpeedCurve:
             raise ShoalError("a speed curve needs at least one measured point")
         gpus = np.array(sorted(points), np.float64)
         seconds = np.array([points[int(g)] for g in gpus], np.float64)
-        if gpus[0] < 1 or not (np.isfinite(seconds).all() and (seconds > 0).all()):
+        if gpus[0] < 1 or not (np.isfinite(seconds).all() and (seconds > _LEAST_S).all()):
             raise ShoalError("seconds per iteration must be positive, finite, and for 1 GPU or more")
         shares = np.arange(int(gpus[0]), int(gpus[-1]) + 1)
         speed = np.zeros(int(gpus[-1]) + 1)

@@ -57,8 +57,12 @@ class TiresiasGOptions(TiresiasOptions):
 class TiresiasG(TiresiasL):
     """Two-dimensional Gittins index (Gu et al., NSDI'19): lengths unknown, their distribution known.
 
-    As Tiresias-L, but inside a queue the job with the largest Gittins index goes first: the best ratio of
-    the chance to finish to the service it costs, given the service it has had.
+    As Tiresias-L, but inside a queue the job with the largest Gittins index goes first: with S the service
+    that jobs need in all and a what the job has had,
+
+        G(a) = sup_d P(S - a <= d | S > a) / E[min(S - a, d) | S > a],
+
+    the best ratio of the chance to finish within d more to the service that it costs.
     """
 
     name = "tiresias-g"
