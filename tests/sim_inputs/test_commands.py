@@ -172,6 +172,13 @@ def test_import_with_a_wrong_wish_writes_nothing(tmp_path, monkeypatch, args, pa
     assert state_of(tmp_path) == before
 
 
+def test_an_import_can_be_repeated_in_the_directory_of_its_trace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pai_task_table.csv").write_text("ja,tf,1,Terminated,100,100000,600,29,100,V100\n")
+    for _ in range(2):
+        assert "1  jobs written to jobs.csv" in run("import", "alibaba-pai", ".", "-o", "jobs.csv")
+
+
 @pytest.mark.parametrize("what", ["[/b]", "[red]", ":smile:"])
 def test_what_a_file_says_is_shown_as_it_is(tmp_path, what):
     trace = tmp_path / "trace.csv"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,68 +14,12 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import InputError, ShoalError
 from shoal.core.profile import Profile
 from shoal.sim.importers import FORMATS, Wishes, convert, format_named
-from shoal.sim.importers.elasticflow import elasticflow_profiles
-from shoal.sim.importers.gavel import gavel_profiles
-from shoal.sim.inputs import profiles_of, read_jobs, read_profiles, write_jobs, write_profiles
+from shoal.sim.inputs import read_jobs, read_profiles, write_jobs, write_profiles
 from shoal.sim.inputs.pool import Pool, assign_models
 
+from .samples import ONE, SAMPLES, complaint, damage
+
 DATA = Path(__file__).parents[3] / "shared" / "data"
-ONE = {"net": Profile.of("net", {1: 0.5, 2: 0.25, 8: 0.1})}
-
-PHILLY_JSON = [
-    {  # two attempts: the size of the first, the time of both
-        "jobid": "a", "user": "ann", "vc": "x", "status": "Pass", "submitted_time": "2017-10-09 07:00:00",
-        "attempts": [
-            {"start_time": "2017-10-09 07:00:10", "end_time": "2017-10-09 07:01:10",
-             "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}]},
-            {"start_time": "2017-10-09 07:02:00", "end_time": "2017-10-09 07:02:30",
-             "detail": [{"ip": "m2", "gpus": ["gpu0"]}]},
-        ],
-    },
-    {"jobid": "b", "user": "bob", "vc": "y", "status": "Killed", "submitted_time": "2017-10-09 06:59:00",
-     "attempts": []},
-    {"jobid": "c", "user": "bob", "vc": "y", "status": "Failed", "submitted_time": "2017-10-09 06:00:00",
-     "attempts": [{"start_time": "2017-10-09 06:00:10", "end_time": None,
-                   "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}]},
-    {"jobid": "d", "user": "ann", "vc": "y", "status": "Pass", "submitted_time": "2017-10-09 06:58:00",
-     "attempts": [{"start_time": "2017-10-09 06:58:00", "end_time": "2017-10-09 06:58:20",
-                   "detail": [{"ip": "m1", "gpus": ["gpu0"]}]}]},
-]  # fmt: skip
-
-SAMPLES: dict[str, str] = {
-    "philly": json.dumps(PHILLY_JSON, indent=1),
-    "philly-csv": (
-        "timestamp,duration,num_gpus,gpu_time,cluster\n"
-        "2017-10-09 07:00:00,90.0,2,180.0,x\n"
-        "2017-10-09 06:58:00,20.0,1,20.0,y\n\n"
-    ),
-    "helios": (
-        "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
-        "7,ann,y,1,4,1,COMPLETED,2020-06-09 18:58:00,2020-06-09 18:58:00,2020-06-09 18:58:20,20,0\n"
-        "8,bob,y,0,16,1,COMPLETED,2020-06-09 18:59:00,2020-06-09 18:59:00,2020-06-09 19:59:00,3600,0\n"
-        "9,ann,x,2,8,1,CANCELLED,2020-06-09 19:00:00,2020-06-09 19:10:00,2020-06-09 19:11:30,90,600\n"
-    ),
-    "alibaba-pai": (
-        "j1,worker,1.0,Terminated,1000.0,1020.0,600.0,29.3,50.0,V100\n"
-        "j2,ps,1.0,Terminated,1100.0,1230.0,600.0,29.3,,\n"
-        "j2,worker,2.0,Terminated,1120.0,1210.0,600.0,29.3,100.0,T4\n"
-        "j3,tensorflow,1.0,Running,1300.0,,600.0,29.3,100.0,MISC\n"
-        "j4,tensorflow,1.0,Terminated,1300.0,1400.0,600.0,29.3,,\n"
-    ),
-    "gavel": (
-        'net\tpython main.py --name "x\t--steps\t1\t40\t5.000000\t1\n'
-        "net\tpython main.py\t--steps\t1\t360\t125.000000\t2\n"
-        "net\tpython main.py\t--steps\t0\t99\t130.000000\t0\n"
-    ),
-    "tiresias": (
-        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
-        "0,1,30,606,net,20,30\n1,2,150,133,net,90,23\n"
-    ),
-    "elasticflow": (
-        "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n"
-        "0,30,606,net,900,64,1,20\n1,150,133,net,900,64,2,90\n"
-    ),
-}
 LEFT_OUT = {
     "philly": {"never ran": 1, "ran for no time": 1},
     "helios": {"used no GPU": 1},
@@ -208,67 +150,6 @@ def test_many_malformed_rows_are_counted_and_the_first_ones_listed(tmp_path):
         convert(format_named("tiresias").read(path), ONE)
 
 
-def test_one_unreadable_task_makes_its_whole_job_bad(tmp_path):
-    """Otherwise a job would silently come out smaller than it was."""
-    path = tmp_path / "pai_task_table.csv"
-    path.write_text(SAMPLES["alibaba-pai"] + "j2,worker2,1.0,Terminated,1120.0,never,600.0,29.3,100.0,T4\n")
-    result = convert(format_named("alibaba-pai").read(path), ONE, Wishes(skip_bad=True))
-    assert result.jobs["job"].to_list() == ["j1"]
-    assert (len(result.bad), result.left_out["tasks of a job with a malformed task"]) == (1, 2)
-
-
-#: The job table of PAI, and what is said of it: line, field, part of the message.
-BAD_JOB_TABLES = [
-    ("j1,i,ida,T,1000,1\nj2,i,eve,T,nan,1\n", 2, "start_time", "'nan' is not a number of seconds"),
-    ("j1,i,ida,T,1000,1\nj2,i,eve,T,zzz,1\n", 2, "start_time", "'zzz' is not a number of seconds"),
-    ("j1,i,ida,T,1000,1\nj2,i,,T,1050,1\n", 2, "user", "missing"),
-    ("j2,i,eve,T,1050,1\nj1,i,ida,T,1000,1\nj2,i,ann,T,9,1\n", 3, "job_name", "'j2' is already on line 1"),
-]
-
-
-@pytest.mark.parametrize(("text", "line", "field", "part"), BAD_JOB_TABLES)
-def test_a_bad_row_of_the_pai_job_table_is_told_at_its_own_place(tmp_path, text, line, field, part):
-    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
-    table = tmp_path / "pai_job_table.csv"
-    table.write_text(text)
-    trace = format_named("alibaba-pai").read(tmp_path)
-    with pytest.raises(InputError) as caught:
-        convert(trace, ONE)
-    error = caught.value
-    assert (error.file, error.line, error.field) == (str(table), line, field)
-    assert part in str(error)
-    assert f"1 of {text.count(chr(10))} rows" in str(error)
-    result = convert(trace, ONE, Wishes(skip_bad=True))
-    assert len(result.bad) == 1
-    if field == "job_name":  # the first row stands
-        assert result.jobs["user"].to_list() == ["ida", "eve"]
-    else:  # nothing is put in the place of what the table should say
-        assert result.jobs["job"].to_list() == ["j1"]
-        assert result.left_out["jobs with a malformed row in pai_job_table.csv"] == 1
-
-
-def test_bad_rows_of_both_pai_tables_are_counted_each_for_itself(tmp_path):
-    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"].replace("1000.0,1020.0", "x,1020.0"))
-    (tmp_path / "pai_job_table.csv").write_text("j1,i,ida,T,x,1\nj2,i,eve,T,x,1\n")
-    with pytest.raises(
-        InputError, match=r"task_table.csv:1: .*1 of 5 rows cannot be used; more in pai_job_table.csv"
-    ):
-        convert(format_named("alibaba-pai").read(tmp_path), ONE)
-
-
-def test_pai_jobs_of_which_the_job_table_does_not_say_all_are_told(tmp_path):
-    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
-    (tmp_path / "pai_job_table.csv").write_text("j2,i,eve,T,,1\n")
-    result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
-    assert result.jobs["user"].to_list() == ["unknown", "eve"]
-    assert result.jobs["submit_s"].to_list() == [0, 100]
-    assert result.notes[1:] == (
-        "1 jobs are not in pai_job_table.csv: submitted when they start",
-        "1 jobs have no start_time in pai_job_table.csv: submitted when their first task starts",
-        "1 jobs name no user: written as user 'unknown'",
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [("philly", '"jobid": "d"', '"jobid": "a"'), ("helios", "\n7,", "\n9,"), ("tiresias", "\n0,", "\n1,")],
@@ -341,18 +222,6 @@ def test_parquet_traces_are_told_by_rows_and_may_hold_real_times(tmp_path):
     good.with_columns(pl.col("timestamp").dt.date()).write_parquet(path)
     with pytest.raises(InputError, match="timestamp: holds Date, not dates with times"):
         format_named("philly-csv").read(path)
-
-
-def test_pai_users_and_submissions_come_from_the_job_table(tmp_path):
-    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
-    (tmp_path / "pai_job_table.csv").write_text(
-        "job_name,inst_id,user,status,start_time,end_time\n"
-        "j2,i2,eve,Terminated,1050.0,1230.0\nj1,i1,ida,Terminated,1000.0,1020.0\n"
-    )
-    result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
-    assert result.jobs["user"].to_list() == ["ida", "eve"]
-    assert result.jobs["submit_s"].to_list() == [0, 50]
-    assert result.notes == ("1 jobs asked for parts of GPUs: rounded up to whole ones",)
 
 
 def test_a_model_without_a_profile_is_bad_unless_models_are_drawn(tmp_path):
@@ -438,70 +307,6 @@ def test_any_damage_is_harmless_or_refused_in_one_line(tmp_path, name, data):
     assert said is None or (said.startswith(str(path)) and len(said.splitlines()) == 1)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_damage_to_the_pai_job_table_is_harmless_or_refused_in_one_line(tmp_path, data):
-    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
-    content = bytearray(b"j1,i1,ida,Terminated,1000.0,1020.0\nj2,i2,eve,Terminated,1050.0,1230.0\n")
-    damage(content, data)
-    (tmp_path / "pai_job_table.csv").write_bytes(content)
-    trace = lambda: format_named("alibaba-pai").read(tmp_path)  # noqa: E731
-    for skip in (False, True):
-        said = complaint(lambda: convert(trace(), ONE, Wishes(skip_bad=skip)))  # noqa: B023
-        assert said is None or (said.startswith(str(tmp_path)) and len(said.splitlines()) == 1)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_any_damage_to_throughputs_is_harmless_or_refused_in_one_line(tmp_path, data):
-    gavel = bytearray(b"""{"v100": {"('net', 1)": {"null": 4.0},\n"('net', 4)": {"null": 10.0}}}""")
-    elasticflow = bytearray(b"global_batch_size,1,2,4\n64,2.0,,0\n128,1.0,2.0,4.0\n")
-    damage(gavel, data)
-    damage(elasticflow, data)
-    (tmp_path / "speeds.json").write_bytes(gavel)
-    (tmp_path / "bert.csv").write_bytes(elasticflow)
-    for work in (
-        lambda: profiles_of(gavel_profiles(tmp_path / "speeds.json").frame),
-        lambda: profiles_of(elasticflow_profiles(tmp_path).frame),
-    ):
-        said = complaint(work)
-        assert said is None or (said.startswith(str(tmp_path)) and len(said.splitlines()) == 1)
-
-
-def damage(content: bytearray, data: st.DataObject) -> None:
-    for _ in range(data.draw(st.integers(1, 4))):
-        at = data.draw(st.integers(0, len(content)))
-        cut = data.draw(st.integers(0, 5))
-        content[at : at + cut] = data.draw(st.sampled_from(PIECES) | st.binary(max_size=3))
-
-
-PIECES = [
-    b"",
-    b",",
-    b"\t",
-    b'"',
-    b"\n",
-    b"\r",
-    b"-",
-    b"nan",
-    b"1e400",
-    b"{",
-    b"]",
-    b"null",
-    b"\xff",
-    b"\x0b",
-    b"9" * 30,
-]
-
-
-def complaint(work: Callable[[], object]) -> str | None:
-    try:
-        work()
-    except InputError as error:
-        return str(error)
-    return None
-
-
 def test_an_unknown_format_gets_a_suggestion():
     with pytest.raises(ShoalError, match="did you mean 'helios'"):
         format_named("helois")
@@ -518,106 +323,6 @@ def test_models_are_drawn_as_by_one_draw_after_the_other():
     for gpus, index in zip(requested.tolist(), fast.tolist()):
         fits = [i for i, curve in enumerate(pool.curves) if curve.max_gpus >= gpus]
         assert index == (fits[loop.choice(len(fits))] if fits else -1)
-
-
-def test_gavel_throughputs_become_profiles(tmp_path):
-    path = tmp_path / "throughputs.json"
-    path.write_text(json.dumps({
-        "v100": {"('net', 1)": {"null": 4.0, "('net', 1)": [2.0, 2.0]}, "('net', 4)": {"null": 10.0}},
-        "v100_unconsolidated": {"('net', 1)": {"null": 4.0}, "('net', 4)": {"null": 5.0}},
-        "k80": {"('net', 1)": {"null": 1.0}, "('net', 4)": {"null": 0.0}},
-    }))  # fmt: skip
-    speeds = gavel_profiles(path)
-    frame = speeds.frame
-    assert speeds.notes == ("1 throughputs are 0: no profile at these sizes",)
-    write_profiles(tmp_path / "profiles.csv", frame)
-    for profiles in (profiles_of(frame), read_profiles(tmp_path / "profiles.csv")):
-        net = profiles["net"]
-        assert [net.speed("v100", 4), net.speed("v100", 4, nodes=4), net.speed("k80", 4)] == [10, 5, 0]
-    path.write_text("[]")
-    with pytest.raises(InputError, match="not a table of Gavel's throughputs"):
-        gavel_profiles(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "field", "part"),
-    [
-        ("""{"v100": {"('net', 1)": {"null": NaN}}}""", "v100 ('net', 1)", "nan is not a number of steps"),
-        (
-            """{"v100": {"('net', 1)": {"null": Infinity}}}""",
-            "v100 ('net', 1)",
-            "inf is not a number of steps",
-        ),
-        ("""{"v100": {"('net', 1)": {"null": 1e-320}}}""", "v100 ('net', 1)", "is not a number of steps"),
-        ("""{"v100": {"('net', 1)": {"null": "4"}}}""", "v100 ('net', 1)", "4 is not a number of steps"),
-        ("""{"v100": {"('net', 1)": {"nil": 4}}}""", "v100 ('net', 1)", "no speed"),
-        ("""{"v100": {"('net', 0)": {"null": 4}}}""", "v100", "not a pair of model and GPUs"),
-        ("""{"v100": {"net": {"null": 4}}}""", "v100", "not a pair of model and GPUs"),
-        ("""{"v100": {"('net', 1)": {"null": 4, "null": 5}}}""", "null", "twice"),
-        ("""{"v100": {"('net', 1)": {"null": 0}}}""", None, "no throughput above 0"),
-        ("""{"v100": {"('net', 1)": {"null": 4}""", None, "cut off"),
-        ("{}", None, "not a table of Gavel's throughputs"),
-    ],
-)
-def test_a_speed_that_is_none_in_gavels_throughputs_is_named(tmp_path, text, field, part):
-    path = tmp_path / "throughputs.json"
-    path.write_text(text)
-    with pytest.raises(InputError) as caught:
-        gavel_profiles(path)
-    assert (caught.value.file, caught.value.field) == (str(path), field)
-    assert part in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "field", "part"),
-    [
-        ("global_batch_size,1,2\n64,2.0,3\n128,1.0,abc\n", 3, "2", "'abc' is not a number"),
-        ("global_batch_size,1,2\n64,nan,3\n", 2, "1", "finite"),
-        ("global_batch_size,1,2\n64,-1,3\n", 2, "1", "negative"),
-        ("global_batch_size,1,2\n64,1e-310,3\n", 2, "1", "too small"),
-        ("global_batch_size,1,2\n64,1,3\n64,1,3\n", 3, "global_batch_size", "already there"),
-        ("global_batch_size,0,2\n64,1,3\n", 1, "0", "not a number of GPUs"),
-        ("global_batch_size,one\n64,1\n", 1, None, "no column is a number of GPUs"),
-        ("global_batch_size,1\n64,0\n", None, None, "no throughput above 0"),
-    ],
-)
-def test_a_cell_that_is_no_speed_in_elasticflows_throughputs_is_named(tmp_path, text, line, field, part):
-    (tmp_path / "bert.csv").write_text(text)
-    with pytest.raises(InputError) as caught:
-        elasticflow_profiles(tmp_path)
-    assert (caught.value.line, caught.value.field) == (line, field)
-    assert part in str(caught.value)
-
-
-def test_sizes_without_a_throughput_have_no_profile_and_zeros_are_told(tmp_path):
-    (tmp_path / "bert.csv").write_text("global_batch_size,1,2,4\n64,2.0,,0\n128,1.0,2.0,4.0\n")
-    speeds = elasticflow_profiles(tmp_path)
-    assert profiles_of(speeds.frame)["bert-64"].speed("gpu", 2) == 0
-    assert profiles_of(speeds.frame)["bert-128"].speed("gpu", 4) == 4
-    assert speeds.notes == ("1 throughputs are 0: no profile at these sizes",)
-
-
-@pytest.mark.parametrize("head", ["{\n" + " \n" * 40_000, "\0", "hello\n"])
-def test_a_huge_file_is_no_table_of_throughputs_and_is_not_read(tmp_path, monkeypatch, head):
-    path = tmp_path / "throughputs.csv"
-    with path.open("w") as file:
-        file.write(head)
-        file.truncate(1 << 30)  # sparse: a gigabyte that takes no room
-    monkeypatch.setattr(Path, "read_text", lambda *a, **k: pytest.fail("the file was read"))
-    monkeypatch.setattr(pl, "read_csv", lambda *a, **k: pytest.fail("the file was read"))
-    with pytest.raises(InputError, match="throughputs"):
-        gavel_profiles(path)
-    with pytest.raises(InputError, match=r"throughputs|this column is missing|binary"):
-        elasticflow_profiles(tmp_path)
-
-
-def test_a_huge_csv_with_the_right_header_is_no_table_of_throughputs_either(tmp_path, monkeypatch):
-    with (tmp_path / "bert.csv").open("w") as file:
-        file.write("global_batch_size,1,2\n" + "64,1,2\n" * 20_000)
-        file.truncate(1 << 30)
-    monkeypatch.setattr(pl, "read_csv", lambda *a, **k: pytest.fail("the file was read"))
-    with pytest.raises(InputError, match="too large for a table of throughputs"):
-        elasticflow_profiles(tmp_path)
 
 
 def test_models_without_a_speed_on_the_type_wished_for_are_told(tmp_path):

@@ -66,8 +66,8 @@ def import_(
         raise ShoalError(f"--gpus: give the largest request to keep, 1 or more, not {gpus}")
     form = format_named(format_)
     _check_wish_for_profiles(form, profiles, throughputs, profiles_out)
-    beside = form.beside(trace) if form.beside else None
-    _check_outputs(out, profiles_out, [trace, beside, profiles, throughputs])
+    speeds = form.reads_speeds(throughputs) if throughputs else ()
+    _check_outputs(out, profiles_out, [*form.reads(trace), profiles, *speeds])
     made = form.profiles(throughputs) if form.profiles and throughputs else None
     path = profiles or sample_path("profiles.csv")
     wishes = Wishes(seed, tuple(vc or ()), gpus, gpu_type, assign, skip_bad)

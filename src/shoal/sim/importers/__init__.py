@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.errors import ShoalError, did_you_mean
-from shoal.sim.importers.alibaba_pai import job_table_of, read_alibaba_pai
+from shoal.sim.importers.alibaba_pai import read_alibaba_pai, tables_of
 from shoal.sim.importers.convert import Conversion, Wishes, convert
-from shoal.sim.importers.elasticflow import elasticflow_profiles, read_elasticflow
+from shoal.sim.importers.elasticflow import elasticflow_profiles, read_elasticflow, speed_files
 from shoal.sim.importers.gavel import gavel_profiles, read_gavel
 from shoal.sim.importers.helios import read_helios
 from shoal.sim.importers.philly_csv import read_philly_csv
@@ -29,8 +29,9 @@ class Format:
     about: str
     read: Callable[[str | Path], Trace]
     profiles: Callable[[str | Path], Speeds] | None = None
-    #: Other files that are read with this one, given the path of the trace.
-    beside: Callable[[Path], Path] | None = None
+    #: The files that are read for the path of a trace, and for that of its throughputs.
+    reads: Callable[[Path], Iterable[Path]] = lambda path: (path,)
+    reads_speeds: Callable[[Path], Iterable[Path]] = lambda path: (path,)
 
 
 FORMATS = {
@@ -39,10 +40,16 @@ FORMATS = {
         Format("philly", "Microsoft Philly, cluster_job_log (JSON)", read_philly_json),
         Format("philly-csv", "Microsoft Philly, flattened to csv", read_philly_csv),
         Format("helios", "SenseTime Helios, cluster_log.csv", read_helios),
-        Format("alibaba-pai", "Alibaba PAI 2020, pai_task_table.csv", read_alibaba_pai, beside=job_table_of),
+        Format("alibaba-pai", "Alibaba PAI 2020, pai_task_table.csv", read_alibaba_pai, reads=tables_of),
         Format("gavel", "Gavel, tab-separated", read_gavel, gavel_profiles),
         Format("tiresias", "Tiresias, csv", read_tiresias),
-        Format("elasticflow", "ElasticFlow, csv", read_elasticflow, elasticflow_profiles),
+        Format(
+            "elasticflow",
+            "ElasticFlow, csv",
+            read_elasticflow,
+            elasticflow_profiles,
+            reads_speeds=speed_files,
+        ),
     )
 }
 

@@ -31,7 +31,7 @@ JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time"
 
 def read_alibaba_pai(path: str | Path) -> Trace:
     """The jobs of a PAI task table, or of the directory that holds the tables."""
-    path = _task_table_of(Path(path))
+    path, job_table = tables_of(Path(path))
     table = _read(path, TASK_COLUMNS)
     problems = Problems(table, keep_all=True)
     tasks = _tasks(table, problems)
@@ -53,7 +53,6 @@ def read_alibaba_pai(path: str | Path) -> Trace:
         notes.append(f"{parts:,} jobs asked for parts of GPUs: rounded up to whole ones")
     jobs = jobs.with_columns(requested_gpus=pl.col("gpus").ceil().cast(pl.Int64)).drop("gpus", "unfinished")
     bad = bad_rows(problems)
-    job_table = job_table_of(path)
     rows_beside: dict[Path, int] = {}
     if job_table != path and job_table.exists():
         users = _read(job_table, JOB_COLUMNS)
@@ -67,14 +66,10 @@ def read_alibaba_pai(path: str | Path) -> Trace:
     )
 
 
-def _task_table_of(path: Path) -> Path:
-    return path / "pai_task_table.csv" if path.is_dir() else path
-
-
-def job_table_of(path: Path) -> Path:
-    """The job table that belongs to a task table, or to the directory of both; it need not be there."""
-    path = _task_table_of(path)
-    return path.with_name(path.name.replace("task", "job"))
+def tables_of(path: Path) -> tuple[Path, Path]:
+    """The task table and the job table, which need not be there, of a directory or beside a task table."""
+    tasks = path / "pai_task_table.csv" if path.is_dir() else path
+    return tasks, tasks.with_name(tasks.name.replace("task", "job"))
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> Table:

@@ -44,12 +44,17 @@ def read_elasticflow(path: str | Path) -> Trace:
 def elasticflow_profiles(path: str | Path) -> Speeds:
     """Profiles `MODEL-BATCH` from a directory of throughput tables, one csv per model."""
     path = Path(path)
-    files = sorted(path.glob("*.csv"))
+    files = speed_files(path)
     if not files:
         raise InputError(
             "has no csv files of throughputs; give the directory with one per model", file=str(path)
         )
     return speeds_of([_throughputs(file) for file in files], path)
+
+
+def speed_files(path: Path) -> list[Path]:
+    """The tables in a directory of throughputs."""
+    return sorted(path.glob("*.csv"))
 
 
 def _throughputs(path: Path) -> pl.DataFrame:

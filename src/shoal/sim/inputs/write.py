@@ -41,14 +41,12 @@ def check_writable(path: str | Path) -> None:
 
 
 def check_not_read(path: str | Path, inputs: Iterable[str | Path | None]) -> None:
-    """The error of an output that is one of the files the command reads, or one of a directory it reads."""
+    """The error of an output that is one of the files the command reads."""
     path = Path(path)
     if not path.is_file():
         return
     for given in inputs:
-        if given is None or not Path(given).exists():
-            continue
-        if path.samefile(given) or (Path(given).is_dir() and path.parent.samefile(given)):
+        if given is not None and Path(given).exists() and path.samefile(given):
             raise ShoalError(
                 f"{path} is read by this command and would be overwritten; write to another file"
             )
