@@ -42,7 +42,10 @@ def main() -> None:
     print_figures(
         {
             "help_s": {"median": help_ms / 1e3, "target": 0.3},
-            "first_use": {"target_added_s": 15.0, **{p: first_use(p) for p in sys.argv[1:] or policy_names()}},
+            "first_use": {
+                "target_added_s": 15.0,
+                **{p: first_use(p) for p in sys.argv[1:] or policy_names()},
+            },
         }
     )
 
