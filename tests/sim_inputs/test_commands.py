@@ -259,3 +259,12 @@ def test_restarts_cost_what_is_said_of_all_models_and_of_some():
     for wrong in ("soon", "resnet50=", "resnet50=-1", "nan"):
         with pytest.raises(ShoalError, match=r"restart[-_]s"):
             Costs("restart", **restart_costs(wrong))
+
+
+def test_a_redirected_stream_is_written_to_and_not_replaced(tmp_path):
+    command = [sys.executable, "-m", "shoal.cli.main", "sim", "gen", "--jobs", "3", "-o", "/dev/stdout"]
+    out = tmp_path / "jobs.csv"
+    with out.open("w") as stdout:
+        subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, check=True)
+    assert len(out.read_text().splitlines()) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs.csv"]

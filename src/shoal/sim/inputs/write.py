@@ -55,13 +55,14 @@ def check_not_read(path: str | Path, inputs: Iterable[str | Path | None]) -> Non
 def check_table_name(path: str | Path) -> None:
     """A table is written as csv or as Parquet, by the ending of its name; a stream gets csv."""
     path = Path(path)
-    device = any(path.is_relative_to(place) for place in ("/dev", "/proc"))
-    if path.suffix not in TABLE_ENDINGS and not device and not _is_stream(path):
+    if path.suffix not in TABLE_ENDINGS and not _is_stream(path):
         raise ShoalError(f"{path}: a table is written as csv or Parquet; end its name with .csv or .parquet")
 
 
 def _is_stream(path: Path) -> bool:
-    return path.exists() and not path.is_file() and not path.is_dir()
+    """Whether there is no file to replace: /dev/stdout is one wherever it leads to."""
+    device = any(path.is_relative_to(place) for place in ("/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"))
+    return device or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 @contextmanager
