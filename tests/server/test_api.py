@@ -284,7 +284,8 @@ def test_scale_changes_the_range_and_the_share_follows(tmp_path: Path) -> None:
     run(story())
 
 
-#: The families that users of such systems expect, and their labels; a queue is a user here, an agent the workers of a node.
+#: The families that users of such systems expect, and their labels; a queue is a user here, an agent the workers
+#: of a node.
 FAMILIES = {
     "jobs": {"user", "state", "reason"},
     "gpus": {"user", "type", "state"},
