@@ -125,12 +125,19 @@ def nnls_two(first: Floats, second: Floats, target: Floats, weights: Floats) -> 
     return a, b, np.sum(weights * residual * residual, axis=1)
 
 
+#: A loss, or a step, beyond this is none: the job has diverged.
+_MOST = 1e100
+
+
 def fit_curve(
     steps: Floats, losses: Floats, *, newer: float = NEWER, min_points: int = MIN_POINTS
 ) -> CurveFit | Unknown:
     """Fit the curve to (step, loss) points in order of steps; says why when they do not determine one."""
     steps = np.asarray(steps, dtype=np.float64)
     losses = np.asarray(losses, dtype=np.float64)
+    if steps.ndim != 1 or losses.ndim != 1:
+        return Unknown("steps and losses must be one number each")
+    losses = np.where(np.abs(losses) < _MOST, losses, np.where(losses > 0, np.inf, losses))
     trouble = _unusable(steps, losses, min_points)
     if trouble is not None:
         return trouble
@@ -162,7 +169,7 @@ def _unusable(steps: Floats, losses: Floats, min_points: int) -> Unknown | None:
     usable = int(np.count_nonzero(finite))
     if usable < min_points:
         return Unknown(f"there are {usable} usable loss points and {min_points} are needed")
-    if not np.isfinite(steps).all() or steps[0] < 0 or bool(np.any(np.diff(steps) <= 0)):
+    if not (steps < _MOST).all() or steps[0] < 0 or bool(np.any(np.diff(steps) <= 0)):
         return Unknown("steps must be finite, not negative and in increasing order")
     kept = losses[finite]
     if kept.min() < 0:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.knowledge.speed import SpeedFit
+from shoal.knowledge.speed import SpeedFit, is_config
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
@@ -34,8 +34,12 @@ def next_sample(
     """Choose among `candidates` (configurations) for the sake of `table` (configurations)."""
     if len(candidates) == 0 or len(table) == 0:
         return Unknown("there is no configuration to choose from")
+    if not is_config(candidates).all() or not is_config(table).all():
+        return Unknown("configurations must be positive numbers")
     gains, total = variance_gains(fit, candidates, table)
     if cost is not None:
+        if len(cost) != len(candidates):
+            return Unknown(f"there are {len(candidates)} candidates but {len(cost)} costs")
         if not bool(np.all(np.isfinite(cost) & (cost > 0))):
             return Unknown("a trial's cost must be a positive number")
         best = int(np.argmax(gains / cost))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.knowledge.speed import SpeedFit, fit_speed
+from shoal.knowledge.speed import SpeedFit, fit_speed, is_config, is_duration
 from shoal.knowledge.speed_models import MODELS, Floats, SpeedModel
 from shoal.knowledge.unknown import Unknown
 
@@ -85,10 +85,15 @@ class OnlineSpeed:
 
     def observe(self, config: Config, seconds: float) -> Unknown | None:
         """Take in one measurement. One that cannot be is left out, and the answer says why."""
-        if not all(math.isfinite(value) and value > 0 for value in config):
-            named = ", ".join(f"{value:g} {name}" for name, value in zip(self.model.columns, config))
+        columns = self.model.columns
+        if len(config) != len(columns):
+            return Unknown(
+                f"a configuration has {len(columns)} numbers ({', '.join(columns)}), not {len(config)}"
+            )
+        if not is_config(np.array([config], np.float64))[0]:
+            named = ", ".join(f"{value:g} {name}" for name, value in zip(columns, config))
             return Unknown(f"there is no configuration of {named}")
-        if not (math.isfinite(seconds) and seconds > 0):
+        if not is_duration(np.array(seconds)):
             return Unknown(f"a step cannot take {seconds} s")
         point = self._measured.get(config)
         if point is None:

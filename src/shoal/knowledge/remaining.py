@@ -75,7 +75,7 @@ def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | U
 
 def _steps_to_loss(fit: CurveFit, loss: float) -> tuple[float, float, float]:
     """k = a / (L - β2) - c, its gradient (1/d, a/d²) with d = L - β2, and the widest reach of it."""
-    best = fit.best
+    best, loss = fit.best, min(loss, 1e100)  # beyond all losses; its square is still a number
     centre = best.amplitude / (loss - best.floor) - best.shift if loss > best.floor else 0.0
     distance = loss - fit.floors
     reachable = distance > 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from shoal.knowledge.speed_models import Floats, SpeedModel
@@ -56,6 +57,20 @@ class SpeedFit:
         return self.noise * np.sqrt(np.maximum(np.sum(relative * spread.T, axis=1), 0.0))
 
 
+#: No step takes longer, or less than one over it, and no configuration has more of anything.
+_MOST = 1e12
+
+
+def is_duration(seconds: Floats) -> NDArray[np.bool_]:
+    """Which of these can be seconds of a step."""
+    return (seconds > 1 / _MOST) & (seconds < _MOST)
+
+
+def is_config(configs: Floats) -> NDArray[np.bool_]:
+    """Which of these rows can be a configuration."""
+    return np.asarray(((configs > 0) & (configs < _MOST)).all(axis=1))
+
+
 def fit_speed(
     model: SpeedModel,
     configs: Floats,
@@ -75,9 +90,7 @@ def fit_speed(
     seconds = np.asarray(seconds, dtype=np.float64).reshape(-1)
     if len(configs) != len(seconds):
         return Unknown(f"there are {len(configs)} configurations but {len(seconds)} times")
-    usable = (
-        np.isfinite(seconds) & (seconds > 0) & np.isfinite(configs).all(axis=1) & (configs > 0).all(axis=1)
-    )
+    usable = is_duration(seconds) & is_config(configs)
     configs, seconds = configs[usable], seconds[usable]
     wanted = len(model.terms) if min_points is None else min_points
     distinct = len(np.unique(configs, axis=0))
