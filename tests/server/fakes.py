@@ -312,7 +312,10 @@ class Here:
             reason = self.control.server.answers.reasons.reason(job)
             wish = job.max_gpus if c.scheduler.policy.elastic else job.requested_gpus
             pending = job.life.state.value == "pending"
-            assert reason is not None or not pending or job.gpus >= wish, f"{job.name} waits without a reason"
+            assert reason is not None or not pending or job.gpus >= wish, (
+                f"{job.name} waits without a reason: {job.life}, ending {job.ending}, {job.gpus} of {job.target_gpus} "
+                f"GPUs, workers {job.workers}"
+            )
 
 
 @contextlib.asynccontextmanager

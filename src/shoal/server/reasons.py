@@ -67,7 +67,9 @@ class Reasons:
     def _ends(self, job: LiveJob) -> m.Reason | None:
         """Its outcome is certain, and its last processes are about to end."""
         if job.ending == DONE:
-            return None
+            waits = job.life.state is JobState.PENDING
+            text = "its work is done, and it is over in a moment"
+            return m.Reason(code="PendingEvaluation", sentence=text) if waits else None
         left = counted(len(job.workers), "process has", "processes have")
         again = job.life.restarts < job.spec["max_restarts"]
         then = "is started again" if again else "is over"
