@@ -104,6 +104,19 @@ def test_moves_stay_within_the_bound_and_never_raise_what_the_busiest_node_needs
     assert sum(loads(s)) == pytest.approx(sum(load))
 
 
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.05, 1.0), st.integers(0, 4)), min_size=1, max_size=25), st.integers(0, 6)
+)
+def test_where_no_gang_excludes_another_moves_never_widen_the_spread_of_ticket_load(jobs, most):
+    s = setting([t for t, _ in jobs], [1] * len(jobs), [n for _, n in jobs], [30] * 5)
+    before = loads(s)
+    moves = list(balance(**s, most_moves=most, min_gain=0.0))
+    assert len(moves) <= most
+    assert max(loads(s)) - min(loads(s)) <= max(before) - min(before) + 1e-12
+    assert sum(loads(s)) == pytest.approx(sum(before))
+
+
 def test_idle_gpus_attract_waiting_jobs_to_the_type_where_they_are_fastest():
     home = np.array([0, 0, 0], np.int32)
     free = np.array([0, 2, 4], np.int32)

@@ -156,6 +156,7 @@ def test_migration_of_one_worker_carries_its_random_state(lab: Lab):
         job.wait_gone(30)
     rows = lab.rows()
     assert seen(rows) == {e: list(range(240)) for e in range(10)}
+    assert {r["worker"] for r in rows} == {"w0", "w1"}
     # It goes on with the random numbers that the other one would have drawn at the switch.
     dice = {w: [r["dice"] for r in rows if r["worker"] == w] for w in ("w0", "w1")}
     assert dice["w1"][0] in dice["w0"]

@@ -90,6 +90,8 @@ def _give_types(
     for i in range(n):  # who runs stays where it is, if its share still fits there
         t = type_now[i]
         if shares[i] > 0 and gpus_now[i] > 0 and shares[i] <= free[t]:
+            if resize and most[t, i] < need[i]:
+                continue  # its owner asks for more than it can use there
             gpus[i] = min(shares[i], most[t, i]) if resize else shares[i]
             chosen[i] = t
             free[t] -= gpus[i]
@@ -101,7 +103,8 @@ def _give_types(
         _start_waiting(need, speeds, speed_at, most, free, gpus, chosen, codes, resize)
     if resize:
         _move(need, speeds, speed_at, most, free, gpus, chosen)
-        _start_waiting(need, speeds, speed_at, most, free, gpus, chosen, codes, resize)
+        if backfill:
+            _start_waiting(need, speeds, speed_at, most, free, gpus, chosen, codes, resize)
         for i in range(n):
             t = chosen[i]
             if t >= 0 and free[t] > 0:

@@ -229,11 +229,11 @@ class Link:
         sent_bytes = 0
         for tensor in capture.large:
             data = as_bytes(tensor)
-            for low in range(0, len(data), SLICE_BYTES if self._limit else max(1, len(data))):
-                piece = data[low : low + SLICE_BYTES] if self._limit else data
-                self._sock.sendall(piece)
-                sent_bytes += len(piece)
-                if self._limit is not None:
+            size = SLICE_BYTES if self._limit else max(1, len(data))
+            for low in range(0, len(data), size):
+                self._sock.sendall(data[low : low + size])
+                sent_bytes += len(data[low : low + size])
+                if self._limit:
                     time.sleep(max(0.0, began_s + sent_bytes / self._limit - time.monotonic()))
         self._sent_bytes += sent_bytes
         self._sending_s += time.monotonic() - began_s
