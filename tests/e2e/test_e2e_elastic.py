@@ -110,6 +110,29 @@ def test_the_server_is_killed_and_its_successor_takes_the_workers_over(shared):
     assert steps[-1] > step
 
 
+def test_workers_that_start_up_while_there_is_no_server_wait_for_its_successor(shared, tmp_path):
+    gate, script = tmp_path / "gate", tmp_path / "late.py"
+    script.write_text(
+        "import pathlib, runpy, sys, time\n"
+        f"print('at the gate', flush=True)\nwhile not pathlib.Path({str(gate)!r}).exists(): time.sleep(0.05)\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    shared.shoal(
+        *("run", "-d", "--name", "a", "--gpus", "1..2", "--", sys.executable, script, "40", "0.1"), code=0
+    )
+    eventually(lambda: shared.shoal("logs", "a").stdout.count("at the gate") == 2)
+    workers = {w["pid"] for w in shared.json("show", "a")["workers"]}
+    shared.kill_server()
+    gate.touch()
+    logs = list(shared.home.glob("jobs/*/workers/*/log.0"))
+    eventually(lambda: sum("waiting for it" in log.read_text() for log in logs) == 2)
+    shared.up(gpus=4)
+    eventually(lambda: shared.json("show", "a")["step"])
+    assert active(shared, "a") == workers
+    shared.shoal("wait", "a", "--timeout", "60s", code=0, timeout=90)
+    assert shared.json("show", "a")["restarts"] == 0
+
+
 def test_a_job_is_cancelled_while_it_prepares(shared):
     submit(shared, "a", gpus="1..2")
     eventually(lambda: shared.json("show", "a")["state"] in ("starting", "running"))

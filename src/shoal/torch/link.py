@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -34,6 +35,7 @@ class ControlLink:
         report: Callable[[], Report],
         patience_s: float,
     ) -> None:
+        self._address = address
         self._open = lambda: Channel.open(address, secret, job, "worker")
         self._worker = worker
         self._on_order, self._on_connected = on_order, on_connected
@@ -47,8 +49,24 @@ class ControlLink:
         self._sender = threading.Thread(target=self._beat, name="shoal-beat", daemon=True)
 
     def start(self) -> None:
-        """Connect once, in this thread, so that a wrong secret or address is an error at the start."""
-        self._connect()
+        """Connect in this thread, so that a wrong secret is an error at the start.
+
+        A control plane that was killed while this worker started up comes back at the same address.
+        """
+        began_s, told = time.monotonic(), False
+        while True:
+            try:
+                self._connect()
+                break
+            except socket.gaierror:
+                raise  # no such host: waiting does not help
+            except OSError as error:
+                if time.monotonic() - began_s > self._patience_s:
+                    raise
+                if not told:
+                    log.warning("no coordinator at %s yet (%s); waiting for it", self._address, error)
+                    told = True
+                time.sleep(RETRY_S)
         self._reader.start()
         self._sender.start()
 
