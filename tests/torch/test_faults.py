@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
+import socket
+import threading
 
 import pytest
-from elastic_lab import Lab, seen
+from elastic_lab import Lab, seen, until
 
 import shoal.torch as shoal
 import torch
 from shoal.torch.checkpoint import write_atomically
+from shoal.torch.receiving import Receiver
+from shoal.torch.transfer import send_head
 from shoal.torch.worker import Identity
+from shoal.wire import channel
 from shoal.wire import events as ev
 from shoal.wire.auth import new_secret, write_secret
 from torch import nn
@@ -61,6 +67,86 @@ def test_an_exception_in_one_workers_step_ends_the_job_with_that_traceback_once(
         job.wait_gone()
         assert sum(isinstance(e, ev.JobFailed) for _, e in job.events) == 1
         assert job.logs().count("Traceback") == 1
+
+
+BLUNDERS = {
+    "skip": "the loop's body must call backward() for every batch",
+    "backward_twice": "backward() was called twice for one batch",
+    "exit": "the script called sys.exit('that is enough')",
+}
+
+
+@pytest.mark.parametrize("blunder", BLUNDERS)
+def test_a_blunder_of_one_worker_ends_the_job_and_is_named(lab: Lab, blunder: str):
+    with lab.job(2, epochs=50, keep_size=True) as job:
+        job.wait_size(2)
+        lab.say(f"{blunder}.w1")
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFailed)
+        assert end.worker == "w1"
+        assert BLUNDERS[blunder] in end.why
+
+
+def receiver() -> Receiver:
+    return Receiver("127.0.0.1", "job", b"s" * 32, threading.Condition(threading.RLock()))
+
+
+def test_strangers_on_the_state_port_are_few_and_shut_no_one_out_when_they_have_gone():
+    port = receiver()
+    where = channel.parse_address(port.address)
+    with contextlib.ExitStack() as stack:
+        for _ in range(channel.MAX_STRANGERS):
+            stranger = stack.enter_context(socket.create_connection(where))
+            assert stranger.recv(1)  # it is greeted
+        assert stack.enter_context(socket.create_connection(where)).recv(1) == b""
+    until(lambda: greeted(port))
+
+
+def test_a_stranger_who_speaks_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.5)
+    with socket.create_connection(channel.parse_address(receiver().address)) as stranger:
+        stranger.sendall((2000).to_bytes(2, "big"))
+        assert stranger.recv(4096)
+        stranger.settimeout(0.05)
+        assert is_cut(stranger)
+
+
+def is_cut(sock: socket.socket, bytes_sent: int = 100) -> bool:
+    """Whether the other end closes before all of these are sent, one now and then."""
+    for _ in range(bytes_sent):
+        try:
+            sock.sendall(b"x")
+            if not sock.recv(4096):
+                return True
+        except TimeoutError:
+            continue
+        except ConnectionError:
+            return True
+    return False
+
+
+def greeted(port: Receiver) -> bool:
+    try:
+        sock, _ = channel.connect(port.address, b"s" * 32, "job", "state")
+    except OSError:
+        return False
+    sock.close()
+    return True
+
+
+def test_a_link_of_a_plan_that_is_over_is_not_kept():
+    port = receiver()
+    port.forget(3)
+    for number, kept in ((3, False), (4, True)):
+        sock, _ = channel.connect(port.address, b"s" * 32, "job", "state")
+        send_head(sock, {"plan": number, "source": "w0"})
+        if kept:
+            until(lambda: 4 in port._early)
+        else:
+            assert sock.recv(1) == b""
+        sock.close()
+    port.forget(4)
+    assert not port._early
 
 
 def test_a_full_disk_at_a_checkpoint_leaves_the_old_one_valid(tmp_path, monkeypatch: pytest.MonkeyPatch):
@@ -160,6 +246,45 @@ def test_an_empty_data_set_and_a_second_loader_say_so():
     job.loader(Numbers(), batch_size=4)
     with pytest.raises(RuntimeError, match="one training loader"):
         job.loader(Numbers(), batch_size=4)
+
+
+def interrupted(path, samples: int = 10, inputs: int = 1, steps: int = 3) -> None:
+    """A run that ends after some steps, with a checkpoint."""
+    job = shoal.init(checkpoint=path)
+    model = nn.Linear(inputs, 1)
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    loader = job.loader(Numbers(samples), batch_size=4)
+    for _ in job.epochs(9):
+        for x in loader:
+            model(x.expand(-1, inputs)).pow(2).mean().backward()
+            optimizer.step()
+            job.checkpoint()
+            steps -= 1
+            if not steps:
+                return
+
+
+def test_a_checkpoint_of_another_model_or_within_other_data_is_refused_with_the_difference(tmp_path):
+    path = tmp_path / "c.pt"
+    interrupted(path, steps=5)
+    with pytest.raises(RuntimeError, match=r"it has 'parameter weight float32 \[1, 1\]', this script has"):
+        interrupted(path, inputs=2)
+    with pytest.raises(RuntimeError, match="within epoch 1: the data set had 10 samples and has 11 now"):
+        interrupted(path, samples=11)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(RuntimeError, match="it is damaged"):
+        interrupted(path)
+
+
+def test_between_two_epochs_a_run_may_go_on_with_other_data(tmp_path):
+    interrupted(tmp_path / "c.pt", steps=3)  # the last step of an epoch
+    interrupted(tmp_path / "c.pt", samples=11, steps=1)
+    job = shoal.init(checkpoint=tmp_path / "c.pt")
+    model = nn.Linear(1, 1)
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    job.loader(Numbers(11), batch_size=4)
+    next(job.epochs(9))
+    assert (job.position.epoch, job.position.cursor, job.position.step) == (1, 4, 4)
 
 
 def test_outside_shoal_a_script_is_a_plain_process_and_goes_on_from_its_checkpoint(tmp_path):

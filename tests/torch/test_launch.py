@@ -38,6 +38,8 @@ def test_a_job_is_launched_resized_asked_and_stopped_from_the_command_line(
         until(lambda: asked().get("workers") == ["w0"], 90)
         assert launch.main(["--dir", where, "--resize", "2"]) == 0
         until(lambda: asked()["workers"] == ["w0", "w1"], 60)
+        assert launch.main(["--dir", where, *script]) == 2
+        assert f"a job runs in {where} already" in capsys.readouterr().err
         assert launch.main(["--dir", where, "--replace", "w7"]) == 1
         assert "there is no worker 'w7'; there are w0, w1" in capsys.readouterr().err
         until(lambda: asked()["total_steps"] == 500 * 40, 30)
@@ -60,6 +62,7 @@ def test_mistakes_on_the_command_line_are_answered_in_one_line(
         ([], 2, "give a script"),
         (["--dir", str(tmp_path), "no.py"], 2, "there is no script no.py"),
         (["--dir", str(tmp_path), "--workers", "0", str(EXAMPLES / "emulated.py")], 2, "at least one worker"),
+        (["--dir", str(tmp_path), "--from", "c.pt", str(EXAMPLES / "emulated.py")], 2, "no checkpoint c.pt"),
         (["--dir", str(tmp_path), "--status"], 1, "no job answers"),
     ):
         assert launch.main(argv) == code

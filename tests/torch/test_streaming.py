@@ -48,6 +48,48 @@ def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: La
     finals = lab.finals().values()
     assert len(finals) == 3
     assert len({(f["digest"], f["average"], f["lr"], f["count"]) for f in finals}) == 1
+    # Also what each counted before backward, in the very step in which the newcomer took the state over.
+    assert {f["early"] for f in finals} == {24 * 15}
+
+
+def test_one_worker_alone_goes_on_too_while_it_hands_its_state_over_again_and_again(lab: Lab):
+    with lab.job(1, **{**DEEP, "state_bytes_per_s": 1_500_000}, epochs=400) as job:
+        job.wait_size(1)
+        for newcomer, generation in (("w1", 2), ("w2", 4)):
+            job.resize(2)
+            job.wait(committed("w0", newcomer))
+            until(lambda: any(r["worker"] == newcomer for r in lab.rows()))  # noqa: B023
+            assert len(looked_on(lab, newcomer, generation)) >= 5
+            since = len(job.events)
+            job.resize(1)
+            job.wait(committed("w0"), since=since)
+
+
+def test_a_newcomer_has_seen_as_many_batches_as_the_others_have(lab: Lab):
+    # The checked mode compares the counts of batch norm too.
+    with lab.job(1, model="norm", epochs=12) as job:
+        job.wait_size(1)
+        for size in (2, 3):
+            job.resize(size)
+            job.wait_size(size)
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert {f["early"] for f in lab.finals().values()} == {12 * 15}
+
+
+def test_a_newcomer_that_fails_while_it_looks_on_is_refused_and_the_others_go_on(lab: Lab):
+    lab.say("fail_looking_on.w2")
+    with lab.job(2, **DEEP, epochs=12) as job:
+        job.wait_size(2)
+        job.resize(3)
+        refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
+        assert "MemoryError: no room for the others' state" in refused.why
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(12)}
+    assert {f["count"] for f in lab.finals().values()} == {12 * 15}
 
 
 def test_a_newer_target_drops_a_newcomer_in_the_middle_of_the_transfer_at_once(lab: Lab):

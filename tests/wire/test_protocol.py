@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from protocol_world import World
 
-from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost
+from shoal.wire.coordinator import Timing
+from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost, WorkerRefused
 
 SMALL = st.integers(0, 7)
 
@@ -229,6 +230,38 @@ def test_whoever_dies_while_state_is_handed_over_the_rest_reach_the_target(victi
     rest = {"w0", "w1", "w2"} - {victim}
     assert set(world.coordinator.active.members) == set(world.training()) == rest
     assert [e.worker for e in world.events if isinstance(e, WorkerLost)] == [victim]
+
+
+def test_a_newcomer_that_fails_while_it_is_given_the_state_does_not_end_the_job():
+    world = looking_on(trained(2))
+    world.workers["w2"].member.fail("MemoryError: no room")
+    world.say("w2")
+    world.peace(20)
+    assert [e.worker for e in world.events if isinstance(e, WorkerRefused)] == ["w2"]
+    assert world.coordinator.outcome is None
+    assert world.coordinator.active.members == ("w0", "w1")
+    before = max(world.applied)
+    world.peace(10)
+    assert max(world.applied) > before
+
+
+@pytest.mark.parametrize(("away", "found_after_s"), [(False, 120), (True, 1200)])
+def test_who_evaluates_has_more_time_than_who_does_not_arrive_at_a_step(away: bool, found_after_s: float):
+    world = trained(2)
+    silent = {"heartbeat_timeout_s": 1e9, "away_timeout_s": 1e9}
+    world.coordinator.timing = Timing(**silent, hang_s=100, away_s=1000)
+    world.workers["w0"].member.away = away
+    for _ in range(9):  # w1 goes on alone, to where it must wait
+        world.move("w1")
+        for name in ("w0", "w1"):
+            world.say(name)
+            while world.workers[name].statuses:
+                world.deliver_status(name)
+    assert world.coordinator.workers["w1"].arrived > world.coordinator.workers["w0"].arrived
+    world.tick(found_after_s / 2)
+    assert not world.kills
+    world.tick(found_after_s / 2)
+    assert world.kills == ["w0"]
 
 
 def test_pause_in_the_middle_of_a_transfer_saves_what_the_holders_hold():

@@ -122,6 +122,15 @@ class JobCore:
             raise RuntimeError("call job.wrap(model, optimizer) before training")
         return self._model_state
 
+    def _set_away(self, away: bool) -> bool:
+        """Tell whether the script is elsewhere than in its steps, where it may take its time; what it was before."""
+        if self._worker is None:
+            return away
+        before, self._worker.member.away = self._worker.member.away, away
+        if away and not before:
+            self._worker.link.say()
+        return before
+
     def _note(self, text: str) -> None:
         log.info(text)
         self.meter.notes.append(text)
@@ -134,6 +143,7 @@ class JobCore:
             "position": position,
             "rule": copy.copy(self._loader.rule) if self._loader is not None else None,
             "seed": self.seed,
+            "samples": self._loader.length if self._loader is not None else None,
             "random": random_state(self._worker is not None and self._worker.cuda) if random else None,
         }
 
@@ -148,11 +158,27 @@ class JobCore:
                 facts = self._state().load(file)
         except OSError as error:
             raise RuntimeError(f"cannot read the checkpoint {path}: {error}") from None
+        except ValueError as error:
+            raise RuntimeError(f"cannot go on from the checkpoint {path}: {error}") from None
         self.position = replace(facts["position"])
+        self._check_place(path, facts["samples"])
         self._take_rule(facts)
         if facts["random"] is not None:
             set_random_state(facts["random"])
         self._note(f"went on from {path} at step {self.position.step}")
+
+    def _check_place(self, path: str, samples: int | None) -> None:
+        """A place within an epoch means nothing in other data."""
+        length = self._loader.length if self._loader is not None else None
+        position = self.position
+        if samples is None or length is None or samples == length or position.cursor == 0:
+            return
+        if position.cursor < samples:
+            raise RuntimeError(
+                f"cannot go on from the checkpoint {path} within epoch {position.epoch}: "
+                f"the data set had {samples} samples and has {length} now"
+            )
+        position.epoch, position.cursor = position.epoch + 1, 0
 
     def _advance(self, position: Position) -> None:
         if self._loader is not None:

@@ -46,6 +46,15 @@ def running_stats(model: nn.Module) -> list[Tensor]:
     ]
 
 
+def batch_counts(model: nn.Module) -> list[Tensor]:
+    """How many batches each batch norm has seen."""
+    return [
+        module.num_batches_tracked
+        for module in model.modules()
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.num_batches_tracked is not None
+    ]
+
+
 class GradientBuckets:
     """The buckets of a model. `arm` before each backward; `complete` is called at its end."""
 
@@ -57,7 +66,8 @@ class GradientBuckets:
         complete: Callable[[], None] = lambda: None,
     ) -> None:
         self.params = [p for p in model.parameters() if p.requires_grad]
-        self.stats = running_stats(model)
+        self.stats, self._counts = running_stats(model), batch_counts(model)
+        self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._complete = complete
         self._index = {id(p): i for i, p in enumerate(self.params)}
         # A small model's all-reduce costs latency, not bandwidth: one bucket (and the vote) instead of several.
@@ -68,8 +78,10 @@ class GradientBuckets:
         self.used = torch.zeros(len(self.params))
         self._build()
         self._home = {id(p): b for b in self.buckets for p in b.params}
-        self._good_stats: Tensor | None = None
+        #: Batch-norm statistics and counts after the last completed step, if a step may have to be done again.
+        self.good: tuple[Tensor, Tensor | None] | None = None
         self._armed = False
+        self._closed = False  # this step's backward has been
         self._queued = False
         self._next = 0
         self.works: list[Any] = []
@@ -116,7 +128,7 @@ class GradientBuckets:
     def arm(self, group: Any, sync: Sync, weight: float, first: bool, last: bool) -> None:
         """The next backward belongs to this group; `first` and `last` of the step's micro-batches."""
         self._group, self._sync, self._weight, self._last = group, sync, weight, last
-        self._armed, self._queued, self._next = True, False, 0
+        self._armed, self._closed, self._queued, self._next = True, False, False, 0
         if first:
             self.used.zero_()
         for bucket in self.buckets:
@@ -139,15 +151,28 @@ class GradientBuckets:
 
     def watch(self) -> None:
         """Only call `complete` at the end of the next backward; all buckets are on their way already."""
-        self._armed, self._queued, self._last = True, False, True
+        self._armed, self._closed, self._queued, self._last = True, False, False, True
         self._next = len(self.buckets)
         for bucket in self.buckets:
             bucket.waiting = len(bucket.params)
 
     def disarm(self) -> None:
-        self._armed = False
+        self._armed = self._closed = False
+
+    def check_frozen(self) -> None:
+        """A parameter that gets gradients only later is in no bucket: the workers would drift apart."""
+        if any(p.requires_grad for p in self._frozen):
+            raise RuntimeError(
+                "a frozen parameter was unfrozen after job.wrap(): let it require gradients there, "
+                "and keep its learning rate at 0 until it is wanted"
+            )
 
     def _hook(self, param: Tensor) -> None:
+        if self._closed:
+            raise RuntimeError(
+                "backward() was called twice for one batch: add the losses up and call it once "
+                "(and checkpoint activations with use_reentrant=False)"
+            )
         if not self._armed:
             return
         if not self._queued:
@@ -215,10 +240,12 @@ class GradientBuckets:
                 self._pack(bucket)
                 for param in bucket.params:
                     param.grad = None
+            self._armed, self._closed = False, True
             return
         for bucket in self.buckets[self._next :]:
             self._launch(bucket)
         self._next = len(self.buckets)
+        self._armed, self._closed = False, True
         self._complete()
 
     def install(self) -> None:
@@ -229,19 +256,38 @@ class GradientBuckets:
         everyone = bool((extra[:count] > 0).all())
         for bucket in self.buckets:
             for param, view in zip(bucket.params, bucket.views):
-                # A parameter that no worker used has no gradient, as in a single process.
-                if everyone or extra[self._index[id(param)]] > 0:
-                    param.grad = view
-        self._good_stats = extra[count:].clone()
-        self.restore_stats()
+                # A parameter that no worker used has no gradient, as in a single process; not even that which a
+                # worker without a part of this batch made of the samples it was given to keep it company.
+                used = everyone or bool(extra[self._index[id(param)]] > 0)
+                param.grad = view if used else None
+        self.good = extra[count:].clone(), self._counted()
+        self._set_stats(extra[count:])
+
+    def _counted(self) -> Tensor | None:
+        return torch.stack(self._counts) if self._counts else None
+
+    @property
+    def good_on_host(self) -> tuple[Tensor | None, ...] | None:
+        return None if self.good is None else tuple(None if t is None else t.cpu() for t in self.good)
+
+    def keep_stats(self) -> None:
+        """Before the first step of a group: this worker may have been alone, and no one had to know them."""
+        flat = [stat.detach().reshape(-1) for stat in self.stats]
+        self.good = torch.cat(flat) if flat else torch.zeros(0), self._counted()
 
     def restore_stats(self) -> None:
-        """Batch-norm statistics as they were after the last completed step."""
-        extra, offset = self._good_stats, 0
-        if extra is None:
+        """Batch-norm statistics and counts as they were after the last completed step."""
+        if self.good is None:
             return
+        stats, counts = self.good
+        self._set_stats(stats)
+        for mine, value in zip(self._counts, counts if counts is not None else ()):
+            mine.copy_(value)
+
+    def _set_stats(self, flat: Tensor) -> None:
+        offset = 0
         for stat in self.stats:
-            stat.copy_(extra[offset : offset + stat.numel()].view_as(stat))
+            stat.copy_(flat[offset : offset + stat.numel()].view_as(stat))
             offset += stat.numel()
 
 

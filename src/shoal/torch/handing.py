@@ -47,17 +47,36 @@ class Handing(JobCore):
         if self._catching_up is not None and self._worker is not None:
             self._worker.receiver.open_gate(self._catching_up, self._state(), self.position.step)
         links = self._groups.links if self._groups is not None else []
+        # In a first generation all is told at once: the others wait for it before their first step.
+        at_once = self._final and not self._growing
+        head = {}
+        if first and any(link.index == 0 for link in links):
+            head["description"] = self._state().describe(self._facts(random=False), whole=at_once)
+        for link in links:
+            link.open_window(Window(self.position.step, self._final, head if link.index == 0 else {}))
+            if at_once:
+                link.tell(self.position.step, {})
+
+    def _tell_rest(self) -> None:
+        """In the final window: all else, as it stands at the end of backward.
+
+        There the newcomer takes it over. So what the script and the model did in this step so far (buffers, random
+        numbers, what was counted in `job.state`) is in it, and what they do from here on both do.
+        """
+        links, worker, buckets = self._groups.links if self._groups else [], self._worker, self._buckets
         if not links:
             return
-        worker = self._worker
         assert worker is not None
-        head: dict[str, Any] = {"random": (worker.name, random_state(worker.cuda))} if self._final else {}
+        assert buckets is not None
+        began_s = time.perf_counter()
+        end: dict[str, Any] = {"random": (worker.name, random_state(worker.cuda))}
         told = {}
-        if (first or self._final) and any(link.index == 0 for link in links):
-            told["description"] = self._state().describe(self._facts(random=False), whole=self._final)
+        if any(link.index == 0 for link in links):
+            facts = {**self._facts(random=False), "good": buckets.good_on_host}
+            told["description"] = self._state().describe(facts)
         for link in links:
-            described = {**head, **told} if link.index == 0 else head
-            link.open_window(Window(self.position.step, self._final, described))
+            link.tell(self._window_step, {**end, **told} if link.index == 0 else end)
+        self._pause_s += time.perf_counter() - began_s
 
     def _close_windows(self, stepping: bool) -> None:
         """Before the optimizer changes the state: wait for what is being sent."""
@@ -100,20 +119,21 @@ class Handing(JobCore):
         assert worker is not None
         with worker.lock:
             worker.wait_for(lambda: incoming.broken or worker.interrupted or incoming.has_ended(step))
+            if incoming.failure is not None:
+                raise RuntimeError(f"the state could not be taken over here: {incoming.failure!r}")
             if not incoming.has_ended(step):
                 return False
             received = incoming.take(step)
         state.install(received)
-        description = incoming.description(step)
         if not incoming.is_final(step):
-            if description is not None:
-                state.adopt(pickle.loads(description))
             return True
+        description = incoming.description(step)
         whole = all(incoming.have.get(i) == p.numel() for i, p in enumerate(state.parameters))
         if description is None or not whole:
             self._note("the state came incomplete")
             return False
         self._adopt(pickle.loads(description), incoming, step)
+        worker.receiver.finished(incoming.plan.number)
         with worker.lock:
             worker.member.state_complete(self.position.step)
         return True
@@ -122,10 +142,12 @@ class Handing(JobCore):
         self._state().adopt(facts)
         self.position = replace(facts["position"])
         self._take_rule(facts)
+        if self._buckets is not None:
+            self._buckets.good = facts.get("good")
         # The random state of whoever's place this worker takes; where there was no one, one of its own.
         assert self._worker is not None
         before = incoming.plan.replaces.get(self._worker.name)
-        states = dict(h["random"] for h in incoming.windows[step].values() if "random" in h)
+        states = dict(h["random"] for h in incoming.ends.get(step, {}).values() if "random" in h)
         if before in states:
             set_random_state(states[before])
         else:
@@ -133,9 +155,9 @@ class Handing(JobCore):
 
     def _follow_groups(self, incoming: Incoming) -> None:
         """Learning rates and the like as the holders used them: here they may hang on what is not here yet."""
-        groups = incoming.groups.get(self.position.step)
-        if groups is not None:
-            self._state().set_groups(groups)
+        groups = [h["groups"] for h in incoming.ends.get(self.position.step, {}).values() if "groups" in h]
+        if groups:
+            self._state().set_groups(groups[0])
 
     def _partial_step(self, incoming: Incoming, original: Any, *args: Any, **kwargs: Any) -> Any:
         """The others' step, for the parameters of which something is here; what is to come is sent with it applied."""

@@ -9,7 +9,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from shoal.torch.checkpoint import write_atomically
@@ -112,6 +112,7 @@ class Job(Stepping):
         self._join()
         self._in_epochs = True
         while self.position.epoch < count:
+            self._set_away(True)
             yield self.position.epoch
             self._settle()
             if not self._joined:
@@ -138,6 +139,7 @@ class Job(Stepping):
             return True
         state = self._state()
         facts = self._facts()
+        before = self._set_away(True)
         try:
             write_atomically(target, lambda file: state.save(facts, file))
         except OSError as error:
@@ -145,6 +147,8 @@ class Job(Stepping):
                 f"checkpoint at step {facts['position'].step} not written: {error}; the last one is kept"
             )
             return False
+        finally:
+            self._set_away(before)
         self.meter.saved.append((str(target), facts["position"].step))
         self._saved_s = time.monotonic()
         return True
@@ -162,21 +166,31 @@ class Job(Stepping):
     def _hook_exits(self) -> None:
         worker = self._worker
         assert worker is not None
-        previous = sys.excepthook
+        previous, leave = sys.excepthook, sys.exit
+        codes: list[Any] = []
+
+        def fail(why: str) -> None:
+            with worker.lock:
+                worker.member.fail(why)
+            worker.link.say_now()
 
         def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            with worker.lock:
-                worker.member.fail("".join(traceback.format_exception(kind, error, trace)))
-            worker.link.say_now()
+            fail("".join(traceback.format_exception(kind, error, trace)))
             previous(kind, error, trace)
 
+        def leaving(status: Any = None, /) -> NoReturn:
+            codes.append(status)
+            leave(status)
+
         def ended() -> None:
-            phase = worker.member.phase
-            if phase in (Phase.STARTING, Phase.ACTIVE):
-                self._finish()
+            if worker.member.phase in (Phase.STARTING, Phase.ACTIVE):
+                if codes and codes[-1]:
+                    fail(f"the script called sys.exit({codes[-1]!r})")
+                else:
+                    self._finish()
             if worker.member.phase is Phase.FINISHED and worker.link.up.is_set():
                 with worker.lock:
                     worker.lock.wait_for(lambda: worker.quit is not None, timeout=10.0)
 
-        sys.excepthook = failed
+        sys.excepthook, sys.exit = failed, leaving
         atexit.register(ended)

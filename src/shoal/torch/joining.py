@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from shoal.torch.core import StepKind
-from shoal.torch.gradients import parameter_lines
 from shoal.torch.handing import Handing
 from shoal.torch.order import Position
 from shoal.torch.worker import Groups
@@ -25,13 +24,7 @@ class Joining(Handing):
         return not member.first
 
     def _signature(self) -> tuple[str, ...]:
-        state = self._state()
-        optimizer = state.optimizer
-        lines = parameter_lines(list(state.model.named_parameters()), "parameter")
-        lines += parameter_lines(list(state.model.named_buffers()), "buffer")
-        sizes = [len(g["params"]) for g in optimizer.param_groups]
-        lines.append(f"optimizer {type(optimizer).__name__} with groups of {sizes} parameters")
-        return (*lines, *(self._loader.lines() if self._loader is not None else []))
+        return *self._state().signature(), *(self._loader.lines() if self._loader is not None else ())
 
     def _join(self) -> None:
         """Wait to be taken into a generation, and take the state over."""
@@ -40,6 +33,7 @@ class Joining(Handing):
             return
         worker = self._worker
         assert worker is not None
+        self._state().describe({}, whole=False)  # what cannot travel is told now, not when it must
         with worker.lock:
             worker.member.ready(self._signature(), worker.receiver.address)
         worker.link.say()
@@ -101,6 +95,7 @@ class Joining(Handing):
                 self._load(plan.restore)
                 worker.member.done = self.position.step
             self._resized()
+            self._keep_stats()
             self._send(plan)
         else:
             incoming = worker.receiver.get(plan.number)
@@ -112,6 +107,7 @@ class Joining(Handing):
                 worker.receiver.open_gate(incoming, self._state(), step)
             if incoming is not None and step is not None and self._take_window(incoming, step):
                 self._resized()
+                self._keep_stats()
             else:
                 self._halt(holds=False)
                 if not self._joined:
@@ -137,6 +133,7 @@ class Joining(Handing):
             self.position = replace(facts["position"])
             self._catching_up, self._final = incoming, incoming.is_final(step)
             self._window_step = step
+        self._state().adopt(facts)
         worker.receiver.open_gate(incoming, self._state(), step)
         if self._looking_on != plan.number:
             assert self._groups is not None
@@ -154,6 +151,10 @@ class Joining(Handing):
         if self._worker is not None:
             self._worker.retire(old)
 
+    def _keep_stats(self) -> None:
+        if self._buckets is not None:
+            self._buckets.keep_stats()
+
     def _resized(self) -> None:
         if self._loader is not None:
             note = self._loader.rule.resize(len(self._contributors), self.position.step)
@@ -166,8 +167,9 @@ class Joining(Handing):
         worker, step = self._worker, self._step
         assert worker is not None
         began_s = time.perf_counter()
+        self._vote = torch.zeros_like(self._vote)  # that of a broken one may still be written into
         if step is not None:
-            step.undo = pickle.dumps(copy.deepcopy(self.state.capture()))
+            step.undo = pickle.dumps((self.state.capture(), self._state().groups()))
         with worker.lock:
             worker.interrupted = False
             worker.member.halt(holds)

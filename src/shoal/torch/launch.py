@@ -8,6 +8,7 @@ python -m shoal.torch.launch --dir run --status
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import signal
 import sys
@@ -34,6 +35,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--fixed", action="store_true", help="do not replace workers that die")
     parser.add_argument("--replace-stragglers", action="store_true")
+    parser.add_argument(
+        "--from", dest="begin_from", metavar="FILE", help="begin from this checkpoint of an earlier run"
+    )
     change = parser.add_argument_group("change a job that runs (in another terminal, with the same --dir)")
     change.add_argument("--resize", type=int, metavar="N", help="have N workers; also resumes a paused job")
     change.add_argument("--migrate", action="store_true", help="move to all new workers")
@@ -57,10 +61,22 @@ def request_of(args: argparse.Namespace) -> Resize | Ask | None:
     return Ask(asked[0]) if asked else None
 
 
+def reach(directory: Path) -> Channel:
+    """The job that runs there."""
+    address = (directory / "address").read_text().strip()
+    return Channel.open(address, read_secret(directory / "secret"), "local", "client")
+
+
+def is_taken(directory: Path) -> bool:
+    with contextlib.suppress(OSError, WireError):
+        reach(directory).close()
+        return True
+    return False
+
+
 def ask(directory: Path, request: Resize | Ask) -> int:
     try:
-        address = (directory / "address").read_text().strip()
-        channel = Channel.open(address, read_secret(directory / "secret"), "local", "client")
+        channel = reach(directory)
         channel.send(request)
         answer = channel.receive()
         channel.close()
@@ -94,6 +110,8 @@ def tell(event: ev.JobEvent) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_taken(Path(args.dir)):
+        raise ValueError(f"a job runs in {args.dir} already: give this one another --dir, or --stop that one")
     signal.signal(signal.SIGTERM, _interrupt)
     job = LocalJob(
         args.script,
@@ -102,15 +120,15 @@ def run(args: argparse.Namespace) -> int:
         warm=not args.cold,
         keep_size=not args.fixed,
         replace_stragglers=args.replace_stragglers,
+        begin_from=args.begin_from,
         quiet=False,
     )
-    told = 0
     with job:
         while True:
             with job.changed:
-                job.changed.wait_for(lambda: len(job.events) > told)  # noqa: B023
-                news = [event for _, event in job.events[told:]]
-            told += len(news)
+                job.changed.wait_for(lambda: job.events)
+                news = [event for _, event in job.events]
+                job.events.clear()  # or a long run would fill the memory with them
             for event in news:
                 tell(event)
                 if isinstance(event, ev.JobFinished):

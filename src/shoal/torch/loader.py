@@ -106,20 +106,30 @@ class Loader:
             yield from self._rehearse()
             return
         job._begin_pass(self)
-        while True:
-            job._settle()
-            if not job._joined or self._exhausted():
-                return
-            job._boundary()
-            if not job._joined:
-                return
-            parts = self.parts(job.position.cursor, job._contributors, job.rank)
-            for index, part in enumerate(parts):
-                job._open(part, first=index == 0, samples=self._samples(parts))
-                began_s = time.perf_counter()
-                batch = self._source.fetch(job.position.epoch, part)
-                job.meter.input_s += time.perf_counter() - began_s
-                yield batch
+        asked = False
+        job._set_away(False)
+        try:
+            while True:
+                job._settle(asked)
+                asked = True
+                if not job._joined or self._exhausted():
+                    return
+                job._boundary()
+                if not job._joined:
+                    return
+                yield from self._step()
+        finally:
+            job._set_away(True)
+
+    def _step(self) -> Iterator[Any]:
+        job = self.job
+        parts = self.parts(job.position.cursor, job._contributors, job.rank)
+        for index, part in enumerate(parts):
+            job._open(part, first=index == 0, samples=self._samples(parts))
+            began_s = time.perf_counter()
+            batch = self._source.fetch(job.position.epoch, part)
+            job.meter.input_s += time.perf_counter() - began_s
+            yield batch
 
     def _samples(self, parts: list[Part]) -> int:
         return sum(p.end - p.begin for p in parts)

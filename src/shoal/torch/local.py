@@ -24,7 +24,7 @@ from shoal.torch.zygote import Zygote
 from shoal.wire import events as ev
 from shoal.wire.auth import new_secret, write_secret
 from shoal.wire.coordinator import Timing
-from shoal.wire.messages import Answer, Ask, Resize
+from shoal.wire.messages import Answer, Ask, Report, Resize
 from shoal.wire.service import ControlService, JobHandle
 
 _T = TypeVar("_T")
@@ -47,6 +47,7 @@ class LocalJob:
         timing: Timing | None = None,
         quiet: bool = True,
         zygote: Zygote | None = None,
+        begin_from: str | Path | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
@@ -54,6 +55,8 @@ class LocalJob:
             raise ValueError(f"a job needs at least one worker, not {workers}")
         if not Path(argv[0]).is_file():
             raise ValueError(f"there is no script {argv[0]}")
+        if begin_from is not None and not Path(begin_from).is_file():
+            raise ValueError(f"there is no checkpoint {begin_from}")
         self.directory = Path(directory or tempfile.mkdtemp(prefix="shoal-"))
         self.directory.mkdir(parents=True, exist_ok=True)
         self.secret = new_secret()
@@ -62,9 +65,11 @@ class LocalJob:
         write_secret(secret_file, self.secret)
         self.events: list[tuple[float, ev.JobEvent]] = []
         self.changed = threading.Condition()
+        self._reports: dict[str, Report] = {}
         self.size, self._count = workers, 0
         self._keep_size, self._replace_stragglers = keep_size, replace_stragglers
         self._losses: list[float] = []
+        self._begin_from = begin_from
         self._timing, self._where = timing, (host, port)
         self._own_zygote = Zygote(preload=preload) if warm and zygote is None else None
         self._zygote = zygote or self._own_zygote
@@ -116,6 +121,9 @@ class LocalJob:
 
     async def _begin(self) -> None:
         await self.start_service(None)
+        if self._begin_from is not None:
+            assert self.handle is not None
+            self.handle.coordinator.checkpoint = os.path.abspath(self._begin_from)
         self._aim(self.new_workers(self.size))
 
     async def start_service(self, restore: dict[str, Any] | None) -> None:
@@ -254,7 +262,7 @@ class LocalJob:
     def summary(self) -> dict[str, Any]:
         assert self.handle is not None
         c = self.handle.coordinator
-        reports = {e.worker: e.report for _, e in self.events if isinstance(e, ev.Measured)}
+        reports = self._reports
         furthest = max((r.step for r in reports.values()), default=0)
         total = max((r.total_steps for r in reports.values()), default=0)
         return {
@@ -271,6 +279,8 @@ class LocalJob:
     def _on_event(self, event: ev.JobEvent) -> None:
         with self.changed:
             self.events.append((time.monotonic(), event))
+            if isinstance(event, ev.Measured):
+                self._reports[event.worker] = event.report
             self.changed.notify_all()
         self._loop.call_soon(self._respond, event)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.torch.state import ModelState, Received, as_bytes
 from shoal.torch.transfer import PURPOSE, sources_of
-from shoal.wire.channel import accept, receive_exactly, receive_into
+from shoal.wire.channel import MAX_STRANGERS, accept, receive_exactly, receive_into
 from shoal.wire.messages import Plan
 
 MAX_HEAD_BYTES = 1 << 32
@@ -25,13 +25,12 @@ class Incoming:
     state: ModelState | None = None
     gate: int = -1  # windows up to this one may be written into the state
     windows: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> head
+    ends: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> its end
     ended: dict[str, int] = field(default_factory=dict)  # source -> the step of its last closed window
-    groups: dict[int, list[dict[str, Any]]] = field(
-        default_factory=dict
-    )  # step -> hyperparameters used in it
     arrived: list[tuple[int, Received]] = field(default_factory=list)  # with its window's step, not installed
     have: dict[int, int] = field(default_factory=dict)  # parameter -> how many of its elements are installed
     broken: str | None = None
+    failure: Exception | None = None  # of this worker, not of its sources or the links to them
 
     @property
     def offered(self) -> int | None:
@@ -42,7 +41,8 @@ class Incoming:
         return min(found, default=None)
 
     def description(self, step: int) -> bytes | None:
-        heads = self.windows.get(step, {}).values()
+        """The last that was told in this window."""
+        heads = [*self.ends.get(step, {}).values(), *self.windows.get(step, {}).values()]
         return next((h["description"] for h in heads if "description" in h), None)
 
     def is_final(self, step: int) -> bool:
@@ -70,6 +70,8 @@ class Receiver:
         self.changed = changed
         self._incoming: dict[int, Incoming] = {}
         self._early: dict[int, dict[str, socket.socket]] = {}
+        self._over = 0  # plans up to this number are over
+        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         threading.Thread(target=self._listen, name="shoal-receive", daemon=True).start()
 
     def expect(self, plan: Plan, me: str) -> None:
@@ -80,12 +82,20 @@ class Receiver:
 
     def forget(self, number: int) -> None:
         with self.changed:
+            self._over = max(self._over, number)
             incoming = self._incoming.pop(number, None)
             if incoming is not None:
                 incoming.broken = "the plan was dropped"
-            for sock in self._early.pop(number, {}).values():
-                sock.close()
+            for early in [n for n in self._early if n <= number]:
+                for sock in self._early.pop(early).values():
+                    sock.close()
             self.changed.notify_all()
+
+    def finished(self, number: int) -> None:
+        """All is here and taken over: what was told of it need not be kept."""
+        with self.changed:
+            self._over = max(self._over, number)
+            self._incoming.pop(number, None)
 
     def get(self, number: int) -> Incoming | None:
         return self._incoming.get(number)
@@ -105,7 +115,10 @@ class Receiver:
                 sock, _ = self._server.accept()
             except OSError:
                 return
-            threading.Thread(target=self._greet, args=(sock,), name="shoal-greet", daemon=True).start()
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._greet, args=(sock,), name="shoal-greet", daemon=True).start()
+            else:
+                sock.close()
 
     def _greet(self, sock: socket.socket) -> None:
         try:
@@ -117,9 +130,13 @@ class Receiver:
         except Exception:
             sock.close()
             return
+        finally:
+            self._strangers.release()
         with self.changed:
             incoming = self._incoming.get(number)
-            if incoming is None:
+            if number <= self._over:
+                sock.close()
+            elif incoming is None:
                 self._early.setdefault(number, {})[source] = sock
             else:
                 self._serve(incoming, source, sock)
@@ -135,6 +152,8 @@ class Receiver:
                 pass
         except Exception as error:
             with self.changed:
+                if not isinstance(error, OSError):
+                    incoming.failure = incoming.failure or error
                 incoming.broken = incoming.broken or f"from {source}: {error}"
                 self.changed.notify_all()
         finally:
@@ -160,8 +179,7 @@ class Receiver:
             if int(head["end"]) != step:
                 raise ValueError("a window ended that was not open")
             incoming.ended[source] = step
-            if "groups" in head:
-                incoming.groups[step] = head["groups"]
+            incoming.ends.setdefault(step, {})[source] = head
             self.changed.notify_all()
         return bool(opening["final"])
 

@@ -7,7 +7,7 @@ import io
 import math
 import pickle
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import numpy as np
 
 import torch
-from shoal.torch.gradients import running_stats
+from shoal.torch.gradients import batch_counts, parameter_lines, running_stats
+from shoal.wire.views import first_difference
 from torch import Tensor, nn
 
+CHECKPOINT_VERSION = 3
 SMALL_BYTES = 4096
 """Tensors up to this size travel with the description; larger ones are streamed from where they are."""
 
@@ -115,9 +117,13 @@ class ModelState:
 
     @property
     def divisible(self) -> bool:
-        """Whether the optimizer treats each parameter by itself, so that it may know some before others."""
+        """Whether the optimizer treats each parameter by itself, so that it may know some before others.
+
+        Adafactor's smallest step is that of the first parameter's precision, for all of them.
+        """
         kind = type(self.optimizer)
-        return kind.__module__.startswith("torch.optim") and kind is not torch.optim.LBFGS
+        together = (torch.optim.LBFGS, torch.optim.Adafactor)
+        return kind.__module__.startswith("torch.optim") and kind not in together
 
     def pieces(self, limit_bytes: float) -> list[tuple[Piece, int]]:
         """All of it, cut where the optimizer allows it, with the bytes of each piece."""
@@ -166,13 +172,17 @@ class ModelState:
     @torch.no_grad()
     def install(self, received: Iterable[Received]) -> None:
         """The streamed tensors are in place or at hand: take them, and the rest."""
+        # A step counter stays on the CPU unless a kernel counts; all else lives with its parameter.
+        kernels = [g for g in self.optimizer.param_groups if g.get("fused") or g.get("capturable")]
+        counting = {id(p) for g in kernels for p in g["params"]}
         for got in received:
             param = self.parameters[got.piece.index]
             _put(param, got.piece, got.value)
             before = self.optimizer.state.pop(param, {})
-            # Adam's step counter stays on the CPU; all else lives with its parameter.
             slot = {
-                k: v.to(param.device) if isinstance(v, Tensor) and k != "step" else v
+                k: v.to(param.device)
+                if isinstance(v, Tensor) and (k != "step" or id(param) in counting)
+                else v
                 for k, v in got.others.items()
             }
             for name, value in got.ranges.items():
@@ -197,9 +207,13 @@ class ModelState:
         `facts` are the job's own: position, batch rule, random state. Not `whole`: without buffers and large
         tensors of the box, for someone who will be told again.
         """
-        buffers = [_copied(t) for t in self.model.buffers()] if whole else None
-        box = _copied(self.box.capture(), whole)
-        return pickle.dumps({"buffers": buffers, "groups": self.groups(), "box": box, **facts})
+        buffers = [_compact(t) for t in self.model.buffers()] if whole else None
+        box = _copied(self.box.capture(), whole, _compact)
+        told = {"buffers": buffers, "groups": self.groups(), "box": box, **facts}
+        try:
+            return pickle.dumps(told)
+        except Exception as error:
+            raise _unfit(box) or error from None
 
     @torch.no_grad()
     def adopt(self, facts: dict[str, Any]) -> None:
@@ -212,10 +226,14 @@ class ModelState:
         self.box.restore({k: v for k, v in filled.items() if not _lacks(v)})
 
     def digest(self) -> bytes:
-        """SHA-256 over parameters, batch-norm statistics and optimizer state: equal on all members, bit for bit."""
+        """SHA-256 over parameters, batch-norm statistics and optimizer state: equal on all members, bit for bit.
+
+        Other buffers and `job.state` may hold what each worker sees for itself (a sum of its own losses).
+        """
         sha = hashlib.sha256()
-        for tensor in (*self.parameters, *running_stats(self.model)):
+        for tensor in (*self.parameters, *running_stats(self.model), *batch_counts(self.model)):
             sha.update(as_bytes(tensor))
+        sha.update(repr(self.groups()).encode())
         for param in self.parameters:
             for key, value in sorted(self.optimizer.state.get(param, {}).items()):
                 sha.update(key.encode())
@@ -225,17 +243,31 @@ class ModelState:
     def save(self, facts: dict[str, Any], file: io.BufferedIOBase) -> None:
         all_pieces = self.pack(piece for piece, _ in self.pieces(math.inf))
         saved = {
-            "shoal": 2,
+            "shoal": CHECKPOINT_VERSION,
+            "signature": self.signature(),
             "facts": self.describe(facts),
             "pieces": all_pieces.description,
             "large": all_pieces.large,
         }
         torch.save(saved, file)
 
+    def signature(self) -> tuple[str, ...]:
+        """Two states fit each other if these lines are equal."""
+        lines = parameter_lines(list(self.model.named_parameters()), "parameter")
+        lines += parameter_lines(list(self.model.named_buffers()), "buffer")
+        sizes = [len(g["params"]) for g in self.optimizer.param_groups]
+        return *lines, f"optimizer {type(self.optimizer).__name__} with groups of {sizes} parameters"
+
     def load(self, file: io.BufferedIOBase) -> dict[str, Any]:
-        saved = torch.load(file, weights_only=False, map_location="cpu")
-        if not isinstance(saved, dict) or saved.get("shoal") != 2:
-            raise ValueError("this is not a checkpoint of this version of Shoal")
+        try:
+            saved = torch.load(file, weights_only=False, map_location="cpu")
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+            raise ValueError(f"it is damaged, or no checkpoint at all ({type(error).__name__})") from None
+        if not isinstance(saved, dict) or saved.get("shoal") != CHECKPOINT_VERSION:
+            raise ValueError("it is not a checkpoint of this version of Shoal")
+        difference = first_difference(saved["signature"], self.signature(), "it", "this script")
+        if difference is not None:
+            raise ValueError(difference)
         received, homes = self.unpack(saved["pieces"])
         with torch.no_grad():
             for home, value in zip(homes, saved["large"]):
@@ -314,18 +346,36 @@ def _settle(value: Any, mine: Any, homes: dict[int, Tensor]) -> Any:
     return value
 
 
-def _copied(value: Any, whole: bool = True) -> Any:
+def _cloned(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone()
+
+
+def _compact(tensor: Tensor) -> Tensor:
+    """For pickling at once: a copy only of what would carry more than its own elements."""
+    host = tensor.detach().cpu()
+    return host if host.untyped_storage().nbytes() == size_bytes(host) else host.clone()
+
+
+def _copied(value: Any, whole: bool = True, copy: Callable[[Tensor], Tensor] = _cloned) -> Any:
     if isinstance(value, Tensor):
-        if not whole and size_bytes(value) > SMALL_BYTES:
-            return _Later()
-        return value.detach().cpu().clone()
+        return copy(value) if whole or size_bytes(value) <= SMALL_BYTES else _Later()
     if isinstance(value, dict):
-        return {k: _copied(v, whole) for k, v in value.items()}
+        return {k: _copied(v, whole, copy) for k, v in value.items()}
     if isinstance(value, list):
-        return [_copied(v, whole) for v in value]
+        return [_copied(v, whole, copy) for v in value]
     if type(value) is tuple:
-        return tuple(_copied(v, whole) for v in value)
+        return tuple(_copied(v, whole, copy) for v in value)
     return value
+
+
+def _unfit(box: dict[str, Any]) -> RuntimeError | None:
+    """Which entry of `job.state` cannot be pickled."""
+    for key, value in box.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            return RuntimeError(f"job.state[{key!r}] cannot travel, it cannot be pickled: {error}")
+    return None
 
 
 def _filled(value: Any, mine: Any) -> Any:

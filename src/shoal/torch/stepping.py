@@ -28,6 +28,8 @@ class Stepping(Joining):
     def _begin_pass(self, loader: Loader) -> None:
         if loader is not self._loader:
             raise RuntimeError("this loader belongs to another job")
+        if self._buckets is not None:
+            self._buckets.check_frozen()
         if not self._in_epochs:
             self._join()
             self._settle()
@@ -47,7 +49,10 @@ class Stepping(Joining):
         if self._buckets is None or self._step is None:
             return
         group = self._groups.data if self._groups is not None else None
-        if group is None or (self._step.kind is StepKind.CATCH_UP and not part.last):
+        if group is None:
+            self._buckets.disarm()
+            self._buckets.good = None  # alone, no step is ever done again
+        elif self._step.kind is StepKind.CATCH_UP and not part.last:
             self._buckets.disarm()
         elif self._step.kind is StepKind.CATCH_UP:
             if self._looking is None:
@@ -64,11 +69,12 @@ class Stepping(Joining):
         assert step is not None
         assert buckets is not None
         began_s = time.perf_counter()
-        buckets.disarm()
         worker.member.arrived = self.position.step + 1
         if self._growing and self._groups is not None:
             for link in self._groups.links:
                 link.hold()
+            if self._final:
+                self._tell_rest()
         received, whole, voted = True, True, False
         if step.kind is StepKind.CATCH_UP:
             assert self._catching_up is not None
@@ -101,7 +107,6 @@ class Stepping(Joining):
         worker = self._worker
         assert worker is not None
         if not worker.wait(work):
-            self._vote = torch.zeros_like(self._vote)
             return False
         raised, fitting, total = count(int(self._vote))
         self._next_final = fitting == len(self._contributors)
@@ -133,19 +138,30 @@ class Stepping(Joining):
             for group, rate in zip(optimizer.param_groups, rates):
                 group["lr"] = rate
         step.stepped = True
+        if self._buckets is not None:
+            self._buckets.disarm()  # what is differentiated from here on is the script's own affair
         return result
 
-    def _settle(self) -> None:
-        """The loop's body has run: the step is done, or is to be done again."""
+    def _settle(self, asked: bool = False) -> None:
+        """The loop's body has run: the step is done, or is to be done again. `asked`: for the next batch."""
         step, self._step = self._step, None
         if step is None:
             return
+        if self._buckets is not None:
+            self._buckets.disarm()
         if step.kind is StepKind.VOID:
             if step.undo is not None:
-                self.state.restore(pickle.loads(step.undo))
+                box, groups = pickle.loads(step.undo)
+                self.state.restore(box)
+                self._state().set_groups(groups)  # a scheduler has moved them on
             return
-        if step.kind is StepKind.CATCH_UP and not step.synced:
-            raise RuntimeError("the loop's body must call backward() for every batch")
+        if self._groups is not None and self._groups.data is not None and not step.synced:
+            if asked:
+                raise RuntimeError(
+                    "the loop's body must call backward() for every batch, the others wait for it: "
+                    "to leave one out, multiply its loss by 0"
+                )
+            return  # the script has left its loop before this step
         self._close_windows(stepping=False)
         self._advance(self.position)
         self._stepped = step.stepped
@@ -161,7 +177,8 @@ class Stepping(Joining):
                 worker.member.applied()
             if len(worker.member.members) == 1:
                 worker.member.arrived = worker.member.done
-                if worker.member.flag():
+                if flag := worker.member.flag():
+                    self._next_final = self._rest_fits(flag)  # there is no vote to tell it
                     worker.member.agree()
         if self._growing and self._final:
             # The newcomers have got everything: from now on they have their part.
@@ -216,6 +233,7 @@ class Stepping(Joining):
                 return
             stays = worker.name in plan.members
             if stays:
+                self._keep_stats()
                 self._use(worker.take(plan.number), plan.members, plan.holders)
         if not stays:
             self._leave(worker)
@@ -265,5 +283,8 @@ class Stepping(Joining):
         size = len(worker.member.members)
         total, squares = both[: len(mine)], both[len(mine) :]
         if not torch.equal(squares * size, total * total):
-            raise RuntimeError(f"generation {worker.member.generation}: the members' states differ")
+            raise RuntimeError(
+                f"generation {worker.member.generation}: the members' states differ: "
+                "is all that the script keeps (schedules, scalers, averages) in job.state?"
+            )
         self._note(f"generation {worker.member.generation}: state verified bit for bit on {size} members")

@@ -3,8 +3,8 @@
 From one optimizer step to the next, parameters and optimizer state do not change. In this *window* a holder sends
 pieces of them, straight from the live tensors. Its optimizer step waits only for the piece that is just being sent;
 the window ends, and the next one goes on with the rest. The newcomer looks on meanwhile and applies each step's
-gradients to what it has got, so what was sent once stays true. In the final window the rest is sent, with a
-description of all else.
+gradients to what it has got, so what was sent once stays true. In the final window the rest is sent, and at its end
+a description of all else.
 
 After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `pieces` is
 followed by the bytes of their large tensors, `end` closes a window.
@@ -143,6 +143,12 @@ class Link:
             self._thread = threading.Thread(target=self._run, name="shoal-state", daemon=True)
             self._thread.start()
 
+    def tell(self, window_step: int, end: dict[str, Any]) -> None:
+        """What the newcomer shall hear at the end of a window. A final one ends when all is sent and this is told."""
+        with self._changed:
+            self._ends.setdefault(window_step, end)
+            self._changed.notify_all()
+
     def hold(self) -> None:
         """Begin nothing more in this window unless it is the final one: the optimizer's step is near."""
         self._holding = True
@@ -151,8 +157,7 @@ class Link:
         """Wait until nothing reads the state any more; that the window has ended is told later."""
         with self._changed:
             final = any(w.final for w in self._windows if w.step == window_step)
-            self._ends.setdefault(window_step, end)
-            self._changed.notify_all()
+            self.tell(window_step, end)
             while not self._changed.wait_for(
                 lambda: self._over or not (self._reading or (final and self._rest)), 0.05
             ):
@@ -180,7 +185,7 @@ class Link:
                     self._send_pieces(pieces)
                     left_bytes -= size
                     self._has_read(size)
-                end = {} if window.final else self._wait_for_end(window)
+                end = self._wait_for_end(window)
                 if end is None:
                     return
                 send_head(self._sock, {"end": window.step, **end})
@@ -241,4 +246,9 @@ class Link:
 
 def send_head(sock: socket.socket, head: dict[str, Any]) -> None:
     body = pickle.dumps(head)
-    sock.sendall(len(body).to_bytes(8, "big") + body)
+    size = len(body).to_bytes(8, "big")
+    if len(body) > SLICE_BYTES:  # without another copy of a large one
+        sock.sendall(size)
+        sock.sendall(body)
+    else:
+        sock.sendall(size + body)

@@ -207,6 +207,8 @@ def _become(request: dict[str, Any]) -> int:
         runpy.run_path(sys.argv[0], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else (1 if end.code else 0)
+        if code and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 1

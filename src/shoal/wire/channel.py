@@ -7,6 +7,7 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 from shoal.wire import auth
@@ -14,6 +15,8 @@ from shoal.wire.auth import AuthError, ClientProof, Keys, Request, Seal
 from shoal.wire.messages import Message, WireError, decode, encode
 
 HANDSHAKE_TIMEOUT_S = 5.0
+MAX_STRANGERS = 64
+"""Connections to one port that have not shown yet that they know the secret."""
 SecretOf = Callable[[str, str], bytes | None]
 """(job, purpose) -> its secret, or None for a job that is not known here."""
 
@@ -25,14 +28,17 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def receive_exactly(sock: socket.socket, size: int) -> bytes:
+def receive_exactly(sock: socket.socket, size: int, deadline_s: float | None = None) -> bytes:
     data = bytearray(size)
-    receive_into(sock, memoryview(data))
+    receive_into(sock, memoryview(data), deadline_s)
     return bytes(data)
 
 
-def receive_into(sock: socket.socket, view: memoryview) -> None:
+def receive_into(sock: socket.socket, view: memoryview, deadline_s: float | None = None) -> None:
+    """`deadline_s`, of time.monotonic: for all of it, so that no one can hold us byte by byte."""
     while view:
+        if deadline_s is not None:
+            sock.settimeout(max(0.001, deadline_s - time.monotonic()))
         count = sock.recv_into(view)
         if not count:
             raise ConnectionError("connection closed")
@@ -58,12 +64,13 @@ def connect(
 
 def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:
     """The server's side of `connect`, for a socket that was accepted."""
+    deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     hello, nonce = auth.challenge()
     sock.sendall(hello)
     try:
-        request, answer, keys = _judge(_receive_short(sock), secret_of, nonce)
+        request, answer, keys = _judge(_receive_short(sock, deadline_s), secret_of, nonce)
     except AuthError as error:
         _send_short(sock, f"refused: {error}".encode())
         raise
@@ -84,11 +91,11 @@ def _send_short(sock: socket.socket, body: bytes) -> None:
     sock.sendall(len(body).to_bytes(2, "big") + body)
 
 
-def _receive_short(sock: socket.socket) -> bytes:
-    size = int.from_bytes(receive_exactly(sock, 2), "big")
+def _receive_short(sock: socket.socket, deadline_s: float | None = None) -> bytes:
+    size = int.from_bytes(receive_exactly(sock, 2, deadline_s), "big")
     if size > auth.MAX_HANDSHAKE_BYTES:
         raise AuthError("malformed handshake")
-    return receive_exactly(sock, size)
+    return receive_exactly(sock, size, deadline_s)
 
 
 class Channel:

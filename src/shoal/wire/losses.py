@@ -13,7 +13,8 @@ class Losses(Planning):
     def _check_life(self, view: WorkerView) -> None:
         silent_s = self._now_s - view.heard_s
         status, timing = view.status, self.timing
-        if view.connected and silent_s > timing.heartbeat_timeout_s:
+        limit_s = timing.away_timeout_s if status.away else timing.heartbeat_timeout_s
+        if view.connected and silent_s > limit_s:
             self._lose(view, f"no sign of life for {silent_s:.1f} s")
         elif not view.connected and view.met and silent_s > timing.reconnect_s:
             self._lose(view, "its connection closed")
@@ -23,14 +24,18 @@ class Losses(Planning):
             self._lose(view, f"did not arrive at step {view.arrived + 1} where the others wait")
 
     def _hangs(self, view: WorkerView) -> bool:
-        """Others wait for it at a step where it has not arrived for a long time."""
+        """Others wait for it at a step where it has not arrived for a long time.
+
+        Rank 0 may evaluate or save for minutes between two steps; that is no reason to end it.
+        """
         peers = [
             p
             for w in view.status.members
             if (p := self.workers.get(w)) and p.alive and p.status.generation == view.status.generation
         ]
         ahead = [p.arrived_s for p in peers if p.arrived > view.arrived]
-        return bool(ahead) and self._now_s - max(*ahead, view.arrived_s) > self.timing.hang_s
+        limit_s = self.timing.away_s if view.status.away else self.timing.hang_s
+        return bool(ahead) and self._now_s - max(*ahead, view.arrived_s) > limit_s
 
     def _lose(self, view: WorkerView, why: str) -> None:
         self._gone(view, why)

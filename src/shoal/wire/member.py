@@ -69,6 +69,7 @@ class Member:
     done: int = 0
     holds: bool = False
     torn: bool = False
+    away: bool = True
     dead: int = 0
     seen: int = 0
     plan: Plan | None = None
@@ -156,7 +157,7 @@ class Member:
     # What happened here
 
     def ready(self, signature: tuple[str, ...], address: str) -> None:
-        self.phase, self.signature, self.address = Phase.READY, signature, address
+        self.phase, self.signature, self.address, self.away = Phase.READY, signature, address, False
 
     def publish(self, number: int, key: str, value: str) -> None:
         if self.board_of != number:
@@ -260,6 +261,7 @@ class Member:
             step=self.done,
             holds=self.holds,
             torn=self.torn,
+            away=self.away,
             formed=self.formed,
             broken=self.broken,
             arrived=self.arrived,

@@ -18,7 +18,7 @@ from typing import Any
 
 _T = typing.TypeVar("_T")
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Raised whenever a message changes its meaning; both ends refuse another number."""
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -97,7 +97,8 @@ class Status:
     members: tuple[str, ...] = ()
     step: int = 0  # steps done
     holds: bool = False  # halted: holds the complete gradients of step + 1
-    torn: bool = False  # halted: was receiving state and has only part of it
+    torn: bool = False  # it is being given the state and has only a part of it
+    away: bool = False  # its script is not in a step but evaluates, saves, or starts up
     formed: int = 0  # number of the plan whose group is built
     broken: int = 0  # number of the plan whose group could not be built
     arrived: int = 0  # the step whose synchronisation it has entered

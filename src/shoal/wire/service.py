@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from shoal.wire import events as ev
 from shoal.wire.auth import AuthError
-from shoal.wire.channel import AsyncChannel
+from shoal.wire.channel import MAX_STRANGERS, AsyncChannel
 from shoal.wire.coordinator import JobCoordinator, Timing
 from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
 from shoal.wire.messages import Answer, Ask, Hello, Message, Report, Resize, Status, WireError
@@ -32,7 +32,6 @@ log = logging.getLogger("shoal.wire")
 WORKER, CLIENT = "worker", "client"
 """What a connection is for; part of the handshake, so that one cannot be passed off as the other."""
 
-MAX_STRANGERS = 64
 TICK_S = 0.5
 
 

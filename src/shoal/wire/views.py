@@ -12,9 +12,11 @@ class Timing:
     """How long to wait for what, in seconds."""
 
     heartbeat_timeout_s: float = 6.0  # a worker whose process stands still (SIGSTOP, lost host)
+    away_timeout_s: float = 60.0  # the same outside its steps, where a script may keep Python's lock for long
     reconnect_s: float = 3.0  # a worker whose connection closed, when nothing else says that it died
     settle_s: float = 0.5  # a broken step, when no one is known to be lost
     hang_s: float = 120.0  # a worker that lives but does not arrive at a step where the others wait
+    away_s: float = 3600.0  # the same while it evaluates or saves
     start_s: float = 600.0  # a newcomer that does not become ready
 
 
@@ -62,13 +64,15 @@ def resume_step(holders: list[tuple[int, bool]], ends: list[int]) -> int:
     return furthest
 
 
-def first_difference(expected: tuple[str, ...], found: tuple[str, ...]) -> str | None:
+def first_difference(
+    expected: tuple[str, ...], found: tuple[str, ...], one: str = "the job", other: str = "this worker"
+) -> str | None:
     """What the first line is in which two signatures differ, in words."""
     for want, have in zip(expected, found):
         if want != have:
-            return f"the job has {want!r}, this worker has {have!r}"
+            return f"{one} has {want!r}, {other} has {have!r}"
     if len(found) > len(expected):
-        return f"this worker has {found[len(expected)]!r}, the job has nothing there"
+        return f"{other} has {found[len(expected)]!r}, {one} has nothing there"
     if len(found) < len(expected):
-        return f"the job has {expected[len(found)]!r}, this worker has nothing there"
+        return f"{one} has {expected[len(found)]!r}, {other} has nothing there"
     return None

@@ -24,6 +24,7 @@ OPTIONS = {
     "accumulate": 1,
     "num_workers": 0,
     "checkpoint_every": 0,
+    "gamma": 0.9,
     **json.loads(os.environ.get("PROBE", "{}")),
 }
 HERE = Path(os.environ["PROBE_DIR"])
@@ -132,9 +133,10 @@ def main() -> None:
     else:
         optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=3e-3)
     model, optimizer = job.wrap(model, optimizer)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=o.get("lr_every", 50), gamma=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=o.get("lr_every", 50), gamma=o["gamma"])
     scaler = torch.amp.GradScaler("cpu", enabled=o.get("amp", False), init_scale=128.0)
     job.state["scheduler"], job.state["scaler"], job.state["count"] = scheduler, scaler, 0
+    job.state["early"] = 0  # counted before backward
     average = torch.optim.swa_utils.AveragedModel(model)
     if o.get("average"):
         job.state["average"] = average
@@ -149,9 +151,13 @@ def main() -> None:
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     for epoch in job.epochs(o["epochs"]):
         for ids, x, y, pids in loader:
+            job.state["early"] += 1
             dice = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.get("amp", False)):
                 loss = nn.functional.mse_loss(model(x).float(), y) / o["accumulate"]
+            blunder(job, loss)
+            if word("skip") and not job.rehearsing:
+                continue
             if word("slow") and not job.rehearsing:
                 time.sleep(0.04)
             scaler.scale(loss).backward()
@@ -177,13 +183,28 @@ def main() -> None:
                 time.sleep(0.05)
             if not (HERE / "hurry").exists():
                 time.sleep(o["sleep_s"])
+        while word("evaluate") and job.is_main:
+            time.sleep(0.02)
     final = {
         "digest": digest(model, optimizer),
         "count": job.state["count"],
+        "early": job.state["early"],
         "lr": scheduler.get_last_lr()[0],
         "average": digest(average, optimizer) if o.get("average") else "",
     }
     (HERE / f"final.{ME}").write_text(json.dumps(final))
+
+
+def blunder(job, loss) -> None:
+    """What a script should not do."""
+    if job.rehearsing:
+        return
+    if word("fail_looking_on") and not job.weight:
+        raise MemoryError("no room for the others' state")
+    if word("exit"):
+        sys.exit("that is enough")
+    if word("backward_twice"):
+        loss.backward(retain_graph=True)
 
 
 def record(out, job, epoch, loss, ids, pids, dice, models) -> None:
