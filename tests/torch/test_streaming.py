@@ -79,10 +79,11 @@ def test_a_newcomer_has_seen_as_many_batches_as_the_others_have(lab: Lab):
 
 
 def test_a_newcomer_that_fails_while_it_looks_on_is_refused_and_the_others_go_on(lab: Lab):
-    lab.say("fail_looking_on.w2")
     with lab.job(2, **DEEP, epochs=12) as job:
         job.wait_size(2)
         job.resize(3)
+        until(lambda: len(looked_on(lab, "w2")) >= 2)
+        lab.say("fail_looking_on.w2")
         refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
         assert "MemoryError: no room for the others' state" in refused.why
         lab.say("hurry")
