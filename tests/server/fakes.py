@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from shoal.executors.base import Exit, NodeInfo, WorkerSpec
+from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
 from shoal.server.control import Control
 from shoal.server.options import Options
 from shoal.wire import auth
@@ -127,6 +127,9 @@ class Fleet:
 
     def warm_up(self) -> None:
         pass
+
+    def usage(self) -> dict[tuple[str, int], GpuUsage]:
+        return {}
 
     def close(self) -> None:
         for worker in self.live.values():
@@ -327,11 +330,21 @@ async def server(
     fleet: Fleet | None = None,
     database: str | None = None,
     placement: str = "auto",
+    share: bool | None = None,
+    pre_schedule: bool | None = None,
     kill: bool = False,
 ) -> AsyncIterator[Here]:
     """A server on this home. With `kill` it ends as by kill -9: nothing is saved, nothing is told."""
     fleet = fleet or Fleet(gpus)
-    control = Control(Options(home, policy=policy, placement=placement, database=database), executor=fleet)
+    options = Options(
+        home,
+        policy=policy,
+        placement=placement,
+        share=share,
+        pre_schedule=pre_schedule,
+        database=database,
+    )
+    control = Control(options, executor=fleet)
     control.gate.first_start(control.home)
     await control.conductor.start()
     control.server.address = "http://test"
@@ -361,6 +374,7 @@ async def cut_off(control: Control) -> None:
             handle.cancel()
     if c._saver is not None:
         c._saver.cancel()
+    c.usage.close()
     service = c.crews["live"].service
     for handle in service.jobs.values():
         handle._run = lambda effects: None  # the dead do not speak any more

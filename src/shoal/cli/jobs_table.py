@@ -60,7 +60,9 @@ def wide_row(job: Job, now: datetime | None = None) -> list[str]:
 
 
 def gpus(job: Job) -> str:
-    """`4xV100`, `4→2` while a reconfiguration is under way, `-` for none."""
+    """`4xV100`, `4→2` while a reconfiguration is under way, `-` for none, `guest` on a GPU of another."""
+    if job.guest_of is not None and job.state.value == "running":
+        return "guest"
     if job.gpus != job.target_gpus and not job.state.is_final:
         return f"{job.gpus}→{job.target_gpus}"
     if not job.gpus:

@@ -29,6 +29,10 @@ def run(
             help="Search its size while it trains: efficiency:threshold=0.5; see docs/knowledge.md."
         ),
     ] = None,
+    needs: Annotated[
+        list[str] | None,
+        typer.Option(help="What it takes of its GPU: gpu_mem_mb=6000, gpu_util=40, pre_s=20; repeat."),
+    ] = None,
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Submit, and do not stay.")] = False,
     output: Out = Output.TABLE,
     home: Home = None,
@@ -59,6 +63,7 @@ def run(
         "max_restarts": max_restarts,
         "autoscale": autoscale,
         "expected_s": seconds(expected) if expected else None,
+        "needs": spec_options.numbers(needs, "--needs") or None,
     }
     spec = spec_options.from_command(command, **given)
     with connect(home, server, token_file) as client:

@@ -51,6 +51,19 @@ def environment(settings: list[str] | None, option: str = "--env") -> dict[str, 
     return made
 
 
+def numbers(settings: list[str] | None, option: str) -> dict[str, float]:
+    """`NAME=number`, several with commas; whether there is such a name is for the job's check to say."""
+    made = {}
+    for setting in [part for word in settings or [] for part in word.split(",")]:
+        name, equals, value = setting.partition("=")
+        try:
+            made[name.strip()] = float(value)
+        except ValueError:
+            how = "write NAME=number" if not equals else f"{value!r} is not a number"
+            raise ShoalError(f"{option} {setting}: {how}, such as gpu_mem_mb=6000") from None
+    return made
+
+
 def shell_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in SHELL_ENV if os.environ.get(name)}
 

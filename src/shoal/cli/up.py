@@ -28,6 +28,14 @@ def up(
         str | None, typer.Option(help="How to share them; see shoal policy ls.", autocompletion=policy_names)
     ] = None,
     policy_option: Annotated[list[str] | None, typer.Option(help="NAME=value; repeat for more.")] = None,
+    share: Annotated[
+        bool | None,
+        typer.Option("--share/--no-share", help="Jobs that wait may be guests on GPUs of others; see docs."),
+    ] = None,
+    pre_schedule: Annotated[
+        bool | None,
+        typer.Option("--pre-schedule/--no-pre-schedule", help="The next job prepares where one ends soon."),
+    ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on. Default: this machine only.")
     ] = None,
@@ -45,6 +53,8 @@ def up(
     where = (home or default_home()).expanduser().absolute()
     limit_s = seconds(timeout)
     command = _command(where, gpus, policy, policy_option, host, port, database)
+    for name, wish in {"share": share, "pre-schedule": pre_schedule}.items():
+        command += [] if wish is None else [f"--{name}" if wish else f"--no-{name}"]
     if foreground:
         os.execv(sys.executable, command)
     running = _running(where)
@@ -54,7 +64,8 @@ def up(
         _refuse_unused(
             where, {"--policy-option": policy_option, "--host": host, "--port": port, "--database": database}
         )
-    _tell(where, output, gpus=gpus, policy=policy, was_up=running is not None)
+    sharing = {"share": share, "pre_schedule": pre_schedule}
+    _tell(where, output, gpus=gpus, policy=policy, sharing=sharing, was_up=running is not None)
 
 
 def _command(
@@ -155,7 +166,15 @@ def _last_words(text: str) -> str:
     return (own or lines or [""])[-1]
 
 
-def _tell(home: Path, output: Output, *, gpus: int | None, policy: str | None, was_up: bool) -> None:
+def _tell(
+    home: Path,
+    output: Output,
+    *,
+    gpus: int | None,
+    policy: str | None,
+    sharing: dict[str, bool | None],
+    was_up: bool,
+) -> None:
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.client import Client
@@ -171,6 +190,10 @@ def _tell(home: Path, output: Output, *, gpus: int | None, policy: str | None, w
         raise Conflict(
             f"a server with policy {status.policy} runs on {home}; change it with `shoal policy set {policy}`"
         )
+    for name, wish in sharing.items():
+        if was_up and wish not in (None, getattr(status, name)):
+            runs = f"a server {'without' if wish else 'with'} --{name.replace('_', '-')} runs on {home}"
+            raise Conflict(f"{runs}; end it with `shoal down --keep-jobs` first, and start it again")
     if not output.for_people:
         print_document(output, status, status.address)
         return

@@ -21,6 +21,16 @@ class NodeInfo:
     devices: tuple[str, ...] = ()
     rack: str = "rack0"
     domain: str = "domain0"
+    #: Of each GPU; virtual ones are taken to have so much.
+    gpu_memory_mb: float = 16_384.0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUsage:
+    """What a GPU does at some moment: utilisation in per cent, and memory in use."""
+
+    utilisation: float
+    memory_mb: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,12 @@ class Executor(Protocol):
 
     def warm_up(self) -> None:
         """Get ready to start warm workers, if that is possible; called when the first live job arrives."""
+
+    def usage(self) -> dict[tuple[str, int], GpuUsage]:
+        """What each GPU, by node and index, does now; those of which that is not known are left out.
+
+        May take a while: it is called in a thread of its own.
+        """
 
     def close(self) -> None:
         """The control plane ends; workers run on."""

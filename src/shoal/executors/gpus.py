@@ -6,6 +6,8 @@ import ctypes
 import re
 from dataclasses import dataclass
 
+from shoal.executors.base import GpuUsage
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -17,6 +19,39 @@ class Gpu:
 
 class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+
+
+class _Rates(ctypes.Structure):
+    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+
+
+class Meter:
+    """Asks the driver what GPUs do, by their UUID. Its library is opened once: that takes longer than asking."""
+
+    def __init__(self) -> None:
+        self._nvml: ctypes.CDLL | None = None
+
+    def read(self, uuid: str) -> GpuUsage | None:
+        """None where the driver does not say."""
+        if self._nvml is None:
+            self._nvml = _opened()
+        handle, rates, memory = ctypes.c_void_p(), _Rates(), _Memory()
+        nvml = self._nvml
+        if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
+            return None
+        if nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) != 0:
+            return None
+        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
+            return None
+        return GpuUsage(float(rates.gpu), memory.used / 2**20)
+
+
+def _opened() -> ctypes.CDLL | None:
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return nvml if nvml.nvmlInit_v2() == 0 else None
 
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:

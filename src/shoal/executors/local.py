@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from shoal.executors import shim
-from shoal.executors.base import Exit, NodeInfo, WorkerSpec
-from shoal.executors.gpus import find_gpus, type_word
+from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
+from shoal.executors.gpus import Meter, find_gpus, type_word
 from shoal.executors.warm import Warmer, may_be_warm
 
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
@@ -70,6 +70,7 @@ class LocalExecutor:
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         self._nodes = self._find_nodes(virtual_gpus)
+        self._meter = Meter()
 
     def _find_nodes(self, virtual_gpus: int | None) -> tuple[NodeInfo, ...]:
         if virtual_gpus is None:
@@ -84,6 +85,7 @@ class LocalExecutor:
                         word,
                         False,
                         tuple(g.uuid for g in gpus if type_word(g.name) == word),
+                        gpu_memory_mb=min(g.memory_bytes for g in gpus if type_word(g.name) == word) / 2**20,
                     )
                     for word in types
                 )
@@ -172,6 +174,15 @@ class LocalExecutor:
             return False
         self._keep(worker.worker, worker.directory, os.pidfd_open(pid), None)
         return True
+
+    def usage(self) -> dict[tuple[str, int], GpuUsage]:
+        return {
+            (node.name, index): found
+            for node in self._nodes
+            if not node.virtual
+            for index, uuid in enumerate(node.devices)
+            if (found := self._meter.read(uuid)) is not None
+        }
 
     def close(self) -> None:
         """Workers run on."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.placement.base import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
-from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits, with_one
+from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
 
 #: A rule that begins to hold after a moment is asked this much later.
@@ -32,6 +32,10 @@ class Phases:
 
 #: The phases of a job (by id); None where nothing is known of them.
 PhasesOf = Callable[[int], Phases | None]
+#: Seconds that a job (by id) still uses its GPU; nan where that is not known.
+LeftOf = Callable[[int], float]
+#: Whether those who carry it out can launch a job (by id) beside a host, as things are.
+MayLaunch = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +50,29 @@ class EarlyPlan:
 class EarlyStarts:
     """Who prepares on whose GPU. Changed only by `step`."""
 
-    def __init__(self, scheduler: Scheduler, phases_of: PhasesOf, rule: PreRule | None = None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        phases_of: PhasesOf,
+        rule: PreRule | None = None,
+        may_launch: MayLaunch | None = None,
+        left_of: LeftOf | None = None,
+    ) -> None:
         self.scheduler = scheduler
         self.phases_of = phases_of
         self.rule = rule or PreRule()
+        self.may_launch: MayLaunch = may_launch or (lambda job, host: True)
+        self.left_of = left_of
         #: Job that prepares -> job whose GPU it waits for.
         self.beside: dict[int, int] = {}
 
+    def take_over(self, scheduler: Scheduler, beside: dict[int, int]) -> None:
+        """Go on with these under a scheduler that was told of the same jobs."""
+        self.scheduler, self.beside = scheduler, dict(beside)
+
     def step(self, now_s: float) -> EarlyPlan:
         """After a cycle of the scheduler: who is withdrawn, who is launched."""
-        still = {job: host for job, host in self.beside.items() if waits(self.scheduler, job)}
+        still = {job: host for job, host in self.beside.items() if waits_for_one(self.scheduler, job)}
         self.beside = {job: host for job, host in still.items() if has_one(self.scheduler, host)}
         withdraw = tuple(sorted(still.keys() - self.beside.keys()))
         launch, wake_s = self._launch(now_s)
@@ -75,21 +92,38 @@ class EarlyStarts:
             phases = self.phases_of(job)
             if phases is None:
                 continue
-            running = [self._running(host, left_s[host], now_s) for host in hosts]
-            found = find_ending_gpu(running, phases.pre_s, 1, self.rule)
+            able = self._beside_whom(job, hosts, left_s)
+            soonest = min((left_s[host] for host in able), default=np.inf)
+            found: int | Unplaced = Unplaced("no job ends soon enough")
+            if soonest < phases.pre_s + self.rule.extra_s:
+                running = [self._running(host, left_s[host], now_s) for host in able]
+                found = find_ending_gpu(running, phases.pre_s, 1, self.rule)
             if not isinstance(found, Unplaced):
-                self.beside[job] = hosts[found]
-                launched.append((job, hosts[found]))
+                self.beside[job] = able[found]
+                launched.append((job, able[found]))
                 continue
-            taken = set(self.beside.values())
-            known = [s for host, s in left_s.items() if host not in taken and not np.isnan(s)]
-            soonest = min(known, default=np.inf)
             at_s = now_s + soonest - phases.pre_s - self.rule.extra_s + _JUST_AFTER_S
             wake_s = min(wake_s, max(at_s, now_s + _JUST_AFTER_S))
         return tuple(launched), wake_s
 
+    def _beside_whom(self, job: int, hosts: list[int], left_s: dict[int, float]) -> list[int]:
+        """Those of known length, on a GPU that the job may use, beside whom no one prepares yet."""
+        view, taken = self.scheduler.view, set(self.beside.values())
+        allowed = view.type_max[:, view.row(job)] > 0
+        return [
+            host
+            for host in hosts
+            if host not in taken
+            and not np.isnan(left_s[host])
+            and allowed[view.gpu_type[view.row(host)]]
+            and self.may_launch(job, host)
+        ]
+
     def _left_s(self, hosts: list[int], now_s: float) -> dict[int, float]:
         """Seconds that each job still uses its GPU, as predicted; nan where its speed is not known."""
+        if self.left_of is not None:
+            known_of = [host for host in hosts if self.phases_of(host) is not None]
+            return dict.fromkeys(hosts, np.nan) | {host: self.left_of(host) for host in known_of}
         view = self.scheduler.view
         left = view.remaining_now(now_s)
         out = {}
@@ -105,4 +139,4 @@ class EarlyStarts:
         view, phases = self.scheduler.view, self.phases_of(host)
         elapsed_s = now_s - float(view.last_start_s[view.row(host)])
         post_s = phases.post_s if phases is not None else np.nan
-        return Running(elapsed_s, elapsed_s + left_s + post_s, post_s, host not in self.beside.values())
+        return Running(elapsed_s, elapsed_s + left_s + post_s, post_s)

@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.placement.base import Unplaced
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
-from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits, with_one
+from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
 
 
@@ -31,6 +31,10 @@ class Need:
 
 #: What a job (by id) needs of a GPU; None where nothing is known of it.
 NeedOf = Callable[[int], Need | None]
+#: The memory of the GPU that a job (by id) has.
+MemoryOf = Callable[[int], float]
+#: Whether those who carry it out can put a job (by id) beside a host, as things are.
+MayJoin = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,27 @@ class Guests:
     """Who runs on whose GPU. Changed only by `step`."""
 
     def __init__(
-        self, scheduler: Scheduler, need_of: NeedOf, memory_mb: float, rule: SharingRule | None = None
+        self,
+        scheduler: Scheduler,
+        need_of: NeedOf,
+        memory_mb: float | MemoryOf,
+        rule: SharingRule | None = None,
+        may_join: MayJoin | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.need_of = need_of
-        self.memory_mb = memory_mb
+        self.memory_of: MemoryOf = memory_mb if callable(memory_mb) else lambda host: memory_mb
         self.rule = rule or SharingRule()
+        self.may_join: MayJoin = may_join or (lambda guest, host: True)
         #: Guest -> host, by job id.
         self.host_of: dict[int, int] = {}
         self._generation: dict[int, int] = {}
+
+    def take_over(self, scheduler: Scheduler, host_of: dict[int, int]) -> None:
+        """Go on with these guests under a scheduler that was told of the same jobs."""
+        self.scheduler = scheduler
+        self.host_of = {guest: host for guest, host in host_of.items() if host in scheduler.view}
+        self._generation = {guest: self._generation_of(host) for guest, host in self.host_of.items()}
 
     def guests_of(self, host: int) -> list[int]:
         return [guest for guest, its in self.host_of.items() if its == host]
@@ -66,7 +82,7 @@ class Guests:
         return GuestPlan(tuple(leave), tuple(self._join()))
 
     def _may_stay(self, guest: int, host: int) -> bool:
-        if not waits(self.scheduler, guest) or not has_one(self.scheduler, host):
+        if not waits_for_one(self.scheduler, guest) or not has_one(self.scheduler, host):
             return False
         return self._generation_of(host) == self._generation[guest]
 
@@ -74,29 +90,17 @@ class Guests:
         return int(self.scheduler.view.generation[self.scheduler.view.row(job)])
 
     def _join(self) -> list[tuple[int, int]]:
-        view = self.scheduler.view
-        waiting = [
-            job
-            for job in waiting_for_one(self.scheduler)
-            if job not in self.host_of and self.need_of(job) is not None
-        ]
+        waiting = [job for job in waiting_for_one(self.scheduler) if job not in self.host_of]
         if not waiting:
             return []
         hosts = self._hosts()
         uses = [self._use(host) for host in hosts]
-        # GPUs of larger jobs are in use and no one may join; the rest is vacant.
-        others = int(view.gpus.sum()) - len(hosts)
-        vacant = self.scheduler.supply.total_gpus - len(hosts) - others
-        shut = GpuUse(self.memory_mb, self.memory_mb, (np.inf,))
-        free = [GpuUse(self.memory_mb)] * max(vacant, 0)
         joined = []
         for guest in waiting:
             need = self.need_of(guest)
-            assert need is not None
-            allowed = view.type_max[:, view.row(guest)] > 0
-            own = [use if allowed[self._type_of(host)] else shut for host, use in zip(hosts, uses)]
-            gpus = [*own, *[shut] * others, *free]
-            found = find_shared_gpu(gpus, need.memory_mb, need.utilisation, 1, self.rule)
+            if need is None or not any(_has_room(use, need, self.rule) for use in uses):
+                continue
+            found = self._find(guest, need, hosts, uses)
             if isinstance(found, Unplaced):
                 continue
             host = hosts[found]
@@ -106,6 +110,29 @@ class Guests:
             joined.append((guest, host))
         return joined
 
+    def why_not(self, job: int) -> str | None:
+        """Why a job that waits is no one's guest, in a clause; None if it could be one now."""
+        if not waits_for_one(self.scheduler, job):
+            return "only jobs with one GPU share"
+        hosts = self._hosts()
+        need = self.need_of(job) or Need(np.nan, np.nan)
+        found = self._find(job, need, hosts, [self._use(host) for host in hosts])
+        return found.because if isinstance(found, Unplaced) else None
+
+    def _find(self, guest: int, need: Need, hosts: list[int], uses: list[GpuUse]) -> int | Unplaced:
+        """The host that a job may join, by its place in `hosts`."""
+        view = self.scheduler.view
+        # GPUs of larger jobs are in use and no one may join; the rest is vacant.
+        others = int(view.gpus.sum()) - len(hosts)
+        vacant = max(self.scheduler.supply.total_gpus - len(hosts) - others, 0)
+        allowed = view.type_max[:, view.row(guest)] > 0
+        own = [
+            use if allowed[self._type_of(host)] and self.may_join(guest, host) else _SHUT
+            for host, use in zip(hosts, uses)
+        ]
+        gpus = [*own, *[_SHUT] * others, *[_FREE] * vacant]
+        return find_shared_gpu(gpus, need.memory_mb, need.utilisation, 1, self.rule)
+
     def _hosts(self) -> list[int]:
         """Jobs that have one GPU and of which it is known what they take of it, in order of submission."""
         return [job for job in with_one(self.scheduler) if self.need_of(job) is not None]
@@ -114,7 +141,17 @@ class Guests:
         needs = [self.need_of(job) for job in (host, *self.guests_of(host))]
         known = [need for need in needs if need is not None]
         allocated = sum(need.memory_mb for need in known)
-        return GpuUse(self.memory_mb, allocated, tuple(need.utilisation for need in known))
+        return GpuUse(self.memory_of(host), allocated, tuple(need.utilisation for need in known))
 
     def _type_of(self, host: int) -> int:
         return int(self.scheduler.view.gpu_type[self.scheduler.view.row(host)])
+
+
+#: A GPU in use that no one may join, and one that no one uses.
+_SHUT, _FREE = GpuUse(0.0, 0.0, (np.inf,)), GpuUse(0.0)
+
+
+def _has_room(use: GpuUse, need: Need, rule: SharingRule) -> bool:
+    """Whether it is worth asking: on a full cluster most jobs that wait fit nowhere."""
+    spare = rule.max_utilisation - sum(use.utilisations)
+    return use.memory_mb - use.allocated_mb > need.memory_mb and spare > need.utilisation

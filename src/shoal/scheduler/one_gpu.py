@@ -14,6 +14,15 @@ def waiting_for_one(scheduler: Scheduler) -> list[int]:
     return [view.job_at(row) for row in np.flatnonzero((view.gpus == 0) & (wants == 1)).tolist()]
 
 
+def waits_for_one(scheduler: Scheduler, job: int) -> bool:
+    """Whether it is one of them."""
+    if not waits(scheduler, job):
+        return False
+    view = scheduler.view
+    wants = view.min_gpus if scheduler.policy.elastic else view.requested_gpus
+    return bool(wants[view.row(job)] == 1)
+
+
 def with_one(scheduler: Scheduler) -> list[int]:
     """Jobs that have one GPU, in order of submission."""
     view = scheduler.view

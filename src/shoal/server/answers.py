@@ -57,6 +57,7 @@ class Answers:
             max_restarts=spec["max_restarts"],
             autoscale=spec.get("autoscale"),
             replace_stragglers=spec.get("replace_stragglers", False),
+            needs=progress.get("needs"),
             grace_s=spec["grace_s"],
             given=row["given"],
             step=progress.get("step"),
@@ -88,6 +89,7 @@ class Answers:
         life = settle(live.life, self.c.now_s())
         found.state, found.message = life.state, life.message
         found.gpus, found.target_gpus = live.gpus, live.target_gpus
+        found.guest_of = live.host if live.lodges else None
         found.waiting_s, found.running_s = life.waiting_s, life.running_s
         found.paused_s, found.gpu_s, found.stalled_s = life.paused_s, life.gpu_s, live.stalled_s
         found.step, found.total_steps = live.progress.step, live.progress.total_steps
@@ -170,7 +172,7 @@ class Answers:
                     tickets=user.tickets,
                     gpus=sum(j.gpus for j in mine),
                     entitled_gpus=float(ledger.rate[i, :, 0].sum()) if known else 0.0,
-                    running_jobs=sum(j.gpus > 0 for j in mine),
+                    running_jobs=sum(j.gpus > 0 or j.life.state is JobState.RUNNING for j in mine),
                     pending_jobs=sum(j.life.state is JobState.PENDING and not j.gpus for j in mine),
                     **{f"{k}_gpu_s": v for k, v in account.items()},
                 )

@@ -51,5 +51,7 @@ def _at_one_size(row: dict[str, Any], program: str) -> FinishedRun | None:
     command, running_s = row["spec"]["command"], float(row["running_s"])
     if program_name(command) != program or row["resizes"] or row["restarts"] or running_s <= 0:
         return None
+    if row["progress"].get("shared"):  # on its own it would have been faster
+        return None
     gpus = round(float(row["gpu_s"]) / running_s)
     return FinishedRun(command, gpus, running_s) if gpus >= 1 else None

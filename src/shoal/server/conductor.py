@@ -43,7 +43,9 @@ from shoal.server.orders import order
 from shoal.server.outbox import Outbox
 from shoal.server.profiles import Profiles
 from shoal.server.searches import Searches
+from shoal.server.sharing import Sharing
 from shoal.server.store import Store
+from shoal.server.usage import Usage
 
 log = logging.getLogger("shoal.server")
 
@@ -64,6 +66,8 @@ class Conductor:
         policy: str,
         policy_options: dict[str, str] | None = None,
         placement: str = "auto",
+        share: bool = False,
+        pre_schedule: bool = False,
         cool_down_s: float = COOL_DOWN_S,
     ) -> None:
         self.store, self.executor, self.home, self.clock = store, executor, home, clock
@@ -102,6 +106,8 @@ class Conductor:
         self.profiles = Profiles(self)
         self.searches = Searches(self)
         self.scheduler = make_scheduler(self)
+        self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
+        self.usage = Usage(self)
         self.book = Book(store.get("ledger"), self.cluster, self.now_s())
         gang = Gang(self)
         elastic = Elastic(self)
@@ -126,6 +132,7 @@ class Conductor:
         asyncio.get_running_loop().call_soon(self._go_on)
         save(self)
         self._saver = asyncio.create_task(self._save_regularly())
+        self.usage.watch()
 
     def _go_on(self) -> None:
         """First what was decided before: no GPU may be given away that its last owner was only to be told to leave."""
@@ -149,6 +156,7 @@ class Conductor:
                     self.executor.stop(worker.id)
                 elif worker.state == STOPPED:
                     self.executor.suspend(worker.id)
+            self.crews[job.resize].repeat_orders(job)
         self._flush()
 
     # -- events in, decisions out ------------------------------------------------------------------
@@ -181,6 +189,7 @@ class Conductor:
         order(self, plan.commands)
         self.book.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
+        self.sharing.decide(now_s)
         self._settle()
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
@@ -253,12 +262,18 @@ class Conductor:
             self._settle_at = None
         if not self.ready:
             return
+        self._reconcile()
+        if self.sharing.stale and not self.stopping:
+            self.sharing.decide(self.now_s())
+            self._reconcile()
+        self._flush()
+
+    def _reconcile(self) -> None:
         changed, self._changed = self._changed, set()
         jobs = [self.jobs[i] for i in sorted(changed) if i in self.jobs and not self.jobs[i].is_over]
         if not self.stopping:
-            for job in sorted(jobs, key=lambda j: j.target_gpus >= j.gpus):
+            for job in sorted(jobs, key=lambda j: j.target_gpus >= j.gpus and not j.is_to_leave):
                 self.crews[job.resize].reconcile(job)
-        self._flush()
 
     def _flush(self) -> None:
         if self.outbox.flush():
@@ -287,6 +302,7 @@ class Conductor:
             return
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
+        job.lodges = job.lodges and not worker.lodges
         crew = self.crews[job.resize]
         with self.as_of(now_s - (exit_.ago_s or 0.0)):
             crew.holds(job)
@@ -316,6 +332,7 @@ class Conductor:
     def job_over(self, job: LiveJob) -> None:
         """It has ended and its last process is gone."""
         self.metrics.job_over(job)
+        self.usage.keep(job)
         self.profiles.keep(job)
         self.searches.forget(job)
         del self.jobs[job.id]
@@ -349,6 +366,7 @@ class Conductor:
                 handle.cancel()
         if self._saver is not None:
             self._saver.cancel()
+        self.usage.close()
         for crew in dict.fromkeys(self.crews.values()):
             await crew.close()
         save(self)

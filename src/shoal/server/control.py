@@ -51,7 +51,7 @@ class Control:
             self.executor = executor or self._executor()
             self.conductor = Conductor(
                 self.store, self.executor, self.home, self.clock,
-                policy=policy, policy_options=policy_options, placement=options.placement,
+                policy=policy, policy_options=policy_options, placement=options.placement, **self._sharing(),
             )  # fmt: skip
         except BaseException:
             self.home.release()
@@ -96,6 +96,15 @@ class Control:
         with self.store.change(self.clock.now_s()) as change:
             change.put("policy", saved)
         return saved["name"], saved["options"]
+
+    def _sharing(self) -> dict[str, bool]:
+        """Whether GPUs are shared and jobs start early: as given, else as last time, else not."""
+        given = {"share": self.options.share, "pre_schedule": self.options.pre_schedule}
+        before = self.store.get("sharing") or {}
+        found = {k: bool(before.get(k, False)) if v is None else v for k, v in given.items()}
+        with self.store.change(self.clock.now_s()) as change:
+            change.put("sharing", found)
+        return found
 
     def _executor(self) -> LocalExecutor:
         """As given, else as last time: a restarted server must find its workers on the same GPUs."""

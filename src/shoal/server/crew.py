@@ -31,6 +31,9 @@ class Crew(Protocol):
     def conclude_rest(self, job: LiveJob) -> None:
         """Its outcome is on record and its last worker has ended; a server was killed before it could say so."""
 
+    def repeat_orders(self, job: LiveJob) -> None:
+        """What this kind of crew tells its workers besides to end and to stand still, once more."""
+
     def shut_down(self, job: LiveJob) -> None:
         """The server ends and takes the job's workers along; it goes on when the server is back."""
 
@@ -70,12 +73,19 @@ class CrewBase:
     async def close(self) -> None:
         pass
 
-    def new_worker(self, job: LiveJob, device: Device, rank: int | None) -> LiveWorker:
+    def new_worker(
+        self, job: LiveJob, device: Device, rank: int | None, *, lodges: bool = False
+    ) -> LiveWorker:
+        """On a GPU that is free or, if it `lodges`, another's."""
         worker = LiveWorker(
-            job.new_worker_id(), device, self.c.nodes[device[0]].name, self.c.now_s(), rank=rank
+            job.new_worker_id(), device, self.c.nodes[device[0]].name, self.c.now_s(), rank, lodges=lodges
         )
         job.workers[worker.id] = worker
-        self.c.devices.give(device, worker.id)
+        if lodges:
+            self.c.devices.lodge(device, worker.id)
+        else:
+            self.c.devices.give(device, worker.id)
+        job.lodges = lodges
         self.c.outbox.new_worker(job, worker)
         self.holds(job)
         return worker
@@ -120,6 +130,9 @@ class CrewBase:
 
     def conclude_rest(self, job: LiveJob) -> None:
         self.conclude(job)
+
+    def repeat_orders(self, job: LiveJob) -> None:
+        pass
 
     def conclude(self, job: LiveJob) -> None:
         """All workers of a job that has failed are gone: try again, or that was it."""

@@ -1,8 +1,12 @@
-"""Which GPU of which node is whose. A GPU is given to its next owner only after the last one has let it go."""
+"""Which GPU of which node is whose. A GPU is given to its next owner only after the last one has let it go.
+
+Beside its owner a GPU may have lodgers: workers that share it, or prepare on it. They hold nothing, so that no GPU
+counts twice; but one on which someone else's worker lodges is given to no newcomer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 Device = tuple[int, int]
 """(node index, GPU index on the node)."""
@@ -15,6 +19,7 @@ class Devices:
         self._gpus = list(gpus_of_node)
         self._owner: dict[Device, str] = {}
         self._free: list[set[int]] = [set(range(n)) for n in self._gpus]
+        self._lodgers: dict[Device, set[str]] = {}
         #: GPUs that a suspended worker would like to have back, because its memory is still there.
         self._kept_warm: dict[Device, str] = {}
 
@@ -28,19 +33,41 @@ class Devices:
     def owner(self, device: Device) -> str | None:
         return self._owner.get(device)
 
-    def choose(self, wanted: dict[int, int]) -> list[Device] | None:
-        """Free GPUs, so many of each node; all or None. Those that no one wants back come first."""
+    def choose(self, wanted: dict[int, int], beside: Collection[Device] = ()) -> list[Device] | None:
+        """Free GPUs, so many of each node; all or None. Those that no one wants back come first.
+
+        `beside` are GPUs whose lodgers are its own: they wait there for it.
+        """
         chosen: list[Device] = []
         for node, count in sorted(wanted.items()):
-            free = sorted(self._free[node], key=lambda gpu: ((node, gpu) in self._kept_warm, gpu))
+            at = [(node, gpu) for gpu in self._free[node]]
+            vacant = [device for device in at if device not in self._lodgers or device in beside]
+            free = sorted(vacant, key=lambda d: (d not in beside, d in self._kept_warm, d))
             if len(free) < count:
                 return None
-            chosen += [(node, gpu) for gpu in free[:count]]
+            chosen += free[:count]
         return chosen
 
-    def is_free(self, device: Device) -> bool:
+    def is_free(self, device: Device, worker: str = "") -> bool:
+        """Whether no one owns it and no one but this worker lodges there."""
         node, gpu = device
-        return gpu in self._free[node]
+        return gpu in self._free[node] and self.lodgers(device) <= {worker}
+
+    @property
+    def has_lodgers(self) -> bool:
+        return bool(self._lodgers)
+
+    def lodgers(self, device: Device) -> set[str]:
+        return self._lodgers.get(device, set())
+
+    def lodge(self, device: Device, worker: str) -> None:
+        self._lodgers.setdefault(device, set()).add(worker)
+
+    def _part(self, device: Device, worker: str) -> None:
+        there = self._lodgers.get(device, set())
+        there.discard(worker)
+        if not there:
+            self._lodgers.pop(device, None)
 
     def give(self, device: Device, worker: str) -> None:
         node, gpu = device
@@ -50,11 +77,13 @@ class Devices:
             )
         self._free[node].discard(gpu)
         self._owner[device] = worker
+        self._part(device, worker)
         if self._kept_warm.get(device) == worker:
             del self._kept_warm[device]
 
     def take_back(self, device: Device, worker: str, *, keep_warm: bool = False) -> None:
-        """The worker lets go. Nothing happens if it is not its owner (any more)."""
+        """The worker lets go. Nothing happens if it neither owns it nor lodges there (any more)."""
+        self._part(device, worker)
         if self._owner.get(device) == worker:
             del self._owner[device]
             self._free[device[0]].add(device[1])
@@ -69,3 +98,6 @@ class Devices:
             owned = {gpu for n, gpu in self._owner if n == node}
             assert owned | self._free[node] == set(range(count)), (node, owned, self._free[node])
             assert not owned & self._free[node]
+        for device, there in self._lodgers.items():
+            assert there, device
+            assert self._owner.get(device) not in there, (device, there)

@@ -127,7 +127,7 @@ class Elastic(News):
         need = {node: count for node, count in need.items() if count}
         new: list[LiveWorker] = []
         if need and job.refused < MAX_REFUSED:
-            devices = self.c.devices.choose(need)
+            devices = self.c.devices.choose(need, self.c.sharing.beside(job))
             if devices is None:
                 # All or nothing: a second switch a moment later would cost more than the wait.
                 self.c.unmet.add(job.id)

@@ -33,6 +33,7 @@ async def gauges(s: Server) -> list[Gauge]:
         ("user_gpus", "GPUs held by a user.", {(("user", line.user),): float(line.gpus) for line in shares}),
         ("fair_share_ratio", "GPUs held by a user against those it is due; 1 is exactly fair.", due),
         ("agent_heartbeat_age_seconds", "Since the most silent worker of a node was heard.", ages),
+        ("guest_jobs", "Jobs on a GPU of another: sharing it, or preparing.", _guests(s)),
         (
             "unmet_jobs",
             "Jobs that were given GPUs which others have not let go yet.",
@@ -57,6 +58,11 @@ async def _jobs(s: Server) -> tuple[Counter[Labels], bool]:
         fragmented = fragmented or (code == "Fragmented" and not job.gpus)
         found[("reason", code), ("state", job.life.state.value), ("user", job.user)] += 1
     return found, fragmented
+
+
+def _guests(s: Server) -> Counter[Labels]:
+    lodging = [job for job in s.conductor.jobs.values() if job.lodges]
+    return Counter((("as", "preparing" if job.early else "guest"), ("user", job.user)) for job in lodging)
 
 
 def _gpus(s: Server, fragmented: bool) -> Counter[Labels]:

@@ -32,7 +32,7 @@ STATE_AFTER = {
     "job.failed": JobState.FAILED,
     "job.cancelled": JobState.CANCELLED,
 }
-TYPES = (*STATE_AFTER, "job.resized", "job.target", "job.scaled")
+TYPES = (*STATE_AFTER, "job.resized", "job.owns", "job.target", "job.scaled")
 MOST_NAMED = 5
 
 
@@ -56,7 +56,7 @@ class Then:
             self.state, self.last = STATE_AFTER[kind], event
             if self.state not in (JobState.STARTING, JobState.RUNNING, JobState.STOPPING):
                 self.gpus = 0
-        if kind in ("job.started", "job.running", "job.resized"):
+        if kind in ("job.started", "job.running", "job.resized", "job.owns"):
             self.gpus = data.get("gpus", self.gpus)
         if kind == "job.target":
             self.target_gpus, self.last = data["to_gpus"], event

@@ -12,7 +12,19 @@ from shoal.server.models import JobRef, JobState, Resize
 #: So many newcomers fail in a row, and no more are tried until the job's share changes.
 MAX_REFUSED = 3
 #: What is kept beside a job's progress, so that another server can go on with it.
-_MEMORY = ("next_worker", "ending", "told", "size", "search")
+_MEMORY = (
+    "next_worker",
+    "ending",
+    "told",
+    "size",
+    "search",
+    "needs",
+    "host",
+    "early",
+    "lodges",
+    "shared",
+    "used",
+)
 STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
 
 
@@ -28,10 +40,12 @@ class LiveWorker:
     state: str = STARTING
     #: A new one takes its place: it goes at the next switch.
     is_replaced: bool = False
+    #: It is on a GPU that is another's, as a guest or to prepare, and holds none.
+    lodges: bool = False
 
     @property
     def holds_gpu(self) -> bool:
-        return self.state != STOPPED
+        return self.state != STOPPED and not self.lodges
 
 
 @dataclass(slots=True)
@@ -87,6 +101,17 @@ class LiveJob:
     told: bool = False
     #: How far the autoscaler has come with it, for one that asked for it.
     search: dict[str, Any] | None = None
+    #: What it takes of one GPU and its phases, as far as known at its submission (`needs`).
+    needs: dict[str, Any] | None = None
+    #: The job on whose GPU it is to run as a guest or, `early`, to prepare; None if on no one's.
+    host: int | None = None
+    early: bool = False
+    #: Its worker is on that GPU.
+    lodges: bool = False
+    #: It has shared a GPU, so that what it did there says nothing of what it would do alone.
+    shared: bool = False
+    #: What it was measured to use of its GPU, once it is over.
+    used: dict[str, float] | None = None
     #: Workers of the last generation that was committed.
     size: int = 0
     #: Slow workers that were given another GPU.
@@ -101,6 +126,11 @@ class LiveJob:
     @property
     def gpus(self) -> int:
         return sum(w.holds_gpu for w in self.workers.values())
+
+    @property
+    def is_to_leave(self) -> bool:
+        """It is on a GPU of another, and neither is to be there any more nor has one of its own."""
+        return self.lodges and self.host is None and not self.target
 
     @property
     def is_over(self) -> bool:

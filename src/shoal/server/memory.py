@@ -61,8 +61,11 @@ def remember_worker(c: Conductor, row: dict[str, Any]) -> None:
     if job is None:
         return
     job.workers[worker.id] = worker
+    worker.lodges = job.lodges and worker.state != STOPPED
     if node is None:
         worker.state = LEAVING
+    elif worker.lodges:
+        c.devices.lodge(device, worker.id)
     elif worker.state != STOPPED:
         c.devices.give(device, worker.id)
 

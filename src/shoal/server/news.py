@@ -82,6 +82,7 @@ class News(CrewBase):
                 self.c.metrics.resize.observe(now_s - self._aimed_s[job.id], phase="prepare")
         self._aimed_s.pop(job.id, None)
         self.c.profiles.tell_length(job)
+        self.c.sharing.began(job)
 
     def _on_PauseMeasured(self, job: LiveJob, event: ev.PauseMeasured) -> None:
         """All workers stand still together: the longest pause is the job's."""
@@ -107,6 +108,7 @@ class News(CrewBase):
         step_s = learner.pace.take(report)
         if step_s is not None:
             progress.speed = 1.0 / step_s
+        if step_s is not None and not self.c.sharing.shares(job):
             nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
             self.c.profiles.measured(job, report.workers, nodes, step_s)
             self.c.searches.measured(job, report.workers, step_s, report.batch_size)

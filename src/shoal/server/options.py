@@ -27,6 +27,9 @@ class Options:
     policy_options: dict[str, str] = field(default_factory=dict)
     #: Where shares go, for executors of several nodes; this machine is one.
     placement: str = "auto"
+    #: Whether GPUs are shared and jobs start early (`sharing`); None: as last time, and not at the first start.
+    share: bool | None = None
+    pre_schedule: bool | None = None
     host: str = "127.0.0.1"
     port: int = 0
     database: str | None = None
@@ -38,6 +41,10 @@ def parse(argv: list[str]) -> Options:
     parser.add_argument("--gpus", type=int, help="this many virtual GPUs, instead of the real ones")
     parser.add_argument("--policy", help=f"{DEFAULT_POLICY} at the first start, then what was set last")
     parser.add_argument("--policy-option", action="append", default=[], metavar="K=V")
+    shared = "jobs that wait may be guests on GPUs of others; as last time if left out"
+    parser.add_argument("--share", action=argparse.BooleanOptionalAction, help=shared)
+    early = "the next job prepares where one is about to end; as last time if left out"
+    parser.add_argument("--pre-schedule", action=argparse.BooleanOptionalAction, help=early)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
     parser.add_argument("--port", type=int, default=0, help="0: any that is free, the same as last time")
     parser.add_argument("--database", help="a PostgreSQL URL, instead of a file in the home")
@@ -59,6 +66,8 @@ def parse(argv: list[str]) -> Options:
         gpus=given.gpus,
         policy=given.policy,
         policy_options=options,
+        share=given.share,
+        pre_schedule=given.pre_schedule,
         host=given.host,
         port=given.port,
         database=given.database,

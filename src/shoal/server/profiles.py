@@ -11,7 +11,7 @@ from shoal.core.reason import Reason as CoreReason
 from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.server.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_profile
 from shoal.server.live_job import LiveJob
-from shoal.server.models import Estimate, Reason, Resize
+from shoal.server.models import Estimate, JobState, Reason, Resize
 
 if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
@@ -124,8 +124,17 @@ class Profiles:
 
     def running_s(self, job: LiveJob) -> float:
         """Time it has had GPUs, up to now."""
-        since = max(self.c.now_s() - job.life.settled_s, 0.0) if job.life.gpus else 0.0
+        runs = job.life.gpus or job.life.state is JobState.RUNNING
+        since = max(self.c.now_s() - job.life.settled_s, 0.0) if runs else 0.0
         return job.life.running_s + since
+
+    def left_s(self, job: LiveJob) -> float | None:
+        """Seconds until it ends at its present share; None where that is not known."""
+        if job.resize is not Resize.LIVE:
+            total_s = job.spec["expected_s"] or (job.needs or {}).get("total_s")
+            return None if total_s is None else max(float(total_s) - self.running_s(job), 0.0)
+        length, speed = self.length(job), self.speed_now(job)
+        return None if length.assumed or not speed > 0 else length.steps / speed
 
     def _speed_at(self, job: LiveJob, gpus: int) -> float:
         gpu_type = job.gpu_type or self.c.cluster.gpu_types[0]
@@ -133,9 +142,9 @@ class Profiles:
 
     def speed_now(self, job: LiveJob) -> float:
         """Steps per second at the share it has."""
-        if not job.gpus:
-            return 0.0
-        return self._speed_at(job, job.gpus)
+        if job.lodges and job.life.state is JobState.RUNNING:
+            return self._speed_at(job, 1)
+        return self._speed_at(job, job.gpus) if job.gpus else 0.0
 
     def speedup(self, job: LiveJob) -> float | None:
         if job.resize is Resize.NEVER or not job.gpus:

@@ -55,7 +55,7 @@ class Reasons:
         if outcome is None:
             return m.Reason(code="PendingEvaluation", sentence="no decision has been made since it arrived")
         if outcome.reason is not None:
-            return self.c.profiles.in_full(job, outcome.reason)
+            return self.c.sharing.explain(job, self.c.profiles.in_full(job, outcome.reason), may_see)
         if lacks:
             text = f"{given}; its new workers prepare"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})
@@ -87,6 +87,9 @@ class Reasons:
         return m.Reason(code="NotWorthIt", sentence=text, evidence=evidence)
 
     def _waits_for_release(self, job: LiveJob, may_see: bool) -> m.Reason:
+        if job.lodges:
+            text = "it was given a GPU of its own, and stays a guest where it is until that GPU is free"
+            return m.Reason(code="WaitingForRelease", sentence=text, evidence={"given_gpus": 1})
         holders = [j for j in self.c.jobs.values() if j.id != job.id and j.gpus > j.target_gpus]
         names = dict.fromkeys(name_of(j, may_see or j.user == job.user) for j in holders)
         who = listed(list(names)[:MOST_NAMED], len(names)) or "others"
@@ -106,7 +109,7 @@ class Reasons:
         return m.Why(
             job=job_ref(job),
             reason=reason,
-            sentence=self._sentence(job, reason),
+            sentence=self._sentence(job, reason, may_see),
             policy=self.c.policy_name,
             ahead=[job_ref(j, may_see or j.user == job.user) for j in ahead[:MOST_AHEAD]],
             ahead_total=len(ahead),
@@ -128,7 +131,7 @@ class Reasons:
         sentence = f"{job.name} {is_}{job.state.value}{told}"
         return m.Why(job=ref, reason=None, sentence=sentence, policy=self.c.policy_name)
 
-    def _sentence(self, job: LiveJob, reason: m.Reason | None) -> str:
+    def _sentence(self, job: LiveJob, reason: m.Reason | None, may_see: bool) -> str:
         state = job.life.state.value
         if reason is not None:
             return f"{job.name} is {state}: {reason.sentence}"
@@ -136,7 +139,9 @@ class Reasons:
             return f"{job.name} is being cancelled; {counted(len(job.workers), 'worker is', 'workers are')} ending"
         if job.ending == DONE:
             return f"{job.name} is done; {counted(len(job.workers), 'worker is', 'workers are')} ending"
-        return f"{job.name} is {state} and has all it can use: {counted(job.gpus, 'GPU')}"
+        others = self.c.sharing.with_whom(job, may_see)
+        shared = f", which it shares with {others}" if others else ""
+        return f"{job.name} is {state} and has all it can use: {counted(job.gpus, 'GPU')}{shared}"
 
     def _holders(self, job: LiveJob) -> list[LiveJob]:
         """Others that have GPUs or were given some, the largest first."""

@@ -7,6 +7,7 @@ import json
 import secrets
 import shutil
 from pathlib import Path
+from typing import Any
 
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.events import Held, Rescaled, Submitted, TicketsChanged
@@ -43,11 +44,17 @@ class Verbs:
     # -- jobs --------------------------------------------------------------------------------------
 
     def submit(
-        self, spec: JobSpec, user: str, *, key: str | None = None, size: AutoGpus | None = None
+        self,
+        spec: JobSpec,
+        user: str,
+        *,
+        key: str | None = None,
+        size: AutoGpus | None = None,
+        needs: dict[str, Any] | None = None,
     ) -> tuple[int, bool]:
         """(id, whether it is new). With a key, the same submission again gives the same job.
 
-        `size` is what was chosen for a job that leaves its GPUs open.
+        `size` is what was chosen for a job that leaves its GPUs open, `needs` what is known of its use of one.
         """
         body_hash = hash_of(spec.model_dump_json())
         if key is not None and (before := self.store.idempotent(user, key)) is not None:
@@ -64,7 +71,7 @@ class Verbs:
         name = spec.name
         if name is not None and any(j.name == name and j.user == user for j in self.c.jobs.values()):
             raise Conflict(f"you have an unfinished job called {name!r} already; choose another name")
-        job = self._record(spec, gpus, user, key, body_hash, size)
+        job = self._record(spec, gpus, user, key, body_hash, size, needs)
         self.c.jobs[job.id] = job
         core, profile = self.c.profiles.of(job)
         self.c.post(Submitted(job.id, core, profile), *self.c.searches.told(job))
@@ -78,6 +85,7 @@ class Verbs:
         key: str | None,
         body_hash: str,
         size: AutoGpus | None = None,
+        needs: dict[str, Any] | None = None,
     ) -> LiveJob:
         now_s = self.c.now_s()
         kept = spec.model_dump(mode="json", exclude={"secrets"}) | {"secrets": sorted(spec.secrets)}
@@ -94,6 +102,7 @@ class Verbs:
             "requested_gpus": spec.requested_gpus or max(min(gpus.max, largest), gpus.min),
             "resize": resize.value,
             "model": spec.model or model_word(spec.command),
+            "progress": {"needs": needs},
             "submitted_s": now_s,
             "settled_s": now_s,
         }
@@ -133,6 +142,7 @@ class Verbs:
             resize=resize,
             model=row["model"],
             life=Life.begin(now_s),
+            needs=needs,
         )
 
     def _make_directory(self, directory: Path, given: dict[str, str]) -> None:
@@ -194,6 +204,7 @@ class Verbs:
             raise Conflict(f"it is {job.life.state.value}, not paused")
         self._change(job, Verb.RELEASE, actor)
         self.c.post(Held(job.id, False))
+        self.c.soon(job)  # as a guest it may go on where it was
 
     def _change(self, job: LiveJob, verb: Verb, actor: str) -> None:
         message = {Verb.HOLD: "paused", Verb.RELEASE: "resumed", Verb.CANCEL: "cancelled"}[verb]

@@ -72,6 +72,8 @@ class Status(BaseModel, json_schema_extra=shown(ex.STATUS)):
     policy_given: dict[str, str] = Field(
         default_factory=dict, description="Those of its options that were given; the others are defaults."
     )
+    share: bool = Field(False, description="Jobs that wait for one GPU may be guests on those of others.")
+    pre_schedule: bool = Field(False, description="The next job may prepare where one is about to end.")
     store: Literal["sqlite", "postgresql"] = "sqlite"
     nodes: list[NodeStatus]
     total_gpus: int

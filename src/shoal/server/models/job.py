@@ -12,7 +12,7 @@ from shoal.core.reason import Reason as CoreReason
 from shoal.server.models import examples as ex
 from shoal.server.models.common import Given, Page
 from shoal.server.models.examples import shown
-from shoal.server.models.spec import JobSpec, JobState, Resize
+from shoal.server.models.spec import JobNeeds, JobSpec, JobState, Resize
 
 
 class Reason(BaseModel, json_schema_extra=shown(ex.REASON)):
@@ -79,6 +79,9 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     requested_gpus: int
     resize: Resize
     placement: list[GpuPlace] = Field(default_factory=list)
+    guest_of: int | None = Field(
+        None, description="The job on whose GPU it runs as a guest or, while pending, prepares."
+    )
     generation: int = 0
     workers: list[Worker] = Field(default_factory=list, description="In lists: empty. See GET /jobs/{id}.")
     # what was submitted
@@ -92,6 +95,7 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     max_restarts: int = 0
     autoscale: str | None = None
     replace_stragglers: bool = False
+    needs: JobNeeds | None = Field(None, description="Of one GPU, as given or as earlier jobs showed.")
     grace_s: float = 10.0
     given: list[str] = Field(
         default_factory=list, description="Fields the owner gave; all others are defaults."

@@ -6,7 +6,7 @@ import re
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange
@@ -46,6 +46,26 @@ class Resize(StrEnum):
     LIVE = "live"  # it uses shoal.torch: resized while it trains
     RESTART = "restart"  # stopped and started again at another size, from its own checkpoint
     NEVER = "never"  # a fixed size; it can only be paused
+
+
+class Needs(Given, json_schema_extra=shown({"gpu_mem_mb": 6000, "gpu_util": 40})):
+    """What a job of one GPU takes of it. Only used where GPUs may be shared or jobs may start early."""
+
+    gpu_mem_mb: float | None = Field(None, gt=0, le=1e8, description="GPU memory, at most.")
+    gpu_util: float | None = Field(None, ge=0, le=100, description="Utilisation on average, in per cent.")
+    pre_s: float | None = Field(None, ge=0, le=1e6, description="Seconds before its first use of the GPU.")
+    post_s: float | None = Field(None, ge=0, le=1e6, description="Seconds after its last use of the GPU.")
+
+
+class JobNeeds(BaseModel):
+    """What is known of the needs of a job, and from where."""
+
+    gpu_mem_mb: float | None = None
+    gpu_util: float | None = None
+    pre_s: float | None = None
+    post_s: float | None = None
+    total_s: float | None = None
+    basis: str = ""
 
 
 class JobSpec(Given):
@@ -95,6 +115,7 @@ class JobSpec(Given):
     replace_stragglers: bool = Field(
         False, description="Give a worker that is plainly slower than the others another GPU, if one is free."
     )
+    needs: Needs | None = Field(None, description="What it takes of its GPU, if you know.")
     grace_s: float = Field(10.0, ge=0, le=3600, description="Between asking it to end and making it end.")
 
     model_config = ConfigDict(

@@ -50,6 +50,8 @@ async def status(s: S, who: W) -> m.Status:
         policy=c.policy_name,
         policy_options=dataclasses.asdict(c.scheduler.policy.options),
         policy_given=c.policy_options,
+        share=c.sharing.guests is not None,
+        pre_schedule=c.sharing.early is not None,
         store="sqlite" if s.store.kind == "sqlite" else "postgresql",
         nodes=[node_status(s, i) for i in range(len(c.nodes))],
         total_gpus=c.cluster.total_gpus,

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Header, Query, Response
 from shoal.server import models as m
 from shoal.server.auto import size_of
 from shoal.server.errors import Invalid
+from shoal.server.needs import needs_of
 from shoal.server.routes.common import (
     ERRORS,
     Cursor,
@@ -37,7 +38,8 @@ async def submit(spec: m.JobSpec, response: Response, s: S, who: W, idempotency_
     """Submit a job. The answer comes when it is on record; whether it starts at once is in its state."""
     who.must_change()
     size = await size_of(s.conductor, spec, who.user, s.verbs.most_gpus)
-    job_id, new = s.verbs.submit(spec, who.user, key=idempotency_key, size=size)
+    needs = await needs_of(s.conductor, spec, who.user)
+    job_id, new = s.verbs.submit(spec, who.user, key=idempotency_key, size=size, needs=needs)
     response.status_code = 201 if new else 200
     row = s.store.job(job_id)
     assert row is not None
