@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shoal.executors import gpus as gpus_module
-from shoal.executors.base import WorkerSpec
-from shoal.executors.gpus import find_gpus, type_word
+from shoal.executors.base import GpuUsage, WorkerSpec
+from shoal.executors.gpus import Meter, find_gpus, type_word
 from shoal.executors.local import LocalExecutor
 
 CARDS = [
@@ -40,9 +40,21 @@ def driver(cards: list[tuple[str, str, int]], init: int = 0) -> Any:
 
     def memory(handle: Any, out: Any) -> int:
         out._obj.total = cards[handle.value - 1][2]
+        out._obj.used = 2**30
         return 0
 
+    def by_uuid(uuid: bytes, out: Any) -> int:
+        found = [i for i, card in enumerate(cards) if card[1].encode() == uuid]
+        out._obj.value = found[0] + 1 if found else 0
+        return 0 if found else 6
+
+    def rates(handle: Any, out: Any) -> int:
+        out._obj.gpu = 10 * handle.value
+        return 0 if handle.value < 3 else 3  # the last one does not tell
+
     return SimpleNamespace(
+        nvmlDeviceGetHandleByUUID=by_uuid,
+        nvmlDeviceGetUtilizationRates=rates,
         nvmlInit_v2=lambda: init,
         nvmlShutdown=lambda: 0,
         nvmlDeviceGetCount_v2=count,
@@ -95,6 +107,19 @@ def test_a_worker_sees_the_one_gpu_it_was_given(machine: Any, tmp_path: Any) -> 
     virtual = LocalExecutor(2)
     env = virtual._env(WorkerSpec("1.0", tmp_path, "local", 1, ("true",), "/", {}))
     assert (env["CUDA_VISIBLE_DEVICES"], env["SHOAL_DEVICE"]) == ("", "cpu")
+
+
+def test_what_gpus_do_is_asked_of_the_driver_and_left_out_where_it_does_not_say(machine: Any) -> None:
+    machine(driver(CARDS))
+    executor = LocalExecutor()
+    assert [n.gpu_memory_mb for n in executor.nodes()] == [81_920.0, 16_384.0]
+    assert executor.usage() == {
+        ("local-a100", 0): GpuUsage(10.0, 1024.0),
+        ("local-a100", 1): GpuUsage(20.0, 1024.0),
+    }
+    machine(OSError("the driver is gone"))
+    assert Meter().read("GPU-aaa") is None
+    assert LocalExecutor(2).usage() == {}, "virtual ones do nothing that could be seen"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import asyncio
 import math
 from typing import Any
 
+from shoal.core.words import counted
 from shoal.knowledge.features import task_features
 from shoal.knowledge.resources import Example, ResourceEstimator
 from shoal.knowledge.unknown import Unknown
@@ -19,9 +20,12 @@ from shoal.server.naming import model_word, program_name
 
 #: So many finished jobs of the owner are looked at, the newest.
 LOOKED_AT = 500
-#: What is predicted of a job; memory is rounded up to whole 1024 MB, as Liquid does.
+#: What is predicted of a job.
 LABELS = ("gpu_mem_mb", "gpu_util", "pre_s", "post_s", "total_s")
+#: Memory is rounded up to whole ones of these, as Liquid does.
 MEMORY_STEP_MB = 1024
+#: A forest is held against so many jobs that it knows, the newest.
+HELD_AGAINST = 100
 
 #: One finished job: its command, and what it was measured to use.
 Taught = tuple[list[str], dict[str, float]]
@@ -46,7 +50,7 @@ async def _learned(c: Conductor, spec: JobSpec, user: str) -> tuple[dict[str, fl
     alike = [row for row in rows if row["progress"].get("used")]
     same = [row["progress"]["used"] for row in alike if row["model"] == word]
     if same:
-        return _together(same), f"{len(same)} finished jobs of the same command"
+        return _together(same), f"{counted(len(same), 'finished job')} of the same command"
     taught = [
         (row["spec"]["command"], row["progress"]["used"])
         for row in alike
@@ -73,5 +77,19 @@ def predict(command: list[str], taught: list[Taught]) -> tuple[dict[str, float],
     if isinstance(found, Unknown):
         return found
     if "gpu_mem_mb" in found:
-        found["gpu_mem_mb"] = math.ceil(found["gpu_mem_mb"] / MEMORY_STEP_MB) * MEMORY_STEP_MB
+        most_mb = found["gpu_mem_mb"] + _shortfall_mb(estimator, taught)
+        found["gpu_mem_mb"] = math.ceil(most_mb / MEMORY_STEP_MB) * MEMORY_STEP_MB
     return found, f"a forest over {len(taught)} finished jobs of the same program"
+
+
+def _shortfall_mb(estimator: ResourceEstimator, taught: list[Taught]) -> float:
+    """The most by which the forest falls short of the memory of a job it knows.
+
+    A mean of leaves never reaches the largest jobs, and too little memory ends a job where too much lets it wait.
+    """
+    short_mb = 0.0
+    for command, used in taught[:HELD_AGAINST]:
+        found = estimator.predict("job", task_features(command, num_gpus=1))
+        if not isinstance(found, Unknown):
+            short_mb = max(short_mb, used.get("gpu_mem_mb", 0.0) - found["gpu_mem_mb"])
+    return short_mb
