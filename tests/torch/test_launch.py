@@ -38,6 +38,8 @@ def test_a_job_is_launched_resized_asked_and_stopped_from_the_command_line(
         until(lambda: asked().get("workers") == ["w0"], 90)
         assert launch.main(["--dir", where, "--resize", "2"]) == 0
         until(lambda: asked()["workers"] == ["w0", "w1"], 60)
+        for pid in asked()["pids"].values():
+            os.kill(pid, 0)  # there is such a process
         assert launch.main(["--dir", where, *script]) == 2
         assert f"a job runs in {where} already" in capsys.readouterr().err
         assert launch.main(["--dir", where, "--replace", "w7"]) == 1

@@ -11,8 +11,9 @@ import pytest
 
 import torch
 from shoal.torch.handing import Handing
+from shoal.torch.packing import as_bytes
 from shoal.torch.receiving import Incoming
-from shoal.torch.state import ModelState, StateBox, as_bytes
+from shoal.torch.state import ModelState, StateBox
 from shoal.wire.messages import Kind, Plan
 from torch import nn
 

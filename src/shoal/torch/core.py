@@ -127,7 +127,7 @@ class JobCore:
         if self._worker is None:
             return away
         before, self._worker.member.away = self._worker.member.away, away
-        if away and not before:
+        if away != before:
             self._worker.link.say()
         return before
 

@@ -268,6 +268,7 @@ class LocalJob:
         return {
             "generation": c.active.number if c.active else 0,
             "workers": [w for w in c.active.members if w not in c.learners()] if c.active else [],
+            "pids": dict(self.processes.pids),
             "target": list(c.target),
             "outcome": c.outcome or ("paused" if c.paused else "running"),
             "step": furthest,

@@ -8,7 +8,8 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-from shoal.torch.state import ModelState, Received, as_bytes
+from shoal.torch.packing import as_bytes
+from shoal.torch.state import ModelState, Received
 from shoal.torch.transfer import PURPOSE, sources_of
 from shoal.wire.channel import MAX_STRANGERS, accept, receive_exactly, receive_into
 from shoal.wire.messages import Plan

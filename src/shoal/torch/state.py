@@ -7,7 +7,7 @@ import io
 import math
 import pickle
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -16,12 +16,27 @@ import numpy as np
 
 import torch
 from shoal.torch.gradients import batch_counts, parameter_lines, running_stats
+from shoal.torch.packing import (
+    SMALL_BYTES,
+    Piece,
+    alike,
+    as_bytes,
+    compact,
+    copied,
+    filled,
+    flattened,
+    lacks,
+    place,
+    put,
+    settle,
+    size_bytes,
+    unfit,
+    window,
+)
 from shoal.wire.views import first_difference
 from torch import Tensor, nn
 
 CHECKPOINT_VERSION = 3
-SMALL_BYTES = 4096
-"""Tensors up to this size travel with the description; larger ones are streamed from where they are."""
 
 
 class StateBox(dict[str, Any]):
@@ -66,15 +81,6 @@ class Capture:
 
     description: bytes
     large: list[Tensor] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A range of a parameter's elements, with what the optimizer keeps for them."""
-
-    index: int
-    low: int
-    high: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +151,10 @@ class ModelState:
         for piece in pieces:
             param = self.parameters[piece.index]
             slot = self.optimizer.state.get(param, {})
-            ranges = {k: _flat(v)[piece.low : piece.high] for k, v in slot.items() if _alike(v, param)}
+            ranges = {k: flattened(v)[piece.low : piece.high] for k, v in slot.items() if alike(v, param)}
             others = {k: v for k, v in slot.items() if k not in ranges}
-            value = _flat(param)[piece.low : piece.high]
-            packed.append((piece, _place(value, large), _place(ranges, large), _place(others, large)))
+            value = flattened(param)[piece.low : piece.high]
+            packed.append((piece, place(value, large), place(ranges, large), place(others, large)))
         return Capture(pickle.dumps(packed), large)
 
     def unpack(self, packed: bytes) -> tuple[list[Received], list[Tensor]]:
@@ -158,13 +164,13 @@ class ModelState:
         for piece, value, ranges, others in pickle.loads(packed):
             param = self.parameters[piece.index]
             slot = self.optimizer.state.get(param, {})
-            mine = {k: _window(v, piece) for k, v in slot.items() if _alike(v, param)}
+            mine = {k: window(v, piece) for k, v in slot.items() if alike(v, param)}
             received.append(
                 Received(
                     piece,
-                    _settle(value, _window(param, piece), homes),
-                    _settle(ranges, mine, homes),
-                    _settle(others, slot, homes),
+                    settle(value, window(param, piece), homes),
+                    settle(ranges, mine, homes),
+                    settle(others, slot, homes),
                 )
             )
         return received, [homes[i] for i in range(len(homes))]
@@ -177,7 +183,7 @@ class ModelState:
         counting = {id(p) for g in kernels for p in g["params"]}
         for got in received:
             param = self.parameters[got.piece.index]
-            _put(param, got.piece, got.value)
+            put(param, got.piece, got.value)
             before = self.optimizer.state.pop(param, {})
             slot = {
                 k: v.to(param.device)
@@ -187,15 +193,15 @@ class ModelState:
             }
             for name, value in got.ranges.items():
                 mine = before.get(name)
-                fits = _alike(mine, param) and mine.dtype == value.dtype
+                fits = alike(mine, param) and mine.dtype == value.dtype
                 slot[name] = mine if fits else torch.zeros_like(param, dtype=value.dtype)
-                _put(slot[name], got.piece, value)
+                put(slot[name], got.piece, value)
             if slot:
                 self.optimizer.state[param] = slot
 
     def groups(self) -> list[dict[str, Any]]:
         """The hyperparameters of each group of parameters."""
-        return [{k: _copied(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        return [{k: copied(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 
     def set_groups(self, groups: list[dict[str, Any]]) -> None:
         for group, saved in zip(self.optimizer.param_groups, groups):
@@ -207,13 +213,13 @@ class ModelState:
         `facts` are the job's own: position, batch rule, random state. Not `whole`: without buffers and large
         tensors of the box, for someone who will be told again.
         """
-        buffers = [_compact(t) for t in self.model.buffers()] if whole else None
-        box = _copied(self.box.capture(), whole, _compact)
+        buffers = [compact(t) for t in self.model.buffers()] if whole else None
+        box = copied(self.box.capture(), whole, compact)
         told = {"buffers": buffers, "groups": self.groups(), "box": box, **facts}
         try:
             return pickle.dumps(told)
         except Exception as error:
-            raise _unfit(box) or error from None
+            raise unfit(box) or error from None
 
     @torch.no_grad()
     def adopt(self, facts: dict[str, Any]) -> None:
@@ -222,8 +228,8 @@ class ModelState:
             mine.copy_(value)
         self.set_groups(facts["groups"])
         own = self.box.capture()
-        filled = {k: _filled(v, own.get(k)) for k, v in facts["box"].items()}
-        self.box.restore({k: v for k, v in filled.items() if not _lacks(v)})
+        told = {k: filled(v, own.get(k)) for k, v in facts["box"].items()}
+        self.box.restore({k: v for k, v in told.items() if not lacks(v)})
 
     def digest(self) -> bytes:
         """SHA-256 over parameters, batch-norm statistics and optimizer state: equal on all members, bit for bit.
@@ -276,130 +282,3 @@ class ModelState:
         facts: dict[str, Any] = pickle.loads(saved["facts"])
         self.adopt(facts)
         return facts
-
-
-@dataclass(frozen=True, slots=True)
-class _Streamed:
-    """In a description: the place of a tensor that is streamed."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    index: int
-
-
-class _Later:
-    """In a description: a large tensor that is told only in a whole one."""
-
-
-def size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _alike(value: Any, param: Tensor) -> bool:
-    return isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    """In order of the elements; a view if it is contiguous."""
-    return tensor.detach().reshape(-1)
-
-
-def _window(tensor: Tensor, piece: Piece) -> Tensor | None:
-    return _flat(tensor)[piece.low : piece.high] if tensor.is_contiguous() else None
-
-
-def _put(tensor: Tensor, piece: Piece, value: Tensor) -> None:
-    if tensor.is_contiguous():
-        there = _flat(tensor)[piece.low : piece.high]
-        if there.data_ptr() != value.data_ptr():
-            there.copy_(value)
-    else:
-        flat = _flat(tensor).clone()
-        flat[piece.low : piece.high] = value
-        tensor.copy_(flat.view(tensor.shape))
-
-
-def _place(value: Any, large: list[Tensor]) -> Any:
-    """Large tensors aside, all else by value."""
-    if isinstance(value, Tensor) and size_bytes(value) > SMALL_BYTES:
-        large.append(value.detach())
-        return _Streamed(tuple(value.shape), value.dtype, len(large) - 1)
-    if isinstance(value, dict):
-        return {k: _place(v, large) for k, v in value.items()}
-    return _copied(value)
-
-
-def _settle(value: Any, mine: Any, homes: dict[int, Tensor]) -> Any:
-    if isinstance(value, _Streamed):
-        fits = (
-            isinstance(mine, Tensor)
-            and tuple(mine.shape) == value.shape
-            and mine.dtype == value.dtype
-            and mine.device.type == "cpu"
-            and mine.is_contiguous()
-        )
-        homes[value.index] = mine.detach() if fits else torch.empty(value.shape, dtype=value.dtype)
-        return homes[value.index]
-    if isinstance(value, dict):
-        known = mine if isinstance(mine, dict) else {}
-        return {k: _settle(v, known.get(k), homes) for k, v in value.items()}
-    return value
-
-
-def _cloned(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().clone()
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    """For pickling at once: a copy only of what would carry more than its own elements."""
-    host = tensor.detach().cpu()
-    return host if host.untyped_storage().nbytes() == size_bytes(host) else host.clone()
-
-
-def _copied(value: Any, whole: bool = True, copy: Callable[[Tensor], Tensor] = _cloned) -> Any:
-    if isinstance(value, Tensor):
-        return copy(value) if whole or size_bytes(value) <= SMALL_BYTES else _Later()
-    if isinstance(value, dict):
-        return {k: _copied(v, whole, copy) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_copied(v, whole, copy) for v in value]
-    if type(value) is tuple:
-        return tuple(_copied(v, whole, copy) for v in value)
-    return value
-
-
-def _unfit(box: dict[str, Any]) -> RuntimeError | None:
-    """Which entry of `job.state` cannot be pickled."""
-    for key, value in box.items():
-        try:
-            pickle.dumps(value)
-        except Exception as error:
-            return RuntimeError(f"job.state[{key!r}] cannot travel, it cannot be pickled: {error}")
-    return None
-
-
-def _filled(value: Any, mine: Any) -> Any:
-    """`value` with what it leaves for later as it is here."""
-    if isinstance(value, _Later):
-        return value if mine is None else mine
-    if isinstance(value, dict):
-        known = mine if isinstance(mine, dict) else {}
-        return {k: _filled(v, known.get(k)) for k, v in value.items()}
-    if isinstance(value, list) or type(value) is tuple:
-        fits = isinstance(mine, (list, tuple)) and len(mine) == len(value)
-        return type(value)(_filled(v, m) for v, m in zip(value, mine if fits else [None] * len(value)))
-    return value
-
-
-def _lacks(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_lacks(v) for v in value.values())
-    if isinstance(value, (list, tuple)):
-        return any(_lacks(v) for v in value)
-    return isinstance(value, _Later)
-
-
-def as_bytes(tensor: Tensor) -> memoryview:
-    """The tensor's bytes; without a copy if it is contiguous in host memory."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.torch.state import ModelState, Piece, as_bytes
+from shoal.torch.packing import Piece, as_bytes
+from shoal.torch.state import ModelState
 from shoal.wire.channel import connect
 from shoal.wire.messages import Plan
 

@@ -1,0 +1,150 @@
+"""Tensors on their way: what is sent along and what is streamed, where it comes to lie, and its bytes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SMALL_BYTES = 4096
+"""Tensors up to this size travel with the description; larger ones are streamed from where they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A range of a parameter's elements, with what the optimizer keeps for them."""
+
+    index: int
+    low: int
+    high: int
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """In a description: the place of a tensor that is streamed."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    index: int
+
+
+class Later:
+    """In a description: a large tensor that is told only in a whole one."""
+
+
+def size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def alike(value: Any, param: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.shape == param.shape and value.dim() > 0
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """In order of the elements; a view if it is contiguous."""
+    return tensor.detach().reshape(-1)
+
+
+def window(tensor: Tensor, piece: Piece) -> Tensor | None:
+    return flattened(tensor)[piece.low : piece.high] if tensor.is_contiguous() else None
+
+
+def put(tensor: Tensor, piece: Piece, value: Tensor) -> None:
+    if tensor.is_contiguous():
+        there = flattened(tensor)[piece.low : piece.high]
+        if there.data_ptr() != value.data_ptr():
+            there.copy_(value)
+    else:
+        flat = flattened(tensor).clone()
+        flat[piece.low : piece.high] = value
+        tensor.copy_(flat.view(tensor.shape))
+
+
+def place(value: Any, large: list[Tensor]) -> Any:
+    """Large tensors aside, all else by value."""
+    if isinstance(value, Tensor) and size_bytes(value) > SMALL_BYTES:
+        large.append(value.detach())
+        return Streamed(tuple(value.shape), value.dtype, len(large) - 1)
+    if isinstance(value, dict):
+        return {k: place(v, large) for k, v in value.items()}
+    return copied(value)
+
+
+def settle(value: Any, mine: Any, homes: dict[int, Tensor]) -> Any:
+    if isinstance(value, Streamed):
+        fits = (
+            isinstance(mine, Tensor)
+            and tuple(mine.shape) == value.shape
+            and mine.dtype == value.dtype
+            and mine.device.type == "cpu"
+            and mine.is_contiguous()
+        )
+        homes[value.index] = mine.detach() if fits else torch.empty(value.shape, dtype=value.dtype)
+        return homes[value.index]
+    if isinstance(value, dict):
+        known = mine if isinstance(mine, dict) else {}
+        return {k: settle(v, known.get(k), homes) for k, v in value.items()}
+    return value
+
+
+def cloned(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().clone()
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """For pickling at once: a copy only of what would carry more than its own elements."""
+    host = tensor.detach().cpu()
+    return host if host.untyped_storage().nbytes() == size_bytes(host) else host.clone()
+
+
+def copied(value: Any, whole: bool = True, copy: Callable[[Tensor], Tensor] = cloned) -> Any:
+    if isinstance(value, Tensor):
+        return copy(value) if whole or size_bytes(value) <= SMALL_BYTES else Later()
+    if isinstance(value, dict):
+        return {k: copied(v, whole, copy) for k, v in value.items()}
+    if isinstance(value, list):
+        return [copied(v, whole, copy) for v in value]
+    if type(value) is tuple:
+        return tuple(copied(v, whole, copy) for v in value)
+    return value
+
+
+def unfit(box: dict[str, Any]) -> RuntimeError | None:
+    """Which entry of `job.state` cannot be pickled."""
+    for key, value in box.items():
+        try:
+            pickle.dumps(value)
+        except Exception as error:
+            return RuntimeError(f"job.state[{key!r}] cannot travel, it cannot be pickled: {error}")
+    return None
+
+
+def filled(value: Any, mine: Any) -> Any:
+    """`value` with what it leaves for later as it is here."""
+    if isinstance(value, Later):
+        return value if mine is None else mine
+    if isinstance(value, dict):
+        known = mine if isinstance(mine, dict) else {}
+        return {k: filled(v, known.get(k)) for k, v in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        fits = isinstance(mine, (list, tuple)) and len(mine) == len(value)
+        return type(value)(filled(v, m) for v, m in zip(value, mine if fits else [None] * len(value)))
+    return value
+
+
+def lacks(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(lacks(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(lacks(v) for v in value)
+    return isinstance(value, Later)
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes; without a copy if it is contiguous in host memory."""
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
