@@ -408,7 +408,7 @@ def test_another_server_goes_on_with_guests_and_takes_them_away_only_if_told_to(
     run(story())
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(5), 30])
 def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_ends_clean(
     tmp_path: Path, seed: int
 ) -> None:
@@ -421,7 +421,9 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
             here.check()
             live = list(here.conductor.jobs.values())
             job = rng.choice(live) if live else None
-            what = rng.choice(["submit", "submit", "submit", "end", "end", "cancel", "pause", "resume"])
+            what = rng.choice(
+                ["submit", "submit", "submit", "step", "end", "end", "cancel", "pause", "resume"]
+            )
             if what == "submit":
                 needs = {"gpu_mem_mb": rng.choice([3000, 9000]), "gpu_util": rng.choice([20, 60])}
                 spec = {
@@ -429,8 +431,13 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
                     "resize": rng.choice([None, "restart"]),
                     "expected_s": rng.choice([None, 5.0, 500.0]),
                 }
-                made.append((await here.submit(rng.choice(["1", "1", "1", "2"]), **spec))["id"])
-            elif what == "end" and job is not None and job.workers and not job.ending:
+                gpus = rng.choice(["1", "1", "1", "1", "2", "1..2"])
+                spec["resize"] = None if ".." in gpus else spec["resize"]
+                made.append((await here.submit(gpus, **spec))["id"])
+            elif what == "step":
+                for j in live:
+                    fleet.step(j.id)
+            elif what == "end" and job is not None and job.resize.value != "live" and not job.ending:
                 for worker in list(job.workers):
                     if worker in fleet.running and worker not in fleet.suspended:
                         fleet.end(worker)
@@ -449,8 +456,10 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
                 await here.post(f"/jobs/{job.id}/resume")
         for _ in range(3000):
             here.check()
+            for job in list(here.conductor.jobs.values()):
+                fleet.step(job.id, total=3)
             for worker in list(fleet.running):
-                if worker not in fleet.suspended:
+                if worker not in fleet.suspended and worker not in fleet.live:
                     fleet.end(worker)
             await asyncio.sleep(0.002)
             if not here.conductor.jobs:

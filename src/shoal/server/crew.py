@@ -112,7 +112,8 @@ class CrewBase:
         self.c.outbox.effect(lambda: self.c.executor.start(spec))
 
     def _names(self, job: LiveJob, worker: LiveWorker) -> dict[str, str]:
-        return {
+        memory_mb = (job.needs or {}).get("gpu_mem_mb")
+        return ({} if memory_mb is None else {"SHOAL_GPU_MEM_MB": f"{memory_mb:g}"}) | {
             "SHOAL_JOB": str(job.id),
             "SHOAL_JOB_NAME": job.name,
             "SHOAL_JOB_DIR": str(self.c.home.job(job.id)),

@@ -84,7 +84,7 @@ class Gang(CrewBase):
             seen[node] += 1
             worker.state = ACTIVE
             self.c.outbox.worker(worker.id, state=ACTIVE)
-            self.start(job, worker, env | self._of_its_gpu(job, worker))
+            self.start(job, worker, env | ({"SHOAL_GO": str(self._go(job, worker))} if job.early else {}))
         if not job.early:
             self.advance(job, Verb.RUN, gpus=job.gpus)
 
@@ -183,12 +183,6 @@ class Gang(CrewBase):
         self._runs(job, [worker])
         text = f"it has a GPU of its own: GPU {device[1]} of {worker.node}"
         self.c.outbox.event("job.owns", text, job, gpus=1, node=worker.node, gpu=device[1])
-
-    def _of_its_gpu(self, job: LiveJob, worker: LiveWorker) -> dict[str, str]:
-        """What a script may heed where others are on its GPU: how much memory is its own, and when it may begin."""
-        memory_mb = (job.needs or {}).get("gpu_mem_mb")
-        env = {"SHOAL_GPU_MEM_MB": f"{memory_mb:g}"} if memory_mb is not None else {}
-        return env | ({"SHOAL_GO": str(self._go(job, worker))} if job.early else {})
 
     def repeat_orders(self, job: LiveJob) -> None:
         for worker in job.workers.values() if job.shared and not (job.lodges and job.early) else ():

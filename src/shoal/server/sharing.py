@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.words import listed
@@ -54,21 +55,17 @@ class Sharing:
         """After a cycle of the scheduler, or when a process began: who leaves, who joins, who prepares."""
         self.stale = False
         self._take_over()
-        joined: list[tuple[int, int, bool]] = []
-        hosts: dict[int, int] = {}
         if self.guests is not None:
-            joined += [(guest, host, False) for guest, host in self.guests.step().join]
-            hosts |= self.guests.host_of
+            plan = self.guests.step()
+            self._part_unless(self.guests.host_of, early=False)
+            for job_id, host in plan.join:
+                self._join(job_id, host, early=False)
         if self.early is not None:
             early = self.early.step(now_s)
-            joined += [(job_id, host, True) for job_id, host in early.launch]
-            hosts |= self.early.beside
+            self._part_unless(self.early.beside, early=True)
+            for job_id, host in early.launch:
+                self._join(job_id, host, early=True)
             self._wake_at(early.wake_s, now_s)
-        for job_id in self._lodging - hosts.keys():
-            self._leave(job_id)
-        for job_id, host, is_early in joined:
-            self._join(job_id, host, early=is_early)
-        self._lodging = set(hosts)
 
     def _take_over(self) -> None:
         """Go on under a new scheduler, of another policy or of a server that was started again."""
@@ -78,10 +75,12 @@ class Sharing:
         self._scheduler = scheduler
         guests: dict[int, int] = {}
         early: dict[int, int] = {}
-        for job in self.c.jobs.values():
+        for job in list(self.c.jobs.values()):
             if job.host is not None:
                 self._lodging.add(job.id)
                 (early if job.early else guests)[job.id] = job.host
+                if self._decider(job) is None:
+                    self._leave(job.id)  # that was allowed to the last server
         if self.guests is not None:
             self.guests.take_over(scheduler, guests)
         if self.early is not None:
@@ -93,6 +92,7 @@ class Sharing:
     def _join(self, job_id: int, host_id: int, *, early: bool) -> None:
         job, host = self.c.jobs[job_id], self.c.jobs[host_id]
         job.host, job.early, job.shared, host.shared = host_id, early, True, True
+        self._lodging.add(job_id)
         where = self._where(job, host, host.user == job.user)
         text = f"{'it prepares' if early else 'it is a guest'} {where}"
         evidence = self._evidence(job, host)
@@ -101,7 +101,15 @@ class Sharing:
             self.c.outbox.job(changed)
         self.c._changed.add(job_id)
 
+    def _part_unless(self, hosts: Mapping[int, int], *, early: bool) -> None:
+        """Those of one kind leave who are not among these any more."""
+        for job_id in self._lodging - hosts.keys():
+            job = self.c.jobs.get(job_id)
+            if job is None or job.early == early:
+                self._leave(job_id)
+
     def _leave(self, job_id: int) -> None:
+        self._lodging.discard(job_id)
         job = self.c.jobs.get(job_id)
         if job is not None and job.host is not None:
             job.host = None
@@ -156,7 +164,7 @@ class Sharing:
         job, device = self.c.jobs.get(guest), self.device_of(self.c.jobs.get(host))
         if job is None or device is None or not self._can_come(job, device):
             return False
-        if job.host is not None and job.early:
+        if (job.host is not None and job.early) or any(j.early for j in self._beside(host)):
             return False
         known = {guest, host, *(self.guests.guests_of(host) if self.guests is not None else ())}
         return self._present(device) <= known
@@ -167,11 +175,16 @@ class Sharing:
         device = self.device_of(other)
         if job is None or other is None or device is None or not self._can_come(job, device):
             return False
-        if job.host is not None or job.workers:
+        if job.host is not None or job.workers or self._beside(host):
             return False
         known_mb = [mb for j in (job, other) if (mb := (j.needs or {}).get("gpu_mem_mb")) is not None]
         fits = len(known_mb) == 2 and sum(known_mb) < self.c.nodes[device[0]].gpu_memory_mb
         return fits and self._present(device) <= {host}
+
+    def _beside(self, host: int) -> list[LiveJob]:
+        """Those that are, or are about to be, on the GPU of a job."""
+        there = [self.c.jobs[job_id] for job_id in self._lodging if job_id in self.c.jobs]
+        return [job for job in there if job.host == host]
 
     def _can_come(self, job: LiveJob, device: Device) -> bool:
         if job.resize is Resize.LIVE or job.ending is not None or job.life.state is JobState.PAUSED:
