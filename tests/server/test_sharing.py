@@ -493,17 +493,14 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
     run(story())
 
 
-def test_real_processes_share_a_gpu_outlive_a_killed_server_and_one_inherits_it(tmp_path: Path) -> None:
+def test_real_processes_share_a_gpu_one_inherits_it_and_the_next_prepares_and_is_let_in(
+    tmp_path: Path,
+) -> None:
     real = RealServer(tmp_path / "home", "--gpus", "1", "--policy", "fifo", "--share", "--pre-schedule")
     try:
         script = 'echo "gpu $SHOAL_GPU"; while [ ! -e "$0" ]; do sleep 0.05; done'
         ends = [tmp_path / "first", tmp_path / "second"]
         first, second = (real.submit("sh", "-c", script, str(end), needs=LIGHT)["id"] for end in ends)
-        assert real.until(second, "running")["guest_of"] == first
-        # The third may only prepare: it waits for the file it is told of.
-        waits = 'echo ready; while [ ! -e "$SHOAL_GO" ]; do sleep 0.05; done; echo let in'
-        real.kill()
-        real.up()
         assert real.until(second, "running")["guest_of"] == first
         ends[0].touch()
         real.until(first, "succeeded")
@@ -511,6 +508,8 @@ def test_real_processes_share_a_gpu_outlive_a_killed_server_and_one_inherits_it(
         while found["gpus"] == 0:
             found = real.job(second)
         assert (found["guest_of"], len(found["workers"])) == (None, 1), "it is the same process"
+        # The third may only prepare: it waits for the file it is told of.
+        waits = 'echo ready; while [ ! -e "$SHOAL_GO" ]; do sleep 0.05; done; echo let in'
         soon = tmp_path / "soon"
         ends[1].touch()
         real.until(second, "succeeded")
