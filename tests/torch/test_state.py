@@ -152,6 +152,13 @@ def test_what_cannot_travel_in_the_jobs_state_is_named():
         side.state.describe({}, whole=False)
 
 
+def test_groups_of_parameters_that_were_added_on_the_way_are_named():
+    holder, newcomer = Side("sgd", 0), Side("sgd", 1)
+    holder.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    with pytest.raises(RuntimeError, match="has 1 groups of parameters here, and 2 where"):
+        newcomer.state.adopt(pickle.loads(holder.state.describe({})))
+
+
 def test_a_description_carries_a_view_without_the_rest_of_its_memory():
     side = Side("sgd", 0)
     side.box["average"] = torch.zeros(1_000_000)[:10]

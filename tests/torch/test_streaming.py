@@ -93,6 +93,20 @@ def test_a_newcomer_that_fails_while_it_looks_on_is_refused_and_the_others_go_on
     assert {f["count"] for f in lab.finals().values()} == {12 * 15}
 
 
+def test_a_newcomer_that_has_no_room_for_the_state_is_refused_and_the_others_go_on(lab: Lab):
+    lab.say("no_room.w2")
+    with lab.job(2, **DEEP, epochs=12) as job:
+        job.wait_size(2)
+        job.resize(3)
+        refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
+        assert "the state could not be taken over here: MemoryError('no room for it')" in refused.why
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(12)}
+    assert {f["count"] for f in lab.finals().values()} == {12 * 15}
+
+
 def test_a_newer_target_drops_a_newcomer_in_the_middle_of_the_transfer_at_once(lab: Lab):
     options = {**DEEP, "epochs": 24, "state_bytes_per_s": 30_000}
     with lab.job(1, **options) as job:

@@ -204,6 +204,12 @@ class ModelState:
         return [{k: copied(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 
     def set_groups(self, groups: list[dict[str, Any]]) -> None:
+        mine = len(self.optimizer.param_groups)
+        if len(groups) != mine:
+            raise RuntimeError(
+                f"the optimizer has {mine} groups of parameters here, and {len(groups)} where the state comes from: "
+                "give it all of them before job.epochs"
+            )
         for group, saved in zip(self.optimizer.param_groups, groups):
             group.update(saved)
 

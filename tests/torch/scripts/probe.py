@@ -11,6 +11,7 @@ from pathlib import Path
 
 import shoal.torch as shoal
 import torch
+from shoal.torch.state import ModelState
 from torch import nn
 
 OPTIONS = {
@@ -126,6 +127,8 @@ def main() -> None:
     job = shoal.init(checked=True, **({"sync": in_halves} if OPTIONS.get("halves") else {}))
     if word("fail_at_start"):
         raise MemoryError("cannot allocate a terabyte")
+    if word("no_room"):
+        ModelState.unpack = lambda *_: refuse_memory()
     o = OPTIONS
     model = build(o["model"], int(word("hidden") or o["hidden"]))
     if o["optimizer"] == "sgd":
@@ -193,6 +196,10 @@ def main() -> None:
         "average": digest(average, optimizer) if o.get("average") else "",
     }
     (HERE / f"final.{ME}").write_text(json.dumps(final))
+
+
+def refuse_memory():
+    raise MemoryError("no room for it")
 
 
 def blunder(job, loss) -> None:
