@@ -145,7 +145,7 @@ def test_words_become_what_was_asked_for():
         ("speed", "there is no heuristic named speed; there are"),
         ("efficiency:0.5", "write efficiency:option=value, not '0.5'"),
         ("efficiency:limit=0.5", "has no option 'limit'"),
-        ("efficiency:threshold=much", "is not a valid float"),
+        ("efficiency:threshold=much", "must be a number"),
         ("efficiency:max_batch=0", "max_batch='0' is not a number from 1 on"),
         ("utility:worth=10,0", "needs at_s"),
         ("utility:worth=10:at_s=0,1", "as many worths as times"),

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,20 +46,27 @@ def test_its_options_are_read_from_words_and_checked(custom):
     assert make_options(custom, {"most": "2"}).most == 2
     with pytest.raises(ShoalError, match="did you mean 'most'"):
         make_options(custom, {"mots": "2"})
-    with pytest.raises(ShoalError, match="not a valid int"):
+    with pytest.raises(ShoalError, match="must be a whole number"):
         make_options(custom, {"most": "two"})
 
 
-def test_an_entry_point_makes_it_known_by_name(custom, monkeypatch):
-    class Entry:
-        name = "youngest-first"
-
-        def load(self):
-            return custom
-
-    monkeypatch.setattr(named, "entry_points", lambda group: [Entry()] if group == "shoal.policies" else [])
-    assert "youngest-first" in registry.policy_names()
-    assert registry.policy_class("youngest-first") is custom
+def test_an_entry_point_of_an_installed_package_makes_it_known_by_name(tmp_path):
+    shutil.copy(DOCS / "examples" / "youngest_first.py", tmp_path)
+    about = tmp_path / "my_package-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    shown = re.search(r'\[project\.entry-points\."(.+)"\]\n(.+)\n', (DOCS / "policies.md").read_text())
+    entry = shown[2].replace('"', "").replace("my_package.", "")
+    (about / "entry_points.txt").write_text(f"[{shown[1]}]\n{entry}\n")
+    words = "sim run --sample -o json --policy youngest-first --option most=2"
+    done = subprocess.run(
+        [sys.executable, "-m", "shoal.cli.main", *words.split()],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["policy"] == "youngest-first"
 
 
 def test_one_that_cannot_be_loaded_is_told_in_a_line_and_does_not_hide_the_others(monkeypatch):
@@ -94,5 +107,6 @@ def test_the_docs_list_every_policy():
 
 
 def test_an_unknown_policy_is_refused_with_a_suggestion():
-    with pytest.raises(ShoalError, match="did you mean 'afs-l'"):
-        registry.policy_class("afsl")
+    for wrong in ("afsl", "AFS-L"):
+        with pytest.raises(ShoalError, match="did you mean 'afs-l'"):
+            registry.policy_class(wrong)

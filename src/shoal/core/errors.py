@@ -29,7 +29,8 @@ class InputError(ShoalError):
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """A suggestion to append to an error about an unknown word, or what is known if nothing is near."""
     choices = sorted(known)
-    near = difflib.get_close_matches(word, choices, n=1, cutoff=0.55)
+    folded = {choice.lower(): choice for choice in choices}
+    near = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.55)
     if near:
-        return f"did you mean {near[0]!r}?"
+        return f"did you mean {folded[near[0]]!r}?"
     return f"known: {', '.join(choices)}"

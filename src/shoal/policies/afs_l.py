@@ -18,7 +18,47 @@ from shoal.policies.types import reference_curves
 
 
 @njit(cache=True)
-def afs_l_shares(
+def first_shares(
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    max_gpus: IntArray,
+    gpus: int,
+) -> tuple[IntArray, int]:
+    """Everyone's first GPUs, as far as they go: the shares, and how many GPUs are left.
+
+    If nobody's next GPU doubles its speed, a job without a share goes before all that have one, and among
+    those without the shortest goes first (the later one of two that are equal). Else this rule does not say
+    who goes first, nothing is given and -1 is returned for what is left: see `hand_out_from_zero`.
+    """
+    n = len(remaining)
+    share = np.zeros(n, np.int32)
+    need = 0
+    for j in range(n):
+        need += min_gpus[j]
+        a = at[j] + min_gpus[j]
+        if min_gpus[j] < max_gpus[j] and not speeds[a + 1] < 2 * speeds[a]:
+            return share, -1
+    if need <= gpus:
+        for j in range(n):
+            share[j] = min_gpus[j]
+        return share, gpus - need
+    start = np.empty(n)
+    for j in range(n):
+        start[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
+    left = gpus
+    for k in np.argsort(start, kind="mergesort"):
+        j = n - 1 - k
+        if min_gpus[j] <= left:
+            share[j] = min_gpus[j]
+            left -= min_gpus[j]
+            if left == 0:
+                break
+    return share, left
+
+
+def _afs_l_shares(
     remaining: FloatArray,
     speeds: FloatArray,
     at: IntArray,
@@ -27,45 +67,16 @@ def afs_l_shares(
     gpus: int,
 ) -> IntArray:
     """Shares of AFS-L for jobs in order of submission; `speeds[at[j] + n]` is the speed of j with n GPUs."""
-    n = len(remaining)
-    share = np.zeros(n, np.int32)
-    doubling = False
-    need = 0
-    for j in range(n):
-        need += min_gpus[j]
-        a = at[j] + min_gpus[j]
-        if min_gpus[j] < max_gpus[j] and not speeds[a + 1] < 2 * speeds[a]:
-            doubling = True
-    left = gpus
-    if doubling:
+    share, left = first_shares(remaining, speeds, at, min_gpus, max_gpus, gpus)
+    if left < 0:
         left = hand_out_from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
-    # Else nobody's next GPU doubles its speed, so a job without a share goes before all that have one, and
-    # among those without the shortest goes first (the later one of two that are equal).
-    elif need <= gpus:
-        for j in range(n):
-            share[j] = min_gpus[j]
-        left = gpus - need
-    else:
-        start = np.empty(n)
-        for j in range(n):
-            start[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
-        for k in np.argsort(start, kind="mergesort"):
-            j = n - 1 - k
-            if min_gpus[j] <= left:
-                share[j] = min_gpus[j]
-                left -= min_gpus[j]
-                if left == 0:
-                    break
     if left > 0:
-        count = 0
-        rows = np.empty(n, np.int32)
-        for j in range(n):
-            if share[j] > 0 and share[j] < max_gpus[j]:
-                rows[count] = j
-                count += 1
-        if count > 0:
-            hand_out(share, rows[:count], remaining, speeds, at, max_gpus, left)
+        hand_out(share, remaining, speeds, at, max_gpus, left)
     return share
+
+
+#: For other kernels. `AfsL` itself runs it as it stands, so that only what a cluster needs is compiled.
+afs_l_shares = njit(cache=True)(_afs_l_shares)
 
 
 _FOLDS = ("submission", "shortest")
@@ -104,10 +115,10 @@ class AfsL(CountPolicy):
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         left, at = view.remaining_now(now_s), reference_curves(view)
         if self.options.fold == "submission":
-            return afs_l_shares(left, view.speeds, at, view.min_gpus, view.max_gpus, gpus)
+            return _afs_l_shares(left, view.speeds, at, view.min_gpus, view.max_gpus, gpus)
         rows = np.argsort(times_at(left, view.speeds, at, view.min_gpus), kind="stable")
         shares = np.empty(len(view), np.int32)
-        shares[rows] = afs_l_shares(
+        shares[rows] = _afs_l_shares(
             left[rows], view.speeds, at[rows], view.min_gpus[rows], view.max_gpus[rows], gpus
         )
         return shares

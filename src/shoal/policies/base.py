@@ -178,6 +178,14 @@ def make_options(named: Any, given: dict[str, str], what: str = "policy") -> Any
     return cls(**values)
 
 
+_IN_WORDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    tuple[float, ...]: "numbers separated by commas",
+}
+
+
 def _parse(owner: str, key: str, text: str, kind: Any) -> Any:
     try:
         if kind is bool:
@@ -198,8 +206,7 @@ def _parse(owner: str, key: str, text: str, kind: Any) -> Any:
             return parts
         return text
     except (ValueError, KeyError):
-        word = getattr(kind, "__name__", str(kind))
-        raise ShoalError(f"option {key}={text!r} of {owner} is not a valid {word}") from None
+        raise ShoalError(f"option {key}={text!r} of {owner} must be {_IN_WORDS[kind]}") from None
 
 
 NO_CODE = np.int8(Code.NONE)

@@ -15,6 +15,8 @@ from shoal.policies.fair import homes, kernels, pools
 from shoal.policies.fair.accounts import Accounts
 from shoal.policies.fair.kernels import BoolArray
 from shoal.policies.fair.market import Market
+from shoal.policies.tournament import hand_out
+from shoal.policies.tournament_by_gain import BY_COIN, hand_out_by_gain
 
 _INSIDE = ("afs-p", "afs-l")
 
@@ -224,16 +226,27 @@ class FairAfs(Policy):
                 self.options.quantum_s, gpus, shares,
             )  # fmt: skip
             self.pool_rate[:, t], self.pool_gpus[:, t] = due, granted
-            pools.share_pools(
-                pool, granted, by_length, remaining, view.gpus, kept & (view.gpu_type == t), view.memory_c,
-                view.first_start_s, view.speeds, view.speed_at[t], view.min_gpus, limit, nonce, shares,
-            )  # fmt: skip
+            at = view.speed_at[t]
+            if by_length:
+                pools.share_pools_by_length(
+                    pool, granted, remaining, view.speeds, at, view.min_gpus, limit, shares
+                )
+            else:
+                pools.share_pools_by_gain(
+                    pool, granted, view.gpus, kept & (view.gpu_type == t), view.memory_c, view.first_start_s,
+                    view.speeds, at, view.min_gpus, limit, BY_COIN, nonce, shares,
+                )  # fmt: skip
             left = gpus - int(shares[here].sum())
             if left > 0:
-                pools.lend(
-                    np.argsort(passed, kind="stable"), ~rigid, here, left, by_length, remaining, view.speeds,
-                    view.speed_at[t], least, limit, nonce, shares,
-                )  # fmt: skip
+                left = pools.lend_to_waiting(np.argsort(passed, kind="stable"), here, left, least, shares)
+            if left > 0:  # what is left goes by AFS over all users
+                most = np.where(here & ~rigid, limit, 0).astype(np.int32)
+                if by_length:
+                    hand_out(shares, remaining, view.speeds, at, most, left)
+                else:
+                    rows = np.flatnonzero((shares > 0) & (shares < most)).astype(np.int32)
+                    if len(rows):
+                        hand_out_by_gain(shares, rows, view.speeds, at, most, left, BY_COIN, nonce)
         begins = ~rigid & (shares > 0) & ~(kept & (shares == view.gpus))
         view.memory_a[begins] = now_s + self.options.turn_s
         return shares

@@ -35,15 +35,20 @@ _BLOCK = 8
 @njit(cache=True)
 def hand_out(
     share: IntArray,
-    rows: IntArray,
     remaining: FloatArray,
     speeds: FloatArray,
     at: IntArray,
     cap: IntArray,
     gpus: int,
 ) -> None:
-    """Hand out `gpus` one by one among `rows`, which all have a share, each to the winner of the fold."""
-    m = len(rows)
+    """Hand out `gpus` one by one among those that have a share below their cap, each to the winner of the fold."""
+    rows, m = np.empty(len(share), np.int32), 0
+    for r in range(len(share)):
+        if 0 < share[r] < cap[r]:
+            rows[m] = r
+            m += 1
+    if m == 0:
+        return
     held, limit = np.empty(m, np.int32), np.empty(m, np.int32)
     begin, left = np.empty(m, np.int32), np.empty(m)
     need = 0

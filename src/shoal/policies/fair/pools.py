@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from shoal.policies.afs_l import afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
-from shoal.policies.tournament import hand_out
-from shoal.policies.tournament_by_gain import BY_COIN, hand_out_by_gain
 
 Rows = NDArray[np.int64]
 
@@ -133,11 +131,31 @@ def by_turns(
 
 
 @njit(cache=True)
-def share_pools(
+def share_pools_by_length(
     pool: IntArray,
     granted: IntArray,
-    by_length: bool,
     remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    cap: IntArray,
+    shares: IntArray,
+) -> None:
+    """Shares of the jobs of each pool out of its grant, by AFS-L."""
+    start, rows = rows_by_group(pool, len(granted))
+    for p in range(len(granted)):
+        mine, gpus = rows[start[p] : start[p + 1]], np.int64(granted[p])
+        if len(mine) == 0 or gpus == 0:
+            continue
+        out = afs_l_shares(remaining[mine], speeds, at[mine], min_gpus[mine], cap[mine], gpus)
+        for k in range(len(mine)):
+            shares[mine[k]] = out[k]
+
+
+@njit(cache=True)
+def share_pools_by_gain(
+    pool: IntArray,
+    granted: IntArray,
     now_gpus: IntArray,
     kept: BoolArray,
     turns: FloatArray,
@@ -146,62 +164,28 @@ def share_pools(
     at: IntArray,
     min_gpus: IntArray,
     cap: IntArray,
+    tie: int,
     nonce: int,
     shares: IntArray,
 ) -> None:
-    """Shares of the jobs of each pool out of its grant, by AFS-L or AFS-P."""
+    """Shares of the jobs of each pool out of its grant, by AFS-P."""
     start, rows = rows_by_group(pool, len(granted))
     for p in range(len(granted)):
-        mine, gpus = rows[start[p] : start[p + 1]], granted[p]
+        mine, gpus = rows[start[p] : start[p + 1]], np.int64(granted[p])
         if len(mine) == 0 or gpus == 0:
             continue
-        if by_length:
-            out = afs_l_shares(remaining[mine], speeds, at[mine], min_gpus[mine], cap[mine], gpus)
-        else:
-            others, keep = by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
-            out = afs_p_shares(
-                others,
-                keep,
-                now_gpus[mine],
-                speeds,
-                at[mine],
-                min_gpus[mine],
-                cap[mine],
-                gpus,
-                BY_COIN,
-                nonce,
-            )
+        others, keep = by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
+        mins, caps = min_gpus[mine], cap[mine]
+        out = afs_p_shares(others, keep, now_gpus[mine], speeds, at[mine], mins, caps, gpus, tie, nonce)
         for k in range(len(mine)):
             shares[mine[k]] = out[k]
 
 
 @njit(cache=True)
-def lend(
-    order: Rows,
-    elastic: BoolArray,
-    here: BoolArray,
-    left: int,
-    by_length: bool,
-    remaining: FloatArray,
-    speeds: FloatArray,
-    at: IntArray,
-    min_gpus: IntArray,
-    cap: IntArray,
-    nonce: int,
-    shares: IntArray,
-) -> None:
-    """GPUs nobody is due go to whoever can use them: jobs without any by pass, then by AFS over all users."""
+def lend_to_waiting(order: Rows, here: BoolArray, left: int, min_gpus: IntArray, shares: IntArray) -> int:
+    """GPUs nobody is due go to jobs without any, in this order; returns how many are left."""
     for i in order:
         if here[i] and shares[i] == 0 and 0 < min_gpus[i] <= left:
             shares[i] = min_gpus[i]
             left -= min_gpus[i]
-    grow, m = np.empty(len(shares), np.int32), 0
-    for i in range(len(shares)):
-        if here[i] and elastic[i] and 0 < shares[i] < cap[i]:
-            grow[m] = i
-            m += 1
-    if m > 0 and left > 0:
-        if by_length:
-            hand_out(shares, grow[:m], remaining, speeds, at, cap, left)
-        else:
-            hand_out_by_gain(shares, grow[:m], speeds, at, cap, left, BY_COIN, nonce)
+    return left
