@@ -20,6 +20,16 @@ def test_shares_cover_a_batch_without_overlap_and_differ_by_one_at_most(size: in
     assert max(b - a for a, b in parts) - min(b - a for a, b in parts) <= 1
 
 
+@given(st.integers(0, 200), st.integers(1, 16), st.integers(2, 4))
+def test_no_part_is_smaller_than_the_least_if_there_are_so_many_samples(size: int, workers: int, least: int):
+    parts = [share(size, workers, r, least) for r in range(workers)]
+    assert [i for a, b in parts for i in range(a, b)] == list(range(size))
+    sizes = [b - a for a, b in parts if b > a]
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    assert min(sizes, default=least) >= min(least, size)
+    assert len(sizes) == min(workers, size // least) or size < least
+
+
 @given(
     length=st.integers(1, 120),
     batch=st.integers(1, 40),

@@ -49,12 +49,14 @@ def test_a_synchronisation_of_ones_own_is_used_in_every_generation(lab: Lab):
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def test_batch_norm_statistics_are_the_same_on_all_workers(lab: Lab):
+def test_batch_norm_statistics_are_the_same_on_all_workers_and_no_one_gets_a_single_sample(lab: Lab):
     lab.say("hurry")
-    with lab.job(2, epochs=3, model="norm", samples=96) as job:
+    with lab.job(2, epochs=3, model="norm", samples=99) as job:  # three are left for the last batch of 16
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)
     assert len({f["digest"] for f in lab.finals().values()}) == 1
+    assert {len(r["ids"]) for r in lab.rows()} == {8, 3}
+    assert seen(lab.rows()) == {e: list(range(99)) for e in range(3)}
 
 
 def test_the_batch_grows_with_the_workers_up_to_its_limit_and_the_learning_rate_follows(lab: Lab):

@@ -69,6 +69,7 @@ class JobCore:
         self._model_state: ModelState | None = None
         self._buckets: GradientBuckets | None = None
         self._epochs = 0
+        self._least = 1  # samples of a part
         self._step: Step | None = None
         self._joined = identity is None
         self._rehearsing = False

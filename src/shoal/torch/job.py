@@ -54,6 +54,9 @@ class Job(Stepping):
         if self._model_state is not None:
             raise RuntimeError("wrap() was called twice: put all parameters into one model and one optimizer")
         self._model_state = ModelState(model, optimizer, self.state)
+        # Batch norm does not train on a single sample, which a small last batch would leave to a worker.
+        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+            self._least = 2
         original = optimizer.step
 
         def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:

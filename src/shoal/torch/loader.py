@@ -84,7 +84,7 @@ class Loader:
         batch = self.rule.batch(len(contributors))
         mine = contributors.index(rank) if rank in contributors else None
         end = self._end(cursor, batch)
-        return step_parts(cursor, end, batch, self.accumulate, len(contributors), mine)
+        return step_parts(cursor, end, batch, self.accumulate, len(contributors), mine, self.job._least)
 
     def step_samples(self, cursor: int, contributors: tuple[int, ...]) -> int:
         batch = self.rule.batch(len(contributors))

@@ -29,8 +29,14 @@ def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> torch.Tens
     return torch.randperm(length, generator=generator)
 
 
-def share(size: int, workers: int, rank: int) -> tuple[int, int]:
-    """The part [begin, end) of `size` samples for one of `workers`: even, the first ones take the remainder."""
+def share(size: int, workers: int, rank: int, least: int = 1) -> tuple[int, int]:
+    """The part [begin, end) of `size` samples for one of `workers`: even, the first ones take the remainder.
+
+    No part is smaller than `least`, if there are so many: the last workers get none instead.
+    """
+    workers = max(1, min(workers, size // least))
+    if rank >= workers:
+        return size, size
     each, rest = divmod(size, workers)
     begin = rank * each + min(rank, rest)
     return begin, begin + each + (rank < rest)
@@ -47,7 +53,13 @@ class Part:
 
 
 def step_parts(
-    cursor: int, length: int | None, batch: int, accumulate: int, workers: int, rank: int | None
+    cursor: int,
+    length: int | None,
+    batch: int,
+    accumulate: int,
+    workers: int,
+    rank: int | None,
+    least: int = 1,
 ) -> list[Part]:
     """One worker's micro-batches of the step at `cursor`. `rank` None: it looks on, with no part of its own.
 
@@ -59,7 +71,7 @@ def step_parts(
         end = begin + batch if length is None else min(begin + batch, length)
         if length is not None and begin >= length:
             break
-        a, b = (0, 0) if rank is None else share(end - begin, workers, rank)
+        a, b = (0, 0) if rank is None else share(end - begin, workers, rank, least)
         parts.append(Part(begin + a, begin + b, (b - a) / (end - begin), False))
     if parts:
         tail = parts[-1]
