@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from shoal.policies.registry import make_policy, policy_names
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Simulation
 from shoal.sim.metrics import summary
+from shoal.sim.record import Record
 
 from .small import PROFILES, job, simulate
 
@@ -173,3 +176,17 @@ def test_what_is_known_when_a_run_is_stopped_counts_the_jobs_that_run():
     assert figures["makespan_s"] == 1000.0
     assert record.gpu_s.tolist() == [10.0, 1000.0, 0.0]
     assert figures["utilization"] == pytest.approx(1010 / 2000)
+
+
+@pytest.mark.parametrize("policy", policy_names())
+def test_a_plain_run_is_the_same_as_one_step_by_step(policy, monkeypatch):
+    jobs = [job(f"j{i}", 7.3 * i, 50.0 + 37 * (i % 5), 1 + i % 3, most=4) for i in range(40)]
+    runs = []
+    for plain in (True, False):
+        if not plain:
+            monkeypatch.setattr(Simulation, "_is_plain", lambda self: False)
+        runs.append(simulate(jobs, policy, whole_seconds=True))
+    for field in dataclasses.fields(Record):
+        one, other = (getattr(run, field.name) for run in runs)
+        assert np.array_equal(one, other, equal_nan=True) if isinstance(one, np.ndarray) else one == other
+    assert runs[0].changes.sum() >= len(jobs)

@@ -57,12 +57,10 @@ _REMAINING, _RATE, _SETTLED_S = (_FLOATS.index(name) for name in ("remaining", "
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _left(floats: FloatArray, n: int, now_s: float) -> FloatArray:
-    left = np.empty(n)
-    for i in range(n):
+def _left(floats: FloatArray, now_s: float, left: FloatArray) -> None:
+    for i in range(len(left)):
         done = floats[_RATE, i] * max(now_s - floats[_SETTLED_S, i], 0.0)
         left[i] = max(floats[_REMAINING, i] - done, 0.0)
-    return left
 
 
 _ATTAINED, _CHANGED_S, _FIRST_START_S, _LAST_START_S = (
@@ -74,13 +72,22 @@ _MAX_GPUS, _GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def _rows_with_other(ints: IntArray, gpus: IntArray) -> NDArray[np.intp]:
-    rows, count = np.empty(len(gpus), np.intp), 0
+def _rows_with_other(ints: IntArray, gpus: IntArray, rows: NDArray[np.intp]) -> int:
+    count = 0
     for row in range(len(gpus)):
         if ints[_GPUS, row] != gpus[row]:
             rows[count] = row
             count += 1
-    return rows[:count]
+    return count
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def total(gpus: IntArray) -> int:
+    """How many GPUs these shares are together."""
+    given = 0
+    for n in gpus:
+        given += n
+    return given
 
 
 #: What a change of share is called; those that release GPUs come first.
@@ -97,8 +104,8 @@ def _set_shares(
     gpu_types: IntArray,
     servers: IntArray,
     now_s: float,
-) -> NDArray[np.int64]:
-    told = np.empty((len(rows), 6), np.int64)
+    told: NDArray[np.int64],
+) -> None:
     releases, others = 0, len(rows)
     for row in rows:
         old, new = ints[_GPUS, row], gpus[row]
@@ -129,7 +136,6 @@ def _set_shares(
         for c in range(6):
             told[others, c], told[last, c] = told[last, c], told[others, c]
         others, last = others + 1, last - 1
-    return told
 
 
 class View:
@@ -314,8 +320,8 @@ class View:
 
     def rows_with_other(self, gpus: IntArray) -> NDArray[np.intp]:
         """The rows whose share is another number of GPUs than this."""
-        rows: NDArray[np.intp] = _rows_with_other(self._ints, gpus)
-        return rows
+        rows = np.empty(len(gpus), np.intp)
+        return rows[: _rows_with_other(self._ints, gpus, rows)]
 
     def set_shares(
         self,
@@ -332,8 +338,9 @@ class View:
         """
         types = _NONE if gpu_types is None else gpu_types
         ps = _NONE if servers is None else servers
-        told = _set_shares(self._floats, self._ints, rows, gpus, types, ps, now_s)
-        return told.tolist()  # type: ignore[no-any-return]
+        told = np.empty((len(rows), 6), np.int64)
+        _set_shares(self._floats, self._ints, rows, gpus, types, ps, now_s, told)
+        return told.tolist()
 
     def dump(self, row: int) -> dict[str, float | int | None]:
         """The row as plain data; infinity and nan become None, told apart by `load`."""
@@ -377,7 +384,8 @@ class View:
 
     def remaining_now(self, now_s: float) -> FloatArray:
         """Iterations left at `now_s`, by what was last settled and the rate since."""
-        left: FloatArray = _left(self._floats, self.n, now_s)
+        left = np.empty(self.n)
+        _left(self._floats, now_s, left)
         return left
 
     def attained_now(self, now_s: float) -> FloatArray:

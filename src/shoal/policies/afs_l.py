@@ -25,25 +25,24 @@ def first_shares(
     min_gpus: IntArray,
     max_gpus: IntArray,
     gpus: int,
-) -> tuple[IntArray, int]:
-    """Everyone's first GPUs, as far as they go: the shares, and how many GPUs are left.
+    share: IntArray,
+) -> int:
+    """Everyone's first GPUs, as far as they go; returns how many GPUs are left.
 
     If nobody's next GPU doubles its speed, a job without a share goes before all that have one, and among
     those without the shortest goes first (the later one of two that are equal). Else this rule does not say
     who goes first, nothing is given and -1 is returned for what is left: see `hand_out_from_zero`.
     """
-    n = len(remaining)
-    share = np.zeros(n, np.int32)
-    need = 0
+    n, need = len(remaining), 0
     for j in range(n):
         need += min_gpus[j]
         a = at[j] + min_gpus[j]
         if min_gpus[j] < max_gpus[j] and not speeds[a + 1] < 2 * speeds[a]:
-            return share, -1
+            return -1
     if need <= gpus:
         for j in range(n):
             share[j] = min_gpus[j]
-        return share, gpus - need
+        return gpus - need
     start = np.empty(n)
     for j in range(n):
         start[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
@@ -55,7 +54,7 @@ def first_shares(
             left -= min_gpus[j]
             if left == 0:
                 break
-    return share, left
+    return left
 
 
 def _afs_l_shares(
@@ -67,7 +66,8 @@ def _afs_l_shares(
     gpus: int,
 ) -> IntArray:
     """Shares of AFS-L for jobs in order of submission; `speeds[at[j] + n]` is the speed of j with n GPUs."""
-    share, left = first_shares(remaining, speeds, at, min_gpus, max_gpus, gpus)
+    share = np.zeros(len(remaining), np.int32)
+    left = first_shares(remaining, speeds, at, min_gpus, max_gpus, gpus, share)
     if left < 0:
         left = hand_out_from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
     if left > 0:

@@ -29,7 +29,7 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.plan import NO_SHARE, Outcome, Placement, Plan, Reconfigure, Share
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason
-from shoal.core.view import VERBS, FloatArray, IntArray, View
+from shoal.core.view import VERBS, FloatArray, IntArray, View, total
 from shoal.placement.base import Placer, PoolPlacer
 from shoal.policies.base import Decision, Policy, Supply
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
@@ -104,7 +104,7 @@ class Scheduler:
 
     def _check(self, decision: Decision) -> None:
         """A policy, of whosoever's making, cannot give away what there is not."""
-        given = int(np.add.reduce(decision.gpus))
+        given = total(decision.gpus)
         if given > self.supply.total_gpus:
             raise ShoalError(
                 f"policy {self.policy.name!r} gave away {given} GPUs of {self.supply.total_gpus}: "
