@@ -93,7 +93,7 @@ def test_a_job_that_fits_nowhere_is_told_why():
     assert full == Unplaced("it needs 7 GPUs and 5 are free")
     literal = best_fit(RACK, Containers(1, 3), USED, variant=BestFit.REMOVE_ALWAYS)
     assert literal == Unplaced("one container per node needs 4 nodes with a free GPU, and there are 3")
-    with pytest.raises(ShoalError, match="needs at least one worker"):
+    with pytest.raises(ShoalError, match="the workers of a job must be a whole number from 1"):
         Containers(1, 0)
 
 

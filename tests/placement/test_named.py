@@ -152,7 +152,7 @@ def test_a_job_of_which_nothing_is_believed_has_no_speed():
         ("", "known: auto"),
         ("moving:horizon=9", "did you mean 'horizon_s'?"),
         ("moving:horizon_s", "write moving:option=value"),
-        ("moving:horizon_s=soon", "not a valid float"),
+        ("moving:horizon_s=soon", "must be a number"),
         ("moving:max_moves=0", "1 or more"),
         ("moving:move_s=-1", "0 or more"),
         ("liquid:lam=2", "from 0 to 1"),

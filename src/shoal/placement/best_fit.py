@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
+from shoal.core.errors import ShoalError
 from shoal.placement.base import Unplaced
+from shoal.placement.checked import amount
 from shoal.placement.liquid_score import LAMBDA, Containers, Spot, hops_to
 from shoal.placement.topology import Topology
 
@@ -52,6 +54,8 @@ def best_fit(
     `kept` are nodes of workers that stay where they are (not counted in `used`), for a job without servers.
     """
     total = cluster.gpus_of_node
+    amount("lambda", lam, 0.0, 1.0)
+    check_used(total, used)
     if int((total - used).sum()) < job.total:
         return Unplaced(f"it needs {job.total} GPUs and {int((total - used).sum())} are free")
     topology = topology or Topology.of(cluster)
@@ -74,6 +78,14 @@ def best_fit(
         at.put(node, is_ps)
         open_nodes[node] = at.mine[node] + used[node] < total[node] and variant is not BestFit.REMOVE_ALWAYS
     return Spot(tuple(at.ps), tuple(at.workers), running)
+
+
+def check_used(total: IntArray, used: IntArray) -> None:
+    """Refuse what cannot be the GPUs in use on nodes that have so many."""
+    if np.shape(used) != total.shape:
+        raise ShoalError(f"GPUs in use must be given for {len(total)} nodes, not {np.shape(used)}")
+    if not ((used >= 0) & (used <= total)).all() or not np.issubdtype(used.dtype, np.integer):
+        raise ShoalError("GPUs in use must be whole numbers from 0 to those of the node")
 
 
 class _Tentative:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
 from shoal.core.plan import Placement
+from shoal.placement.checked import whole
 
 IntArray = NDArray[np.int32]
 
@@ -32,6 +33,7 @@ def free_gpus(gpus_of_node: IntArray, placements: Iterable[Placement]) -> IntArr
 
 def fragmentation(free: IntArray, size: int) -> float:
     """The part of the free GPUs that jobs of `size` GPUs within a node cannot use; 0 if none is free."""
+    whole("the size of a job", size, 1)
     total = int(free.sum())
     return 1.0 - float((free // size).sum() * size) / total if total else 0.0
 

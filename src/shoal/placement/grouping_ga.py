@@ -25,7 +25,8 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.placement import ga_kernels as ga
 from shoal.placement.base import Unplaced
-from shoal.placement.best_fit import BestFit, best_fit
+from shoal.placement.best_fit import BestFit, best_fit, check_used
+from shoal.placement.checked import amount, whole
 from shoal.placement.liquid_score import DOMAIN_HOP, FAR_HOP, LAMBDA, RACK_HOP, Containers, Spot
 from shoal.placement.topology import Topology
 
@@ -63,8 +64,12 @@ class Search:
             raise ShoalError(
                 f"there are no operators {self.operators!r}; {did_you_mean(self.operators, OPERATORS)}"
             )
-        if not 0 <= self.lam <= 1:
-            raise ShoalError(f"lambda weighs traffic against packing: give 0..1, not {self.lam}")
+        for name in ("lam", "crossover", "mutation"):
+            amount({"lam": "lambda"}.get(name, f"the rate of {name}"), getattr(self, name), 0.0, 1.0)
+        whole("the population", self.population, 2, 100_000)
+        whole("generations without improvement", self.stagnation, 0)
+        whole("the contestants of a tournament", self.tournament, 1, 1000)
+        whole("the plans to look at", self.max_plans, 0)
 
     def population_for(self, containers: int) -> int:
         return self.population + containers // 2
@@ -171,6 +176,7 @@ def place_batch(
 ) -> BatchPlan:
     """A plan for all jobs of a batch. While they do not fit together, a random one is left for the next."""
     search = search or Search()
+    check_used(cluster.gpus_of_node, used)
     free = int((cluster.gpus_of_node - used).sum())
     taken = list(range(len(jobs)))
     while sum(jobs[j].total for j in taken) > free:
@@ -217,11 +223,11 @@ def evolve(batch: Batch, seeds: Sequence[IntArray], rng: Rng, search: Search) ->
         plans,
         arrays,
         OPERATORS.index(search.operators),
-        search.lam,
+        float(search.lam),
         search.stagnation + containers,
         search.tournament,
-        search.crossover,
-        search.mutation,
+        float(search.crossover),
+        float(search.mutation),
         search.max_plans,
     )
 

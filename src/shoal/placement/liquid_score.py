@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.errors import ShoalError
+from shoal.placement.checked import amount, whole
 from shoal.placement.topology import Topology
 
 IntArray = NDArray[np.int32]
@@ -46,11 +46,9 @@ class Containers:
     bandwidth: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.ps < 0 or self.workers < 1:
-            raise ShoalError(
-                f"a job of {self.ps} servers and {self.workers} workers cannot be placed: "
-                "it needs at least one worker"
-            )
+        whole("the servers of a job", self.ps, 0)
+        whole("the workers of a job", self.workers, 1)
+        amount("the bandwidth of a job", self.bandwidth, 0.0, 1e12)
 
     @property
     def total(self) -> int:

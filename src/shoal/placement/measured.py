@@ -35,14 +35,16 @@ def iteration_times(
 
     Placements with the same GPUs on the same number of nodes ("31" and "22") count by their mean.
     """
+    if not 0 < global_batch < np.inf:
+        raise ShoalError(f"the global batch must be a positive number, not {global_batch}")
     by_placement: dict[str, dict[float, float]] = defaultdict(dict)
     for placement, batch, seconds in measured:
-        if not placement.isdigit() or "0" in placement or not (batch > 0 and 0 < seconds < np.inf):
+        if not placement.isdigit() or "0" in placement or not (0 < batch < np.inf and 0 < seconds < np.inf):
             raise ShoalError(
                 f"not a measured placement: {placement!r}, batch {batch}, {seconds} s; "
                 "write the GPUs of each node as digits, as in 22"
             )
-        by_placement[placement][batch] = seconds
+        by_placement[placement][float(batch)] = float(seconds)
     seconds_by: dict[tuple[int, int], list[float]] = defaultdict(list)
     for placement, points in by_placement.items():
         gpus = sum(int(digit) for digit in placement)

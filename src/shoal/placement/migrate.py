@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from shoal.core.plan import Placement
 from shoal.core.view import View
 from shoal.placement import pack
 from shoal.placement.base import Placed, Placer
+from shoal.placement.checked import amount, whole
 from shoal.placement.fragmentation import fewest_nodes, free_gpus
 from shoal.policies.base import Decision, Supply
 
@@ -41,6 +43,11 @@ class MoveRule:
     horizon_s: float = 1800.0
     max_moves: int = 4
 
+    def __post_init__(self) -> None:
+        amount("the seconds that a move costs", self.move_s)
+        amount("the horizon in seconds", self.horizon_s)
+        whole("the most moves", self.max_moves, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Move:
@@ -52,9 +59,9 @@ class Move:
 
 def gain_s(speed_now: float, speed_there: float, left: float, rule: MoveRule) -> float:
     """What a move is worth to the job. `left` is its remaining iterations; nan when unknown."""
-    if not (speed_now > 0 and speed_there > 0):
+    if not (0 < speed_now < np.inf and 0 < speed_there < np.inf):
         return -np.inf
-    counted_s = rule.horizon_s if np.isnan(left) else min(rule.horizon_s, left / speed_now)
+    counted_s = rule.horizon_s if isnan(left) else min(rule.horizon_s, max(left, 0.0) / speed_now)
     return speed_there / speed_now * max(counted_s - rule.move_s, 0.0) - counted_s
 
 

@@ -22,11 +22,14 @@ from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.errors import ShoalError
+from shoal.placement.checked import whole
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
 
 _ROUNDING = 1e-9
+#: The most tasks that are placed at once.
+MOST_TASKS = 10**8
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +66,11 @@ def place(
     the next node, in a circle. `order_by` is the resource by which a node counts as free.
     """
     free = np.ascontiguousarray(free, np.float64).copy()
-    ps, workers = np.asarray(ps, np.int32), np.asarray(workers, np.int32)
     ps_needs = np.ascontiguousarray(ps_needs, np.float64)
     worker_needs = np.ascontiguousarray(worker_needs, np.float64)
-    _check(free, ps, workers, ps_needs, worker_needs)
+    _check(free, np.asarray(ps), np.asarray(workers), ps_needs, worker_needs)
+    whole("the resource to order nodes by", order_by, 0, free.shape[1] - 1)
+    ps, workers = np.asarray(ps, np.int32), np.asarray(workers, np.int32)
     jobs = np.argsort(ps + workers, kind="stable").astype(np.int32)
     if rule == "optimus":
         rows = _optimus(free, jobs, ps, workers, ps_needs, worker_needs, order_by)
@@ -82,13 +86,20 @@ def place(
 def _check(
     free: FloatArray, ps: IntArray, workers: IntArray, ps_needs: FloatArray, worker_needs: FloatArray
 ) -> None:
+    if free.ndim != 2 or ps.ndim != 1 or workers.ndim != 1:
+        raise ShoalError("free resources are rows of nodes, and servers and workers one number for each job")
     jobs, resources = len(ps), free.shape[1]
     if ps_needs.shape != (jobs, resources) or worker_needs.shape != (jobs, resources):
         raise ShoalError(f"needs must be given for {jobs} jobs and {resources} resources")
-    if (ps < 1).any() or (workers < 1).any() or len(workers) != jobs:
+    if len(workers) != jobs or not ((ps >= 1) & (workers >= 1)).all():
         raise ShoalError("each job needs at least one parameter server and one worker")
+    tasks = np.concatenate([ps, workers]).astype(np.float64)
+    if (tasks != np.floor(tasks)).any() or tasks.sum() > MOST_TASKS:
+        raise ShoalError(f"servers and workers must be whole numbers, {MOST_TASKS} in all at most")
     if not (np.isfinite(free).all() and np.isfinite(ps_needs).all() and np.isfinite(worker_needs).all()):
         raise ShoalError("free resources and needs must be finite numbers")
+    if (ps_needs < 0).any() or (worker_needs < 0).any():
+        raise ShoalError("a task cannot need less than nothing of a resource")
 
 
 @njit(cache=True)

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.errors import ShoalError
+from shoal.placement.checked import whole
 
 #: A block below this part of the average load of a server is given by number of requests, not by size.
 TINY = 0.01
@@ -50,10 +51,11 @@ class Assignment:
 
 class _Servers:
     def __init__(self, blocks: Sequence[int], servers: int) -> None:
-        if servers < 1:
-            raise ShoalError(f"parameters need at least one server, not {servers}")
-        if not blocks or min(blocks) < 1:
+        whole("the number of servers", servers, 1, 10**6)
+        if not blocks:
             raise ShoalError("parameter blocks must be given, each of at least one element")
+        for size in blocks:
+            whole("a parameter block", size, 1, 10**15)
         self.load = np.zeros(servers, np.int64)
         self.requests = np.zeros(servers, np.int64)
         self.pieces: list[tuple[int, int, int]] = []

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shoal.placement.base import Unplaced
+from shoal.placement.checked import amount
 
 #: Below this the GPU counts as idle, and after that many reports in a row it is.
 IDLE_UTILISATION, IDLE_REPORTS = 0.10, 2
@@ -44,11 +45,15 @@ class PreRule:
     busy_from: float = 0.5
     extra_s: float = 15.0
 
+    def __post_init__(self) -> None:
+        amount("the part of the GPUs in use from which jobs are launched early", self.busy_from)
+        amount("the seconds that a job may be early", self.extra_s)
+
 
 def may_launch_early(running: Running, pre_s: float, extra_s: float = 15.0) -> bool:
-    """The rule above for one GPU. Unknown times (nan) never qualify."""
+    """The rule above for one GPU. Unknown times (nan), and those that cannot be, never qualify."""
     times = (running.elapsed_s, running.total_s, running.post_s, pre_s)
-    if not running.alone or not np.isfinite(times).all():
+    if not running.alone or not all(0.0 <= time_s < np.inf for time_s in times):
         return False
     return running.elapsed_s > running.total_s - running.post_s - pre_s - extra_s
 

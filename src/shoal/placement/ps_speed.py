@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.plan import Placement
+from shoal.placement.checked import amount, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,12 @@ class Traffic:
     inter_mb_s: float  #: bandwidth between nodes
     intra_mb_s: float  #: bandwidth inside a node
     steps_per_epoch: int
+
+    def __post_init__(self) -> None:
+        amount("the seconds that a step computes", self.compute_s)
+        amount("the size of a model in MB", self.size_mb)
+        for name in ("inter_mb_s", "intra_mb_s"):
+            amount(f"the bandwidth {name}", getattr(self, name), 1e-9)
 
 
 #: Measured constants of the DL2 simulator.
@@ -47,6 +54,7 @@ TRAFFIC: Mapping[str, Traffic] = {
 
 def step_time_s(traffic: Traffic, tasks: Iterable[tuple[int, int]]) -> float:
     """Seconds per step with these (servers, workers) on each node in use."""
+    tasks = [(whole("servers on a node", p, 0), whole("workers on a node", w, 0)) for p, w in tasks]
     tasks = [t for t in tasks if t[0] + t[1] > 0]
     servers, workers = sum(p for p, _ in tasks), sum(w for _, w in tasks)
     if servers < 1 or workers < 1:
@@ -104,7 +112,10 @@ def tasks_by_node(placement: Placement, servers: int, *, apart: bool = False) ->
     Servers take no GPU. They are dealt to the nodes of the workers, where most of them are first; `apart`,
     they are all on one node without workers.
     """
-    workers = sorted((gpus for _, gpus in placement), reverse=True)
+    whole("the servers of a job", servers, 0)
+    workers = sorted((whole("the GPUs on a node", gpus, 1) for _, gpus in placement), reverse=True)
+    if not workers:
+        raise ShoalError("a job without a placement has its tasks nowhere")
     if apart:
         return [(servers, 0), *((0, w) for w in workers)]
     k = len(workers)
@@ -117,6 +128,8 @@ def slowdown(model: str, placement: Placement, servers: int, *, apart: bool = Fa
     Liquid's measured layouts for one server and two workers of a model it measured, else the step-time model
     with the constants of DL2. Never below 1: the speeds of a profile are those of a packed share.
     """
+    if not placement:
+        return 1.0
     tasks = tasks_by_node(placement, servers, apart=apart)
     workers = [node for node, (_, count) in enumerate(tasks) for _ in range(count)]
     ps = [node for node, (count, _) in enumerate(tasks) for _ in range(count)]

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from math import inf
 
 from shoal.placement.base import Unplaced
+from shoal.placement.checked import amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class SharingRule:
     busy_from: float = 0.75
     max_utilisation: float = 1.3
 
+    def __post_init__(self) -> None:
+        amount("the part of the GPUs in use from which they are shared", self.busy_from)
+        amount("the utilisation up to which a GPU is shared", self.max_utilisation)
+
 
 def find_shared_gpu(
     gpus: Sequence[GpuUse],
@@ -48,7 +52,7 @@ def find_shared_gpu(
     rule: SharingRule = SharingRule(),  # noqa: B008 - a frozen value
 ) -> int | Unplaced:
     """The GPU that a job may share, or why there is none."""
-    if not (np.isfinite(memory_mb) and np.isfinite(utilisation) and memory_mb >= 0 and utilisation >= 0):
+    if not (0 <= memory_mb < inf and 0 <= utilisation < inf):
         return Unplaced("its memory and utilisation are not known, so it gets a GPU of its own")
     if gpus_wanted != 1:
         return Unplaced(f"only jobs with one GPU share, and it wants {gpus_wanted}")
@@ -56,8 +60,10 @@ def find_shared_gpu(
     if busy < rule.busy_from:
         return Unplaced(f"{busy:.0%} of the GPUs are in use; sharing begins at {rule.busy_from:.0%}")
     for i, gpu in enumerate(gpus):
+        if not gpu.jobs or gpu.allocated_mb < 0 or min(gpu.utilisations) < 0:
+            continue
         fits = gpu.memory_mb > gpu.allocated_mb + memory_mb
-        if gpu.jobs and fits and utilisation + sum(gpu.utilisations) < rule.max_utilisation:
+        if fits and utilisation + sum(gpu.utilisations) < rule.max_utilisation:
             return i
     return Unplaced(
         f"no GPU in use has {memory_mb:.0f} MB and {utilisation:.0%} of utilisation to spare "
