@@ -87,6 +87,17 @@ def test_a_blunder_of_one_worker_ends_the_job_and_is_named(lab: Lab, blunder: st
         assert BLUNDERS[blunder] in end.why
 
 
+def test_a_child_that_a_script_forks_does_not_speak_for_the_worker(lab: Lab):
+    with lab.job(2, epochs=6) as job:
+        job.wait_size(2)
+        lab.say("fork.w1")
+        until(lambda: "this is only a child" in job.logs())
+        (lab.directory / "fork.w1").unlink()
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+
+
 def receiver() -> Receiver:
     return Receiver("127.0.0.1", "job", b"s" * 32, threading.Condition(threading.RLock()))
 

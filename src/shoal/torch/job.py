@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 import traceback
@@ -171,8 +172,11 @@ class Job(Stepping):
         assert worker is not None
         previous, leave = sys.excepthook, sys.exit
         codes: list[Any] = []
+        me = os.getpid()
 
         def fail(why: str) -> None:
+            if os.getpid() != me:
+                return  # a process that the script has forked does not speak for it
             with worker.lock:
                 worker.member.fail(why)
             worker.link.say_now()
@@ -186,6 +190,8 @@ class Job(Stepping):
             leave(status)
 
         def ended() -> None:
+            if os.getpid() != me:
+                return
             if worker.member.phase in (Phase.STARTING, Phase.ACTIVE):
                 if codes and codes[-1]:
                     fail(f"the script called sys.exit({codes[-1]!r})")

@@ -210,6 +210,8 @@ def blunder(job, loss) -> None:
         raise MemoryError("no room for the others' state")
     if word("exit"):
         sys.exit("that is enough")
+    if word("fork") and not os.fork():
+        sys.exit("this is only a child")
     if word("backward_twice"):
         loss.backward(retain_graph=True)
 
