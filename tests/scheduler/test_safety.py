@@ -355,7 +355,7 @@ def test_nothing_that_must_not_happen_ever_happens(setting, cluster):
 def fails(name):
     """Whether the machine finds something wrong with a policy on a pool; it need not find the smallest case."""
     try:
-        explore(machine((name, {}), "pool"), 40, phases=[Phase.generate], report_multiple_bugs=False)
+        explore(machine((name, {}), "pool"), 300, phases=[Phase.generate], report_multiple_bugs=False)
     except AssertionError:
         return True
     return False
