@@ -2,11 +2,13 @@
 
     python bench/simulator.py                 all of it (minutes)
     python bench/simulator.py philly afs      some of it: philly, afs, large, linear
+    python bench/simulator.py large:afs-l,afs-p linear:afs-l      some of it, for some policies
 
 philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
 afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: twice the jobs, and twice again, how much more time. Philly comes from ../shared/data when it is
-there, else a generated trace of the same shape stands in; the figures say which.
+policy. linear: twice the jobs, and twice again, how much more time; of one long trace, and of a trace of 25,000
+jobs that comes once, twice and four times, so that the cluster is as busy in all. Philly comes from
+../shared/data when it is there, else a generated trace of the same shape stands in; the figures say which.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import heapq
 import multiprocessing
 import resource
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -77,7 +80,7 @@ def philly(count: int) -> tuple[list[Job], dict[str, Profile], str]:
 
 
 def run(policy: str, jobs: list[Job], profiles: dict[str, Profile], gpus: int, **more: Any) -> dict[str, Any]:
-    Simulation(jobs[:40], profiles, Cluster.pool(gpus), make_policy(policy)).run()  # compile
+    Simulation(jobs[:100], profiles, Cluster.pool(64), make_policy(policy)).run()  # compile
     simulation = Simulation(jobs, profiles, Cluster.pool(gpus), make_policy(policy), **more)
     record, cpu, wall = cpu_and_wall(simulation.run)
     jct = float(np.mean(record.finish_s - [j.submit_s for j in jobs]))
@@ -103,7 +106,7 @@ def bare_heap(jobs: list[Job], gpus: int) -> float:
     return total / len(jobs)
 
 
-def bench_philly() -> dict[str, Any]:
+def bench_philly(_: list[str]) -> dict[str, Any]:
     jobs, profiles, source = philly(10_000)
     floor_jct, floor, _ = cpu_and_wall(lambda: bare_heap(jobs, 640))
     rows = {p: run(p, jobs, profiles, 640) for p in ("fifo", "srtf", "srsf", "tiresias-l", "themis")}
@@ -117,59 +120,75 @@ def bench_philly() -> dict[str, Any]:
     }
 
 
-def bench_afs() -> dict[str, Any]:
+def bench_afs(_: list[str]) -> dict[str, Any]:
     jobs, profiles = generated(10_000, 64, 0.9)
     row = run("afs-l", jobs, profiles, 64)
     return {"target_s": 1.0, "afs-l": {**row, "jobs_per_s": 10_000 / row["cpu_s"]}}
 
 
-def _large(policy: str, count: int) -> dict[str, Any]:
+def repeated(count: int, times: int) -> tuple[list[Job], dict[str, Profile]]:
+    """A generated trace, again and again."""
     jobs, profiles = generated(count, 2_490, 0.9)
+    period_s = jobs[-1].submit_s * count / (count - 1)
+    return [
+        replace(job, name=f"{job.name}-{k}", submit_s=job.submit_s + k * period_s)
+        for k in range(times)
+        for job in jobs
+    ], profiles
+
+
+def _large(policy: str, count: int, times: int) -> dict[str, Any]:
+    jobs, profiles = repeated(count, times)
     row = run(policy, jobs, profiles, 2_490)
     return {**row, "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def in_own_process(policy: str, count: int) -> dict[str, Any]:
+def in_own_process(policy: str, count: int, times: int = 1) -> dict[str, Any]:
     """In a process of its own, so that peak memory is that of the run."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_large, (policy, count))
+        return pool.apply(_large, (policy, count, times))
 
 
-def bench_large() -> dict[str, Any]:
-    names = [n for n in policy_names() if n not in FAIR]
+def bench_large(names: list[str]) -> dict[str, Any]:
     return {"target_s": 60.0, "target_mb": 2_000, **{name: in_own_process(name, 100_000) for name in names}}
 
 
-def bench_linear() -> dict[str, Any]:
-    """Twice the jobs. A trace begins with an empty cluster, where most decisions are trivial; the longer the
-    trace, the less of it that is. The cost of a further job is that of the increments between the sizes."""
-    sizes = [25_000, 50_000, 100_000]
-    out: dict[str, Any] = {"target_ratio": 2.3, "jobs": sizes}
-    for name in (n for n in policy_names() if n not in FAIR):
-        runs = [in_own_process(name, count) for count in sizes]
-        cpu_s = [run["cpu_s"] for run in runs]
-        busy = [run["contended_decisions"] for run in runs]
-        out[name] = {
-            "cpu_s": cpu_s,
-            "ratios": [b / a for a, b in pairwise(cpu_s)],
-            "ratio_of_increments": (cpu_s[2] - cpu_s[1]) / (cpu_s[1] - cpu_s[0]),
-            "decisions": [run["decisions"] for run in runs],
-            "contended_decisions": busy,
-            "contended_ratios": [b / max(a, 1) for a, b in pairwise(busy)],
-            "active": [run["active"] for run in runs],
-        }
-    return out
+def bench_linear(names: list[str]) -> dict[str, Any]:
+    """Twice the jobs. One trace begins with an empty cluster, where most decisions are trivial, and the longer it
+    is the more long jobs have gathered; so also the same trace repeated, where only the number of jobs grows."""
+    sizes = {
+        "one_trace": [(25_000, 1), (50_000, 1), (100_000, 1)],
+        "repeated": [(25_000, 1), (25_000, 2), (25_000, 4)],
+    }
+    return {
+        "target_ratio": 2.3,
+        **{name: {how: growth(name, traces) for how, traces in sizes.items()} for name in names},
+    }
+
+
+def growth(policy: str, traces: list[tuple[int, int]]) -> dict[str, Any]:
+    runs = [in_own_process(policy, count, times) for count, times in traces]
+    cpu_s = [run["cpu_s"] for run in runs]
+    return {
+        "jobs": [count * times for count, times in traces],
+        "cpu_s": cpu_s,
+        "ratios": [b / a for a, b in pairwise(cpu_s)],
+        **{key: [run[key] for run in runs] for key in ("decisions", "contended_decisions", "active")},
+    }
 
 
 PARTS = {"philly": bench_philly, "afs": bench_afs, "large": bench_large, "linear": bench_linear}
 
 
 def main() -> None:
-    wanted = sys.argv[1:] or list(PARTS)
-    unknown = [w for w in wanted if w not in PARTS]
-    if unknown:
-        sys.exit(f"no part {unknown[0]!r}; there are {', '.join(PARTS)}")
-    print_figures({name: PARTS[name]() for name in wanted})
+    figures: dict[str, Any] = {}
+    for word in sys.argv[1:] or list(PARTS):
+        part, _, names = word.partition(":")
+        if part not in PARTS:
+            sys.exit(f"no part {part!r}; there are {', '.join(PARTS)}")
+        policies = names.split(",") if names else [n for n in policy_names() if n not in FAIR]
+        figures[part] = PARTS[part](policies)
+    print_figures(figures)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ _LENGTH, _SHORT, _LONG, _ABOVE = 0, 1, 2, 3
 #: A new bar is set this far below the gain of the holder that asked for it.
 _BAR = 0.99
 #: Leaves in a block: few enough to look at one by one, enough to keep the tree low.
-_BLOCK = 8
+_BLOCK = 4
 
 
 @njit(cache=True)
