@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange
+from shoal.knowledge.counts import is_count
 from shoal.knowledge.features import task_features
 from shoal.knowledge.marginal_utility import LEAST, RightShare, right_share
 from shoal.knowledge.online_speed import Source
@@ -61,6 +63,8 @@ def choose_gpus(
     A job that resizes may have from one GPU up to the right number; one that does not gets just that number,
     or one GPU where nothing is known.
     """
+    if not is_count(max_gpus):
+        raise ShoalError(f"the most GPUs must be a whole number from 1 up, not {max_gpus}")
     found, basis = _by_speed(measured, max_gpus, least), "speeds measured of the same command"
     reasons = []
     if isinstance(found, Unknown):
@@ -90,7 +94,7 @@ def _by_speed(measured: Floats | Unknown, max_gpus: int, least: float) -> RightS
 def _by_times(
     command: Sequence[str], finished: Iterable[FinishedRun], max_gpus: int, least: float
 ) -> RightShare | Unknown:
-    runs = list(finished)
+    runs = [run for run in finished if is_count(run.gpus) and 0 < run.total_s < np.inf]
     sizes = sorted({run.gpus for run in runs})
     if len(sizes) < MIN_SIZES:
         ran = f"all ran on {sizes[0]} GPU{'s' * (sizes[0] > 1)}" if sizes else "there are none"

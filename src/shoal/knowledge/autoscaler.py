@@ -15,8 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shoal.knowledge.climb import Aim, Rules, aim_for, ladder
+from shoal.knowledge.counts import is_count
 from shoal.knowledge.heuristics import Heuristic, Point, Progress, ScalingEfficiency
 from shoal.knowledge.unknown import Unknown
+
+#: Samples per second beyond which a measurement is a mistake; its square is still a number.
+MOST_SPEED = 1e100
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +104,11 @@ class Autoscaler:
 
     def observe(self, gpus: int, step_s: float, samples: float) -> Unknown | None:
         """Take in one step of `samples` (the global batch). A step that cannot be is left out, with why."""
+        if not is_count(gpus):
+            return Unknown(f"a step with {gpus} GPUs cannot be")
         if gpus != self.gpus:
             self._changed_size(gpus)
-        if not (math.isfinite(step_s) and step_s > 0 and math.isfinite(samples) and samples > 0):
+        if not (0 < step_s < math.inf and 0 < samples < math.inf and 0 < samples / step_s < MOST_SPEED):
             return Unknown(f"a step of {samples} samples cannot take {step_s} s")
         if self._drop:
             self._drop = False

@@ -17,7 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from shoal.core.errors import ShoalError
 from shoal.core.words import counted
+from shoal.knowledge.counts import MOST, is_count
 from shoal.knowledge.heuristics import Heuristic, Point, Progress, Verdict
 from shoal.knowledge.unknown import Unknown
 
@@ -49,6 +51,8 @@ class Aim:
 
 def ladder(min_gpus: int, max_gpus: int, step_gpus: int, sizes: Sequence[int] = ()) -> tuple[int, ...]:
     """The sizes that may be tried, in increasing order."""
+    if not all(is_count(number, -MOST) for number in (min_gpus, max_gpus, step_gpus, *sizes)):
+        raise ShoalError(f"sizes are whole numbers of GPUs, not {min_gpus} to {max_gpus} by {step_gpus}")
     wanted = sorted(set(sizes)) if sizes else range(min_gpus, max_gpus + 1, max(step_gpus, 1))
     return tuple(k for k in wanted if max(min_gpus, 1) <= k <= max_gpus)
 

@@ -18,7 +18,7 @@ Features = dict[str, int | str]
 def fnv1a_32(text: str) -> int:
     """The FNV-1a hash, 32 bits, of the UTF-8 bytes."""
     value = 0x811C9DC5
-    for byte in text.encode():
+    for byte in text.encode(errors="surrogatepass"):
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
     return value
 
@@ -54,7 +54,7 @@ def task_features(
 
 def as_number(value: int | str) -> float:
     """What the forest sees of a feature."""
-    return float(value) if isinstance(value, int) else float(fnv1a_32(value))
+    return float(fnv1a_32(value)) if isinstance(value, str) else float(value)
 
 
 def _number_or_text(value: str) -> int | str:

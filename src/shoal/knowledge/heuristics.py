@@ -65,6 +65,10 @@ class ScalingEfficiency:
 
     threshold: float = 0.1
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.threshold):
+            raise ValueError(f"the threshold must be a number, not {self.threshold}")
+
     def judge(self, smaller: Point, larger: Point, progress: Progress) -> Verdict | Unknown:
         if smaller.throughput <= 0 or larger.gpus <= smaller.gpus:
             return Unknown("the smaller size has no throughput to compare with")
@@ -90,6 +94,8 @@ class Utility:
 
     def __post_init__(self) -> None:
         times = [time for time, _ in self.points]
+        if not all(math.isfinite(number) for point in self.points for number in point):
+            raise ValueError("a utility needs numbers, of seconds and of what they are worth")
         if len(times) < 2 or times != sorted(set(times)):
             raise ValueError(
                 "a utility needs two or more (seconds, worth) points in increasing order of seconds"
@@ -130,6 +136,8 @@ class UtilityAgainstCost:
             raise ValueError(
                 f"a utility needs as many worths as times, not {len(self.worth)} and {len(self.at_s)}"
             )
+        if not 0 <= self.price_per_gpu_hour < math.inf:
+            raise ValueError(f"a price must be a number from 0 up, not {self.price_per_gpu_hour}")
         self.utility  # noqa: B018 its points are checked
 
     @property
@@ -141,12 +149,12 @@ class UtilityAgainstCost:
         return self.price_per_gpu_hour / 3600.0
 
     def judge(self, smaller: Point, larger: Point, progress: Progress) -> Verdict | Unknown:
-        if progress.remaining_samples is None:
+        left = progress.remaining_samples
+        if left is None or not (0 <= left < math.inf and 0 <= progress.elapsed_s < math.inf):
             return Unknown("utility against cost needs to know the remaining work")
         if smaller.throughput <= 0 or larger.throughput <= 0:
             return Unknown("one of the sizes has no throughput")
-        before_s = progress.remaining_samples / smaller.throughput
-        after_s = progress.remaining_samples / larger.throughput
+        before_s, after_s = left / smaller.throughput, left / larger.throughput
         gain = self._worth(progress, after_s) - self._worth(progress, before_s)
         price = self.price_per_gpu_s * (after_s * larger.gpus - before_s * smaller.gpus)
         noise = math.hypot(

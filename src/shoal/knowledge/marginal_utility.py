@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.knowledge.counts import is_count
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
 LEAST = 0.5
+MOST_GAIN = 1e9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,11 +36,17 @@ def right_share(
 ) -> RightShare | Unknown:
     """The right number of GPUs for a speed by share (entry n for n GPUs, entry 0 is 0)."""
     speed = np.asarray(speed, dtype=np.float64)
+    if speed.ndim != 1 or not abs(least) < np.inf:
+        return Unknown(f"speeds must be one for each share, and the least gain a number, not {least}")
+    if not is_count(min_gpus) or not (max_gpus is None or is_count(max_gpus)):
+        return Unknown(f"a share from {min_gpus} to {max_gpus} is no number of GPUs")
     top = len(speed) - 1 if max_gpus is None else min(max_gpus, len(speed) - 1)
     if top < min_gpus or min_gpus < 1:
         return Unknown(f"no speed is known for a share from {min_gpus} up")
     if not (np.isfinite(speed[1]) and speed[1] > 0):
         return Unknown("the speed on one GPU is not known, so gains have no measure")
+    if (np.abs(speed[np.isfinite(speed)]) / MOST_GAIN >= speed[1]).any():
+        return Unknown(f"a speed of more than {MOST_GAIN:g} times that of one GPU cannot be")
     marginal = np.diff(concave_hull(speed[: top + 1]), prepend=0.0) / speed[1]
     worth = np.flatnonzero(marginal >= least - 1e-12)
     return RightShare(max(int(worth.max(initial=0)), min_gpus), marginal)

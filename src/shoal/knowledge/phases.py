@@ -27,11 +27,14 @@ class Phases:
 def phases_of(sample_s: Floats, gpu_util: Floats, start_s: float, end_s: float) -> Phases | Unknown:
     """Phases from samples of utilisation in percent at times `sample_s`."""
     total_s = end_s - start_s
-    if not total_s > 0:
+    if not 0 < total_s < np.inf:
         return Unknown(f"the job ended {total_s} s after its start")
     if len(sample_s) != len(gpu_util):
         return Unknown("there are not as many times as samples")
-    busy = np.flatnonzero(np.asarray(gpu_util) > BUSY_ABOVE)
+    seen_s, percent = np.asarray(sample_s, np.float64), np.asarray(gpu_util, np.float64)
+    if not ((seen_s >= start_s) & (seen_s <= end_s)).all() or not np.isfinite(percent).all():
+        return Unknown("samples must be numbers, seen between the start and the end of the job")
+    busy = np.flatnonzero(percent > BUSY_ABOVE)
     if len(busy) == 0:
         return Unknown(f"its GPU was never busy above {BUSY_ABOVE:.0f} %")
     pre_s = float(sample_s[busy[0]] - start_s)

@@ -10,9 +10,12 @@ import numpy as np
 from scipy.special import ndtr
 
 from shoal.knowledge.convergence import MIN_POINTS, NEWER, CurveFit, LossCurve, fit_curve, replace_outliers
+from shoal.knowledge.counts import is_count
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
+#: Beyond that squares of steps and fractions are no numbers any more.
+_MOST = 1e100
 #: A row of small drops is followed that far, beginning that many epochs before the curve is flat enough.
 _MOST_EPOCHS, _LOOK_BACK = 400, 50
 _QUANTILES = (0.05, 0.5, 0.95)
@@ -52,6 +55,8 @@ class Remaining:
 def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | Unknown:
     """Where the fitted curve meets the goal, counted from `now_step`."""
     best = fit.best
+    if not 0 <= now_step < _MOST:
+        return Unknown(f"a job cannot be at step {now_step}")
     if isinstance(goal, LossAtMost):
         if not math.isfinite(goal.loss):
             return Unknown(f"the goal {goal.loss} is not a loss")
@@ -61,7 +66,8 @@ def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | U
     else:
         if not (goal.fraction > 0 and goal.steps_per_epoch > 0 and goal.epochs >= 0):
             return Unknown("the goal's fraction and steps per epoch must be above 0")
-        if not (math.isfinite(goal.fraction + goal.steps_per_epoch) and goal.epochs <= _MOST_EPOCHS):
+        few = is_count(goal.epochs, 0, _MOST_EPOCHS)
+        if not (goal.fraction < _MOST and goal.steps_per_epoch < _MOST and few):
             return Unknown(f"the goal must be finite, of at most {_MOST_EPOCHS} epochs in a row")
         centre, low, high = _steps_to_small_drop(fit, goal)
         if not math.isfinite(centre):
@@ -101,7 +107,7 @@ def _steps_to_small_drop(fit: CurveFit, goal: DropBelow) -> tuple[float, float, 
     the curve's and σ its noise so far, so a row of them may be broken again and again: how many are in a row
     is a Markov chain, followed epoch by epoch from what the last losses showed.
     """
-    epoch, limit = goal.steps_per_epoch, goal.fraction * fit.largest_loss
+    epoch, limit = float(goal.steps_per_epoch), goal.fraction * fit.largest_loss
 
     def curve_steps(amplitude: Floats, shift: Floats) -> Floats:
         return (np.sqrt(epoch**2 + 4 * amplitude * epoch / limit) - epoch) / 2 - shift
@@ -126,7 +132,7 @@ def _steps_to_small_drop(fit: CurveFit, goal: DropBelow) -> tuple[float, float, 
 
 def _row_so_far(fit: CurveFit, goal: DropBelow, limit: float) -> int:
     """How many of the last drops, epoch by epoch, were small; one less than the goal's number at most."""
-    at = fit.steps[-1] - goal.steps_per_epoch * np.arange(goal.epochs)
+    at = fit.steps[-1] - float(goal.steps_per_epoch) * np.arange(goal.epochs)
     seen = at >= fit.steps[0] - 1e-9
     losses = np.interp(at[seen], fit.steps, fit.losses)
     small = losses[1:] - losses[:-1] < limit

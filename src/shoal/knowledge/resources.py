@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.knowledge.counts import is_count
 from shoal.knowledge.features import Features, as_number, fnv1a_32
 from shoal.knowledge.forest import MIN_SAMPLES_SPLIT, Forest, forest_from_dict, train_forest
 from shoal.knowledge.speed_models import Floats
@@ -34,6 +35,7 @@ TIME_LABELS = ("pre_s", "post_s", "total_s")
 RETRAIN_EVERY = 3
 MIN_EXAMPLES = MIN_SAMPLES_SPLIT  # below that no tree can split
 MAX_EXAMPLES = 2000
+MOST_FEATURE = 1e15  # beyond that neighbouring whole numbers are the same to a forest
 _ABSENT = -1.0  # how the forest sees a flag that a job does not give but others of its type do
 
 
@@ -114,6 +116,9 @@ class ResourceEstimator:
         bad = [name for name, value in example.labels.items() if not math.isfinite(value) or value < 0]
         if bad:
             return Unknown(f"measured {', '.join(sorted(bad))} is not a number from 0 up")
+        odd = _not_a_feature(example.features)
+        if odd is not None:
+            return odd
         known = self._types.setdefault(job_type, _Type())
         if known.examples and set(example.labels) != set(known.examples[-1].labels):
             return Unknown(f"examples of {job_type} so far have other labels")
@@ -203,6 +208,8 @@ class ResourceEstimator:
         base = self._row(known, {**features, "num_gpus": 1})
         if isinstance(base, Unknown):
             return base
+        if not is_count(max_gpus):
+            return Unknown(f"{max_gpus} GPUs are no number of GPUs")
         low, high = known.ranges["num_gpus"]
         if low > 1:
             return Unknown(f"no job of type {job_type} ran on one GPU, so gains cannot be compared")
@@ -234,6 +241,9 @@ class ResourceEstimator:
 
     @staticmethod
     def _row(known: _Type, features: Features) -> Floats | Unknown:
+        odd = _not_a_feature(features)
+        if odd is not None:
+            return odd
         missing = [name for name in known.columns if name not in features and name not in known.optional]
         if missing:
             return Unknown(f"the job does not give {', '.join(missing)}, which earlier jobs of its type gave")
@@ -245,6 +255,12 @@ class ResourceEstimator:
             if isinstance(value, str) and fnv1a_32(value) not in known.texts[name]:
                 return Unknown(f"{name}={value} was never seen in earlier jobs of this type")
         return _as_row(known.columns, features)
+
+
+def _not_a_feature(features: Features) -> Unknown | None:
+    """Features are text, or numbers that a forest can compare."""
+    odd = [n for n, v in features.items() if not isinstance(v, str) and not abs(v) < MOST_FEATURE]
+    return Unknown(f"the feature {', '.join(sorted(odd))} is not a number that can be") if odd else None
 
 
 def _as_row(columns: tuple[str, ...], features: Features) -> Floats:

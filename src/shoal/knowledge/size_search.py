@@ -172,8 +172,11 @@ class SizeSearch:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any], asked: Autoscale, options: Options = BY_STEP) -> SizeSearch:
-        kept = state["engine"]
-        search = cls(asked, kept["min_gpus"], kept["max_gpus"], options)
-        search.engine = Autoscaler.from_dict(kept, search.engine.options, asked.heuristic)
-        search.hold = Hold(*state["hold"])
+        try:
+            kept = state["engine"]
+            search = cls(asked, kept["min_gpus"], kept["max_gpus"], options)
+            search.engine = Autoscaler.from_dict(kept, search.engine.options, asked.heuristic)
+            search.hold = Hold(*state["hold"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ShoalError(f"the saved search cannot be read: {type(error).__name__} {error}") from None
         return search

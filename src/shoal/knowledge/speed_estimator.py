@@ -6,6 +6,7 @@ The table it gives says of every share where the figure comes from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.knowledge.counts import MOST, is_count
 from shoal.knowledge.next_sample import next_sample
 from shoal.knowledge.online_speed import OnlineSpeed, Prediction, Source
 from shoal.knowledge.speed import SpeedFit
@@ -64,8 +66,13 @@ class SpeedEstimator:
         assume: bool = True,
         memory: int = 20,
     ) -> None:
-        if max_gpus < 1 or gpus_per_node < 1 or batch_size <= 0 or memory < 1:
-            raise ValueError("max_gpus, gpus_per_node and memory must be at least 1 and batch_size above 0")
+        if not all(is_count(number) for number in (max_gpus, gpus_per_node, memory)):
+            raise ValueError(
+                f"max_gpus, gpus_per_node and memory must be whole numbers from 1 to {MOST}, "
+                f"not {max_gpus}, {gpus_per_node} and {memory}"
+            )
+        if not all(0 < batch < math.inf for batch in (batch_size, max_batch_size or batch_size)):
+            raise ValueError(f"a batch must be a number above 0, not {batch_size} or {max_batch_size}")
         self.max_gpus = max_gpus
         self.gpus_per_node = gpus_per_node
         self.batch_size = batch_size
@@ -77,7 +84,7 @@ class SpeedEstimator:
 
     def observe(self, gpus: int, nodes: int, gpu_type: str, seconds_per_iteration: float) -> Unknown | None:
         """Take in one measurement. A measurement that cannot be is left out, and the answer says why."""
-        if gpus < 1 or nodes < 1 or nodes > gpus:
+        if not 1 <= nodes <= gpus <= MOST:
             return Unknown(f"{gpus} GPUs cannot be on {nodes} nodes")
         known = self._types.get(gpu_type)
         if known is None:
@@ -114,7 +121,7 @@ class SpeedEstimator:
 
     def seconds(self, gpus: int, nodes: int, gpu_type: str) -> float | Unknown:
         """Seconds per iteration of one placement, packed or spread."""
-        if gpus < 1 or nodes < 1 or nodes > gpus:
+        if not 1 <= nodes <= gpus <= MOST:
             return Unknown(f"{gpus} GPUs cannot be on {nodes} nodes")
         predicted = self._predict(gpu_type, np.array([[gpus, nodes, self._local_batch(gpus)]], dtype=float))
         if isinstance(predicted, Unknown):
@@ -126,6 +133,8 @@ class SpeedEstimator:
     def spread(self, gpu_type: str, nodes: int) -> Floats:
         """Iterations per second for 0..max_gpus GPUs on so many nodes; 0 where that cannot be or is unknown."""
         speed = np.zeros(self.max_gpus + 1)
+        if not is_count(nodes, 1, self.max_gpus):
+            return speed
         shares = np.arange(nodes, min(self.max_gpus, nodes * self.gpus_per_node) + 1)
         configs = np.array([(g, nodes, self._local_batch(int(g))) for g in shares], np.float64).reshape(-1, 3)
         predicted = self._predict(gpu_type, configs)
@@ -140,7 +149,7 @@ class SpeedEstimator:
         if isinstance(fit, Unknown):
             return fit
         every = self._every_share()
-        allowed = [n for n in candidates if 1 <= n <= self.max_gpus]
+        allowed = [n for n in candidates if is_count(n, 1, self.max_gpus)]
         chosen = next_sample(fit, every[[n - 1 for n in allowed]], every)
         return chosen if isinstance(chosen, Unknown) else allowed[chosen.index]
 

@@ -32,7 +32,10 @@ class Searches:
             self.c.warnings.append(f"job {job.name} goes on without its autoscaler: {error}")
             return None
         if job.search is not None:
-            return SizeSearch.from_dict(job.search, asked, BY_REPORT)
+            try:
+                return SizeSearch.from_dict(job.search, asked, BY_REPORT)
+            except ShoalError as error:
+                self.c.warnings.append(f"the autoscaler of job {job.name} begins anew: {error}")
         return SizeSearch(asked, job.min_gpus, self.c.profiles.limit(job), BY_REPORT)
 
     def told(self, job: LiveJob) -> list[Capped]:
