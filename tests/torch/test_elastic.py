@@ -9,6 +9,7 @@ import pytest
 from elastic_lab import Lab, losses, seen, until
 
 from shoal.wire import events as ev
+from shoal.wire.messages import Phase
 
 
 def committed(members=None):
@@ -81,6 +82,25 @@ def test_a_killed_worker_costs_no_step_even_if_it_is_rank_0(lab: Lab, victim: in
     # A step that is done again moves the schedule on once.
     (alone,) = lab.finals(lab.directory / "alone").values()
     assert {(f["count"], f["lr"]) for f in lab.finals().values()} == {(12 * 15, alone["lr"])}
+    assert len({f["digest"] for f in lab.finals().values()}) == 1
+
+
+def test_survivors_that_halt_at_different_points_check_their_states_after_the_same_step(lab: Lab):
+    with lab.job(3, epochs=12) as job:
+        job.wait_size(3)
+        workers = job.handle.coordinator.workers
+        lab.say("hang.w1")  # after its step, while w0 goes on into the next one
+        until(lambda: workers["w0"].arrived > workers["w1"].arrived)
+        since = len(job.events)
+        job.kill("w2")
+        until(lambda: workers["w0"].status.phase is Phase.HALTED and workers["w1"].status.dead)
+        (lab.directory / "hang.w1").unlink()
+        job.wait(committed(["w0", "w1"]), since=since)
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        assert {e.worker for _, e in job.events if isinstance(e, ev.WorkerLost)} == {"w2"}
+        job.wait_gone(30)
+        assert verified_notes(job) >= 2
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 

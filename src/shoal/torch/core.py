@@ -85,6 +85,7 @@ class JobCore:
         self._contributors: tuple[int, ...] = (0,)
         self._next_contributors: tuple[int, ...] = (0,)
         self._check_next = False
+        self._check_after = -1  # the step that all members must have done before
         self._stepped = True
         self._pause_s = 0.0
         self._vote = torch.zeros(1, dtype=torch.int64)

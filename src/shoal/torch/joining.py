@@ -147,7 +147,7 @@ class Joining(Handing):
         old, self._groups = self._groups, groups
         self._contributors = tuple(i for i, m in enumerate(members) if m in contributors)
         self._next_contributors = tuple(range(len(members)))
-        self._check_next = self._checked and len(members) > 1
+        self._check_next, self._check_after = self._checked and len(members) > 1, -1
         if self._worker is not None:
             self._worker.retire(old)
 
@@ -182,6 +182,7 @@ class Joining(Handing):
             worker.entering, worker.interrupted = None, False
             apply = worker.member.enter(plan)
             self._use(worker.take(plan.number), plan.members, plan.members)
+        self._check_after = plan.resume  # some have halted at a boundary, others within a step
         worker.link.say()
         self._catching_up, self._looking, self._final = None, None, False
         if step is not None and apply:

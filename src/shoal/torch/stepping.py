@@ -201,7 +201,7 @@ class Stepping(Joining):
             self._checkpoints = worker.member.checkpoints
             if self.checkpoint_path:
                 self.checkpoint()
-        if self._check_next and not self._growing:
+        if self._check_next and not self._growing and self.position.step > self._check_after:
             self._compare()
         if worker.interrupted:
             self._halt(holds=False)
