@@ -81,3 +81,39 @@ def test_the_policy_of_optimus_has_its_own_placement_and_another_placement_may_b
             Control(Options(tmp_path / "wrong", placement="nowhere"), executor=Fleet(TWO))
 
     run(story())
+
+
+FOUR = tuple(NodeInfo(f"n{i}", 2, "gpu", True, rack=f"rack{i // 2}") for i in range(4))
+
+
+@pytest.mark.parametrize(
+    "placement",
+    ["liquid", "liquid-batch", "liquid-batch:max_plans=300:seed=4", "node-or-whole-nodes", "optimus"],
+)
+def test_jobs_that_start_together_are_placed_by_any_placement_and_stay_there_over_a_kill(
+    tmp_path: Path, placement: str
+) -> None:
+    async def story() -> None:
+        fleet = Fleet(FOUR)
+        async with server(tmp_path, fleet=fleet, policy="fifo", placement=placement, kill=True) as here:
+            first = (await here.submit("8", name="first"))["id"]
+            await here.until(lambda: here.state(first) == "running")
+            sizes = ("2", "1", "2", "1", "2", "2")  # eight GPUs, and two that have to wait
+            jobs = [(await here.submit(gpus))["id"] for gpus in sizes]
+            plan = await here.post("/plan", json={"spec": {"command": ["x"], "gpus": "1"}})
+            assert plan["verdict"] == "waits"
+            for worker in list(fleet.running):  # all at one decision
+                fleet.end(worker)
+            await here.until(lambda: sum(here.gpus(j) for j in jobs) >= 6)
+            here.check()
+            at = {j: here.conductor.jobs[j].target for j in jobs}
+            assert all(sum(target.values()) in (0, int(gpus)) for target, gpus in zip(at.values(), sizes))
+            taken = [sum(target.get(node, 0) for target in at.values()) for node in range(4)]
+            assert max(taken) <= 2
+            assert "reason" in await here.get(f"/jobs/{jobs[-1]}/why")
+        async with server(tmp_path, fleet=fleet, policy="fifo", placement=placement) as here:
+            await here.until(lambda: sum(here.gpus(j) for j in jobs) >= 6)
+            assert {j: here.conductor.jobs[j].target for j in jobs} == at
+            assert fleet.told == []
+
+    run(story())
