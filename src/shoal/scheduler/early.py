@@ -84,40 +84,45 @@ class EarlyStarts:
         busy = int(view.gpus.sum())
         if not waiting or busy < supply.total_gpus or busy < self.rule.busy_from * supply.total_gpus:
             return (), np.inf
-        hosts = with_one(self.scheduler)
-        left_s = self._left_s(hosts, now_s)
+        left_s = self._left_s(with_one(self.scheduler), now_s)
+        hosts = np.array([host for host, s in left_s.items() if not np.isnan(s)], np.int64)
+        left = np.array([left_s[host] for host in hosts.tolist()])
+        types = np.array([int(view.gpu_type[view.row(host)]) for host in hosts.tolist()], np.int64)
+        taken = set(self.beside.values())
+        free = np.array([host not in taken for host in hosts.tolist()], np.bool_)
         launched: list[tuple[int, int]] = []
-        wake_s = np.inf
+        soonest = left.min(initial=np.inf)
+        wakes_s: dict[float, float] = {}
         for job in waiting:
             phases = self.phases_of(job)
             if phases is None:
                 continue
-            able = self._beside_whom(job, hosts, left_s)
-            soonest = min((left_s[host] for host in able), default=np.inf)
-            found: int | Unplaced = Unplaced("no job ends soon enough")
-            if soonest < phases.pre_s + self.rule.extra_s:
-                running = [self._running(host, left_s[host], now_s) for host in able]
-                found = find_ending_gpu(running, phases.pre_s, 1, self.rule)
-            if not isinstance(found, Unplaced):
-                self.beside[job] = able[found]
-                launched.append((job, able[found]))
-                continue
-            at_s = now_s + soonest - phases.pre_s - self.rule.extra_s + _JUST_AFTER_S
-            wake_s = min(wake_s, max(at_s, now_s + _JUST_AFTER_S))
-        return tuple(launched), wake_s
+            within_s = phases.pre_s + self.rule.extra_s
+            if soonest < within_s:  # most wait for jobs that end much later
+                able = free & (left < within_s) & (view.type_max[types, view.row(job)] > 0)
+                ready = [host for host in hosts[able].tolist() if self.may_launch(job, host)]
+                found = self._launch_beside(job, phases, ready, left_s, now_s)
+                if found is not None:
+                    free[hosts == found] = False
+                    launched.append((job, found))
+                    continue
+                if ready:  # refused by no more than rounding
+                    wakes_s[-1.0] = now_s + _JUST_AFTER_S
+            if within_s not in wakes_s:
+                later = left[free & (left >= within_s)].min(initial=np.inf)
+                wakes_s[within_s] = now_s + later - within_s + _JUST_AFTER_S
+        return tuple(launched), min(wakes_s.values(), default=np.inf)
 
-    def _beside_whom(self, job: int, hosts: list[int], left_s: dict[int, float]) -> list[int]:
-        """Those of known length, on a GPU that the job may use, beside whom no one prepares yet."""
-        view, taken = self.scheduler.view, set(self.beside.values())
-        allowed = view.type_max[:, view.row(job)] > 0
-        return [
-            host
-            for host in hosts
-            if host not in taken
-            and not np.isnan(left_s[host])
-            and allowed[view.gpu_type[view.row(host)]]
-            and self.may_launch(job, host)
-        ]
+    def _launch_beside(
+        self, job: int, phases: Phases, hosts: list[int], left_s: dict[int, float], now_s: float
+    ) -> int | None:
+        """The first of these hosts beside which the rule lets the job prepare."""
+        running = [self._running(host, left_s[host], now_s) for host in hosts]
+        found = find_ending_gpu(running, phases.pre_s, 1, self.rule)
+        if isinstance(found, Unplaced):
+            return None
+        self.beside[job] = hosts[found]
+        return hosts[found]
 
     def _left_s(self, hosts: list[int], now_s: float) -> dict[int, float]:
         """Seconds that each job still uses its GPU, as predicted; nan where its speed is not known."""

@@ -10,8 +10,8 @@ A guest leaves when its host ends, moves or changes size, and when it gets a sha
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -91,23 +91,34 @@ class Guests:
 
     def _join(self) -> list[tuple[int, int]]:
         waiting = [job for job in waiting_for_one(self.scheduler) if job not in self.host_of]
-        if not waiting:
+        hosts = self._hosts() if waiting else []
+        view = self.scheduler.view
+        if not hosts or view.gpus.sum() < self.rule.busy_from * self.scheduler.supply.total_gpus:
             return []
-        hosts = self._hosts()
-        uses = [self._use(host) for host in hosts]
+        uses = self._uses(hosts)
+        rooms = np.array([_room(use, self.rule) for use in uses])
+        types = np.array([self._type_of(host) for host in hosts])
+        anywhere = replace(self.rule, busy_from=0.0)  # how busy the cluster is, is looked at above
         joined = []
         for guest in waiting:
             need = self.need_of(guest)
-            if need is None or not any(_has_room(use, need, self.rule) for use in uses):
+            if need is None:
                 continue
-            found = self._find(guest, need, hosts, uses)
-            if isinstance(found, Unplaced):
-                continue
-            host = hosts[found]
-            self.host_of[guest] = host
-            self._generation[guest] = self._generation_of(host)
-            uses[found] = self._use(host)
-            joined.append((guest, host))
+            fits = (rooms > (need.memory_mb, need.utilisation)).all(axis=1)
+            if fits.any():  # on a full cluster most jobs that wait fit nowhere
+                fits &= view.type_max[types, view.row(guest)] > 0
+            for at in np.flatnonzero(fits).tolist():
+                host = hosts[at]
+                if not self.may_join(guest, host) or isinstance(
+                    find_shared_gpu([uses[at]], need.memory_mb, need.utilisation, 1, anywhere), Unplaced
+                ):
+                    continue
+                self.host_of[guest] = host
+                self._generation[guest] = self._generation_of(host)
+                uses[at] = self._use(host, self.guests_of(host))
+                rooms[at] = _room(uses[at], self.rule)
+                joined.append((guest, host))
+                break
         return joined
 
     def why_not(self, job: int) -> str | None:
@@ -116,7 +127,7 @@ class Guests:
             return "only jobs with one GPU share"
         hosts = self._hosts()
         need = self.need_of(job) or Need(np.nan, np.nan)
-        found = self._find(job, need, hosts, [self._use(host) for host in hosts])
+        found = self._find(job, need, hosts, self._uses(hosts))
         return found.because if isinstance(found, Unplaced) else None
 
     def _find(self, guest: int, need: Need, hosts: list[int], uses: list[GpuUse]) -> int | Unplaced:
@@ -137,9 +148,14 @@ class Guests:
         """Jobs that have one GPU and of which it is known what they take of it, in order of submission."""
         return [job for job in with_one(self.scheduler) if self.need_of(job) is not None]
 
-    def _use(self, host: int) -> GpuUse:
-        needs = [self.need_of(job) for job in (host, *self.guests_of(host))]
-        known = [need for need in needs if need is not None]
+    def _uses(self, hosts: list[int]) -> list[GpuUse]:
+        guests: dict[int, list[int]] = {}
+        for guest, host in self.host_of.items():
+            guests.setdefault(host, []).append(guest)
+        return [self._use(host, guests.get(host, ())) for host in hosts]
+
+    def _use(self, host: int, guests: Iterable[int]) -> GpuUse:
+        known = [need for job in (host, *guests) if (need := self.need_of(job)) is not None]
         allocated = sum(need.memory_mb for need in known)
         return GpuUse(self.memory_of(host), allocated, tuple(need.utilisation for need in known))
 
@@ -151,7 +167,6 @@ class Guests:
 _SHUT, _FREE = GpuUse(0.0, 0.0, (np.inf,)), GpuUse(0.0)
 
 
-def _has_room(use: GpuUse, need: Need, rule: SharingRule) -> bool:
-    """Whether it is worth asking: on a full cluster most jobs that wait fit nowhere."""
-    spare = rule.max_utilisation - sum(use.utilisations)
-    return use.memory_mb - use.allocated_mb > need.memory_mb and spare > need.utilisation
+def _room(use: GpuUse, rule: SharingRule) -> tuple[float, float]:
+    """Memory and utilisation that a GPU has to spare."""
+    return use.memory_mb - use.allocated_mb, rule.max_utilisation - sum(use.utilisations)
