@@ -100,13 +100,16 @@ class Guests:
         types = np.array([self._type_of(host) for host in hosts])
         anywhere = replace(self.rule, busy_from=0.0)  # how busy the cluster is, is looked at above
         joined = []
+        nowhere: set[Need] = set()  # room only shrinks while guests join
         for guest in waiting:
             need = self.need_of(guest)
-            if need is None:
+            if need is None or need in nowhere:
                 continue
             fits = (rooms > (need.memory_mb, need.utilisation)).all(axis=1)
-            if fits.any():  # on a full cluster most jobs that wait fit nowhere
-                fits &= view.type_max[types, view.row(guest)] > 0
+            if not fits.any():
+                nowhere.add(need)
+                continue
+            fits &= view.type_max[types, view.row(guest)] > 0
             for at in np.flatnonzero(fits).tolist():
                 host = hosts[at]
                 if not self.may_join(guest, host) or isinstance(
