@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.policies.fair.kernels import SPANS
 from shoal.policies.fair.relief import FIRST, best_set, choose_sets, put_first, take_in
 
 JOBS = st.lists(st.tuples(st.integers(1, 4), st.integers(-50, 50)), min_size=1, max_size=8)
@@ -32,12 +33,20 @@ def test_the_best_set_is_that_of_trying_all(jobs, room):
     assert -(size[chosen] * passed[chosen]).sum() == max(every)
 
 
+def on_one_node(order, passed, size, behind, runs, free):
+    none, home = np.zeros(0, np.int32), np.zeros(len(size), np.int32)
+    gpus, start = np.array([4], np.int32), np.zeros(1, np.int32)
+    choose_sets(
+        order, passed, size, home, start, none, none, gpus, np.ones(len(size), bool), behind, runs, free
+    )
+
+
 def test_a_gang_runs_instead_of_its_users_small_job_and_those_of_users_who_are_ahead():
     # One by one, the small job of the user that is behind goes first and those ahead fill up beside it.
     size, passed, order = rows_of([(1, -31), (4, -30), (2, 90), (1, 95)])
     runs, free = np.array([True, False, True, True]), np.array([0], np.int32)
     behind = np.array([True, True, False, False])
-    choose_sets(order, passed, size, np.zeros(4, np.int32), np.ones(4, bool), behind, runs, free)
+    on_one_node(order, passed, size, behind, runs, free)
     assert runs.tolist() == [False, True, False, False]
     assert free.tolist() == [0]
 
@@ -45,7 +54,7 @@ def test_a_gang_runs_instead_of_its_users_small_job_and_those_of_users_who_are_a
 def test_a_node_where_nobody_waits_who_is_behind_is_left_as_it_is():
     size, passed, order = rows_of([(1, -31), (4, -30), (2, 90), (1, 95)])
     runs, free = np.array([True, False, True, True]), np.array([0], np.int32)
-    choose_sets(order, passed, size, np.zeros(4, np.int32), np.ones(4, bool), runs.copy(), runs, free)
+    on_one_node(order, passed, size, runs.copy(), runs, free)
     assert runs.tolist() == [True, False, True, True]
 
 
@@ -78,11 +87,26 @@ def test_the_bound_on_moves_holds():
     assert len(moved(jobs, [0, 0, 0, 1, 2], [False, False, True, True, True], [4] * 3, most=1)[0]) == 1
 
 
-def test_who_cannot_wait_goes_first_and_who_waited_longest_before_all():
-    passed = np.array([-100.0, 50.0, 60.0, 70.0, 80.0, 90.0])
-    waited = np.array([0.0, 6.0, 0.0, 0.0, 8.5, 9.0])
-    far = np.array([False, False, True, True, False, False])
-    full = np.array([False, False, False, True, False, False])
-    put_first(passed, waited, 5.0, far, full)
-    assert np.argsort(passed).tolist() == [5, 4, 3, 2, 1, 0]
-    assert (passed < FIRST).tolist() == [False, True, True, True, True, True]
+def test_who_waited_beyond_its_patience_goes_before_all_and_the_longest_wait_first():
+    passed = np.array([-100.0, 50.0, 60.0, 70.0])
+    put_first(passed, np.array([0.0, 8.5, 9.0, 7.9]), 8.0)
+    assert np.argsort(passed).tolist() == [2, 1, 0, 3]
+    assert (passed < FIRST).tolist() == [False, True, True, False]
+
+
+def spanning(passed):
+    """Two nodes of 4: a gang of 8 over both, and on each node a job of 4; nobody runs yet."""
+    size, passed = np.array([8, 4, 4], np.int32), np.array(passed)
+    home = np.array([SPANS, 0, 1], np.int32)
+    start, node, gpus = np.array([0, 2], np.int32), np.array([0, 1], np.int32), np.array([4, 4], np.int32)
+    runs, free = np.zeros(3, bool), np.array([4, 4], np.int32)
+    every = np.ones(3, bool)
+    order = np.argsort(passed, kind="stable")
+    choose_sets(order, passed, size, home, start, node, gpus, gpus, every, every, runs, free)
+    assert free.tolist() == [0, 0]
+    return runs.tolist()
+
+
+def test_a_gang_that_spans_nodes_runs_where_it_is_worth_more_than_those_it_keeps_out():
+    assert spanning([-30.0, -40.0, -10.0]) == [True, False, False]
+    assert spanning([-30.0, -40.0, -25.0]) == [False, True, True]

@@ -14,7 +14,7 @@ from shoal.core.reason import Code
 from shoal.core.view import View
 from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply
 from shoal.policies.fair import homes, kernels, relief
-from shoal.policies.fair.accounts import Accounts, pass_of_jobs
+from shoal.policies.fair.accounts import Accounts, pass_of_jobs, urgency
 from shoal.policies.fair.binding import Binding
 from shoal.policies.fair.kernels import NO_RATE, BoolArray
 from shoal.policies.fair.market import Market
@@ -59,7 +59,7 @@ class GandivaFairOptions:
     #: they can run; a quarter of it, and their nodes choose sets of jobs in their favour.
     relief_quanta: float = 0.4
     #: On nodes, a job that has waited this many turns (quanta until it is due one) goes first.
-    patience_turns: float = 5.0
+    patience_turns: float = 8.0
     #: Rounds of trades that are kept on record.
     keep_rounds: int = 1000
 
@@ -168,6 +168,10 @@ class GandivaFair(Policy):
             home,
             types,
             spans,
+            self.options.quantum_s,
+            -self.accounts.beyond / self.options.quantum_s,
+            urgency(self.market.weights.sum(axis=1), demand),
+            self.options.patience_turns,
         )
 
     def _book(self, view: View, now_s: float) -> None:
@@ -181,11 +185,12 @@ class GandivaFair(Policy):
 
     def _passes(self, r: Round) -> FloatArray:
         view, pull = r.view, float(self.options.pull)
-        passed = pass_of_jobs(
-            r.lag, r.rate, view.user, r.types, self.accounts.beyond, r.weights, NO_RATE, pull
-        )
-        if not r.nodes.pooled:  # one order serves all users of a pool, but not all binding to nodes
-            self._put_first(r, passed)
+        beyond = self.accounts.beyond
+        if not r.nodes.pooled:  # in a pool all can be served; on nodes gangs may keep each other out
+            beyond = np.where(beyond < 0, beyond * r.urgency[:, None], beyond)
+        passed = pass_of_jobs(r.lag, r.rate, view.user, r.types, beyond, r.weights, NO_RATE, pull)
+        if not r.nodes.pooled:
+            relief.put_first(passed, r.waited_turns, self.options.patience_turns)
         if self.measuring.under_way:
             passed[self.measuring.rows_on_visit(view)] = -1e15
         return passed
@@ -236,18 +241,6 @@ class GandivaFair(Policy):
         )
         return runs, free
 
-    def _put_first(self, r: Round, passed: FloatArray) -> None:
-        """Who cannot wait goes before all passes: see `relief.put_first`."""
-        full = r.weights.sum(axis=1) >= r.demand - 1e-9
-        waits = r.view.gpus == 0
-        relief.put_first(
-            passed,
-            np.where(waits, (r.now_s - r.view.changed_s) * r.rate / (r.size * self.options.quantum_s), 0.0),
-            self.options.patience_turns,
-            self._behind(r, self.options.relief_quanta),
-            full[r.view.user] & self._behind(r, 0.0),
-        )
-
     def _behind(self, r: Round, quanta: float) -> BoolArray:
         """Rows of users who are this far behind their part of the type, in quanta of all of its GPUs."""
         users = self.accounts.beyond < -quanta * self.options.quantum_s * r.gpus_of_type
@@ -267,8 +260,21 @@ class GandivaFair(Policy):
         behind = starving | self._behind(r, 0.25 * self.options.relief_quanta)
         if not (behind & ~runs).any():
             return
-        relief.choose_sets(order, passed, r.size, r.home, eligible, behind, runs, free)
-        far = starving | self._behind(r, self.options.relief_quanta)
+        relief.choose_sets(
+            order,
+            passed,
+            r.size,
+            r.home,
+            r.spans.start,
+            r.spans.node,
+            r.spans.gpus,
+            r.nodes.gpus,
+            eligible,
+            behind,
+            runs,
+            free,
+        )
+        far = starving | (self._behind(r, self.options.relief_quanta) & ~r.foreseen)
         self.binding.relieve(r, order, passed, eligible, far, runs, free)
 
     def _decision(self, r: Round, runs: BoolArray) -> Decision:

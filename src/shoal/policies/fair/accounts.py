@@ -41,6 +41,14 @@ def pass_of_jobs(
     return out
 
 
+def urgency(part: FloatArray, demand: FloatArray) -> FloatArray:
+    """How much more it counts to be behind for who can hardly make up for it: 1 / (1.1 - part / demand).
+
+    A user whose jobs should run nearly all the time can have little more than its part later on.
+    """
+    return np.asarray(1.0 / (1.1 - np.minimum(part / np.maximum(demand, 1e-9), 1.0)))
+
+
 @njit(cache=True)
 def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray) -> None:
     """Add what users had of each type beyond their part of what was given out, in `span_s` seconds.

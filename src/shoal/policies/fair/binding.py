@@ -10,7 +10,9 @@ import numpy as np
 from shoal.core.view import View
 from shoal.policies.fair import balancer, homes, kernels, relief
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
+from shoal.policies.fair.outlook import ENOUGH, better_places, outlook
 from shoal.policies.fair.round import Nodes, Round, Rows
+from shoal.policies.fair.scenes import outsets
 from shoal.policies.fair.spans import NO_SPANS, Span, SpanArrays, number_spans, span_over
 
 
@@ -70,6 +72,8 @@ class Binding:
         if self._due(r):
             self._balance(r, self.most - len(moves))
             self.balance_at_s = r.now_s + self.balance_s
+        if r.new_quantum and not r.nodes.pooled:
+            self._look_ahead(r)
         for row in r.moved:
             self._note(r, row)
         self._store(r)
@@ -129,6 +133,7 @@ class Binding:
     def _balance(self, r: Round, most: int) -> None:
         if r.nodes.pooled or most <= 0:
             return
+        before = r.home.copy()
         moves = balancer.balance(
             r.rate,
             r.size,
@@ -142,6 +147,7 @@ class Binding:
             self.min_gain,
         )
         r.moved.update(row for row, _ in moves)
+        self._weigh(r, before)
 
     def _rested(self, r: Round) -> BoolArray:
         rested = np.ones(len(r.view), np.bool_)
@@ -149,8 +155,9 @@ class Binding:
         rested[np.searchsorted(r.view.job_ids, tired)] = False
         return rested
 
-    def _note(self, r: Round, row: int) -> None:
-        self.moved_s[int(r.view.job_ids[row])] = r.now_s
+    def _note(self, r: Round, row: int, *, rest: bool = True) -> None:
+        if rest:
+            self.moved_s[int(r.view.job_ids[row])] = r.now_s
         self.migrations += 1
 
     def _store(self, r: Round) -> None:
@@ -182,7 +189,7 @@ class Binding:
             runs[row] = True
             r.types[row] = r.nodes.type_of[node]
             r.moved.add(row)
-            self._note(r, row)
+            self._note(r, row, rest=False)
 
     def _attract_spans(self, r: Round, order: Rows, runs: BoolArray, free: IntArray) -> None:
         nothing = np.zeros(len(free))
@@ -197,7 +204,7 @@ class Binding:
                     free[s] -= gpus
                 runs[row], r.types[row] = True, t
                 r.moved.add(row)
-                self._note(r, row)
+                self._note(r, row, rest=False)
                 break
 
     def relieve(
@@ -238,6 +245,44 @@ class Binding:
             self._note(r, row)
             self.relieved_s.append(r.now_s)
         self._store(r)
+
+    def _weigh(self, r: Round, before: IntArray) -> None:
+        """Undo what the balancer did where users would be further off their parts by it."""
+        for outset in outsets(r):
+            small, scene = outset.small, outset.scene
+            moved = small[r.home[small] != before[small]]
+            if len(moved):
+                old, new = (outlook(outset.where(h), scene.span_node, scene, 1e300) for h in (before, r.home))
+                if new > max(old, ENOUGH**2):
+                    r.home[moved] = before[moved]
+                    r.moved.difference_update(moved.tolist())
+
+    def _look_ahead(self, r: Round) -> None:
+        """Move jobs to where users are expected to come nearer to their parts: see `outlook`.
+
+        No more than the balancer may move in one pass are moved in the time between two; placing a job that has
+        not run yet moves nothing.
+        """
+        self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
+        fresh = np.isinf(r.view.first_start_s)
+        movable = self._rested(r) | fresh
+        for outset in outsets(r):
+            r.foreseen[outset.rows] = True
+            most = len(outset.rows) if fresh[outset.rows].all() else self.most - len(self.relieved_s)
+            first = int(r.now_s / r.quantum_s)
+            where = outset.where(r.home)
+            for k, a, b in better_places(where, outset.scene, movable[outset.rows], first, most):
+                row, old, new = int(outset.rows[k]), int(outset.nodes[a]), int(outset.nodes[b])
+                if k < outset.scene.small:
+                    r.home[row] = new
+                else:
+                    span = self.spans[int(r.view.job_ids[row])]
+                    self._bind_span(r, row, tuple(sorted((new if s == old else s, g) for s, g in span)))
+                if not fresh[row]:
+                    r.moved.add(row)
+                    self.relieved_s.append(r.now_s)
+        if len(r.spans.rows):
+            r.spans = number_spans(r.view.job_ids, r.home, self.spans)
 
     def left(self, job_id: int) -> None:
         self.spans.pop(job_id, None)

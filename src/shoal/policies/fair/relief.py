@@ -11,33 +11,21 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray, rows_by_group
+from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray, rows_by_group
+from shoal.policies.fair.sets import by_size, full_set, reserve, worth_by_room
 
 #: A node with more GPUs is a pool, where gangs do not keep each other out.
 MOST_GPUS = 64
 #: A pass below this is that of a row that was put first.
-FIRST = -1e5
-#: Who has waited this many times its patience goes before everybody.
-_LAST_PATIENCE = 1.6
+FIRST = -1e9
 
 
 @njit(cache=True)
-def put_first(
-    passed: FloatArray, waited_turns: FloatArray, patience_turns: float, far: BoolArray, full: BoolArray
-) -> None:
-    """Lower the passes of those who cannot wait, each class before the next:
-
-    who has waited far beyond its patience, the longest first; `full`, jobs of users who are entitled to have
-    all their jobs run all the time and had less, for they can never have more to make up for it; `far`, jobs of
-    users who are far behind; who has waited beyond its patience.
-    """
+def put_first(passed: FloatArray, waited_turns: FloatArray, patience_turns: float) -> None:
+    """Lower the passes of those who have waited beyond their patience below all others, the longest wait first."""
     for i in range(len(passed)):
-        if waited_turns[i] > _LAST_PATIENCE * patience_turns:
+        if waited_turns[i] > patience_turns:
             passed[i] -= 1e10 * waited_turns[i]
-        elif full[i]:
-            passed[i] -= 1e8
-        elif far[i] or waited_turns[i] > patience_turns:
-            passed[i] -= 1e6 if far[i] else 1e5 * waited_turns[i]
 
 
 @njit(cache=True)
@@ -46,31 +34,112 @@ def choose_sets(
     passed: FloatArray,
     size: IntArray,
     home: IntArray,
+    span_start: IntArray,
+    span_node: IntArray,
+    span_gpus: IntArray,
+    gpus_of_node: IntArray,
     eligible: BoolArray,
     behind: BoolArray,
     runs: BoolArray,
     free: IntArray,
 ) -> None:
-    """On nodes where a row that is `behind` waits, run the set with the lowest sum of size * pass.
+    """On nodes where a row that is `behind` waits, run the full set with the lowest sum of size * pass.
 
-    Weighing sets by what they do for those who are behind (max weight: Tassiulas & Ephremides 1992) gives
-    everybody its due wherever some schedule does. What the set leaves is filled up in the order of passes.
-    Updates `runs` and `free`.
+    So do nodes that have gangs that span nodes, which run where that makes the sum lower. Updates `runs` and `free`.
     """
-    nodes = len(free)
-    urgent, node = np.zeros(nodes, np.bool_), np.full(len(order), -1, np.int32)
-    for k in range(len(order)):
+    nodes, n = len(free), len(order)
+    urgent, node, spans, any_urgent = np.zeros(nodes, np.bool_), np.full(n, -1, np.int32), 0, False
+    for k in range(n):
         i = order[k]
         if eligible[i] and home[i] >= 0:
             node[k] = home[i]
             urgent[home[i]] |= behind[i] and not runs[i]
+        if eligible[i] and home[i] != NOWHERE and behind[i] and not runs[i]:
+            any_urgent = True
+        if eligible[i] and home[i] <= SPANS:
+            spans += 1
+    if not any_urgent:
+        return
     start, local = rows_by_group(node, nodes)
+    most, longest = 0, 0
     for s in range(nodes):
-        if urgent[s]:
-            rows = order[local[start[s] : start[s + 1]]]
-            room = _room(rows, size, runs, free[s])
-            if room <= MOST_GPUS:
-                free[s] = _run_set(rows, best_set(rows, passed, size, room), size, room, runs)
+        most = max(most, min(gpus_of_node[s], MOST_GPUS))
+        longest = max(longest, start[s + 1] - start[s])
+    for k in range(len(local)):
+        local[k] = order[local[k]]
+    worth = -size * passed
+    room = free.astype(np.int64)
+    for s in range(nodes):
+        room[s] = _room(local[start[s] : start[s + 1]], size, runs, free[s])
+    best, chosen = np.empty((longest + 1, most + 1)), np.empty(longest, np.bool_)
+    if spans > 0:
+        _choose_spans(
+            order,
+            worth,
+            size,
+            home,
+            span_start,
+            span_node,
+            span_gpus,
+            gpus_of_node,
+            eligible,
+            start,
+            local,
+            urgent,
+            runs,
+            room,
+            best,
+        )
+    for s in range(nodes):
+        if urgent[s] and gpus_of_node[s] <= MOST_GPUS:
+            rows = local[start[s] : start[s + 1]].copy()
+            by_size(rows, len(rows), size)
+            free[s] = full_set(rows, len(rows), worth, size, room[s], best, chosen)
+            for k in range(len(rows)):
+                runs[rows[k]] = chosen[k]
+
+
+@njit(cache=True)
+def _choose_spans(
+    order: NDArray[np.int64],
+    worth: FloatArray,
+    size: IntArray,
+    home: IntArray,
+    span_start: IntArray,
+    span_node: IntArray,
+    span_gpus: IntArray,
+    gpus_of_node: IntArray,
+    eligible: BoolArray,
+    start: NDArray[np.int64],
+    local: NDArray[np.int64],
+    urgent: BoolArray,
+    runs: BoolArray,
+    room: NDArray[np.int64],
+    best: FloatArray,
+) -> None:
+    by_room, anew = np.empty((len(room), best.shape[1])), np.zeros(len(order), np.bool_)
+    for i in order:
+        if eligible[i] and home[i] <= SPANS:
+            k = SPANS - home[i]
+            ok = True
+            for j in range(span_start[k], span_start[k + 1]):
+                ok &= gpus_of_node[span_node[j]] <= MOST_GPUS
+            if ok:
+                for j in range(span_start[k], span_start[k + 1]):
+                    urgent[span_node[j]] = True
+                    if runs[i]:
+                        room[span_node[j]] += span_gpus[j]
+                runs[i], anew[i] = False, True
+    for s in range(len(room)):
+        if urgent[s] and gpus_of_node[s] <= MOST_GPUS:
+            rows = local[start[s] : start[s + 1]].copy()
+            by_size(rows, len(rows), size)
+            worth_by_room(rows, len(rows), worth, size, room[s], best, by_room[s])
+    for i in order:
+        if anew[i]:
+            k = SPANS - home[i]
+            a, b = span_start[k], span_start[k + 1]
+            runs[i] = reserve(worth[i], span_node[a:b], span_gpus[a:b], room, by_room)
 
 
 @njit(cache=True)

@@ -50,8 +50,19 @@ class Round:
     home: IntArray
     types: IntArray
     spans: SpanArrays
+    quantum_s: float
+    #: [user, type]: what users had too little of, in GPU quanta; and of each user, how much more that counts.
+    owed: FloatArray
+    urgency: FloatArray
+    #: Turns that each row may wait: see `waited_turns`.
+    patience_turns: float
     #: Rows that change their place in this round.
     moved: set[int] = field(default_factory=set)
+    #: Rows whose places were chosen by looking ahead.
+    foreseen: BoolArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.foreseen = np.zeros(len(self.view), np.bool_)
 
     @property
     def size(self) -> IntArray:
@@ -65,6 +76,12 @@ class Round:
     def rate(self) -> FloatArray:
         """GPUs each row is due."""
         return self.view.memory_c
+
+    @property
+    def waited_turns(self) -> FloatArray:
+        """How long each row has waited, in turns: quanta until it is due a quantum of its gang."""
+        waited_s = np.where(self.view.gpus == 0, self.now_s - self.view.changed_s, 0.0)
+        return np.asarray(waited_s * self.rate / (self.size * self.quantum_s))
 
     @property
     def owned(self) -> BoolArray:
