@@ -12,130 +12,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core import view_kernels
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job, Kind
 from shoal.core.profile import Profile
 from shoal.core.speed_tables import SpeedTables
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int32]
-
-_FLOATS = (
-    "submit_s",  #: when the job arrived
-    "weight",  #: the owner's weight among their own jobs
-    "total",  #: total iterations; nan when unknown
-    "remaining",  #: iterations left at `settled_s`
-    "rate",  #: iterations per second since `settled_s`
-    "settled_s",  #: when `remaining` was true; in the future while a job is between two shares
-    "first_start_s",  #: when it first got a share; inf before
-    "last_start_s",  #: when it last went from no share to some; inf before
-    "changed_s",  #: when its share last changed
-    "attained_gpu_s",  #: GPU-seconds received up to `changed_s`
-    "memory_a",  #: what the policy remembers of the job; each policy says what it keeps here
-    "memory_b",
-    "memory_c",
-    "memory_d",
-)
-_INTS = (
-    "user",  #: index of the owner
-    "min_gpus",
-    "max_gpus",  #: what it can use at most: its range, its profile and the cluster
-    "requested_gpus",
-    "gpus",  #: its share now
-    "gpu_type",  #: the type of its share now, -1 without one
-    "servers",  #: parameter servers of its share now
-    "is_ps",  #: 1 for parameter-server jobs
-    "generation",  #: version of its set of workers
-)
-
+from shoal.core.view_kernels import FLOATS, INTS, MAX_GPUS, FloatArray, IntArray
 
 _NONE: IntArray = np.empty(0, np.int32)
-_REMAINING, _RATE, _SETTLED_S = (_FLOATS.index(name) for name in ("remaining", "rate", "settled_s"))
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _left(floats: FloatArray, now_s: float, left: FloatArray) -> None:
-    for i in range(len(left)):
-        done = floats[_RATE, i] * max(now_s - floats[_SETTLED_S, i], 0.0)
-        left[i] = max(floats[_REMAINING, i] - done, 0.0)
-
-
-_ATTAINED, _CHANGED_S, _FIRST_START_S, _LAST_START_S = (
-    _FLOATS.index(name) for name in ("attained_gpu_s", "changed_s", "first_start_s", "last_start_s")
-)
-_MAX_GPUS, _GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
-    _INTS.index(name) for name in ("max_gpus", "gpus", "gpu_type", "servers", "is_ps", "generation")
-)
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _rows_with_other(ints: IntArray, gpus: IntArray, rows: NDArray[np.intp]) -> int:
-    count = 0
-    for row in range(len(gpus)):
-        if ints[_GPUS, row] != gpus[row]:
-            rows[count] = row
-            count += 1
-    return count
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def total(gpus: IntArray) -> int:
-    """How many GPUs these shares are together."""
-    given = 0
-    for n in gpus:
-        given += n
-    return given
-
-
-#: What a change of share is called; those that release GPUs come first.
-VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
-_PAUSE, _SHRINK, _GROW, _MIGRATE, _START, _RESUME = range(len(VERBS))
-
-
-@njit(cache=True)  # type: ignore[untyped-decorator]
-def _set_shares(
-    floats: FloatArray,
-    ints: IntArray,
-    rows: NDArray[np.intp],
-    gpus: IntArray,
-    gpu_types: IntArray,
-    servers: IntArray,
-    now_s: float,
-    told: NDArray[np.int64],
-) -> None:
-    releases, others = 0, len(rows)
-    for row in rows:
-        old, new = ints[_GPUS, row], gpus[row]
-        if new == 0:
-            verb = _PAUSE
-        elif old > 0:
-            verb = _SHRINK if new < old else _GROW if new > old else _MIGRATE
-        else:
-            verb = _RESUME if floats[_FIRST_START_S, row] <= now_s else _START
-            floats[_LAST_START_S, row] = now_s
-            floats[_FIRST_START_S, row] = min(floats[_FIRST_START_S, row], now_s)
-        floats[_ATTAINED, row] += old * (now_s - floats[_CHANGED_S, row])
-        floats[_CHANGED_S, row] = now_s
-        ints[_GPUS, row] = new
-        ints[_SERVERS, row] = servers[row] if len(servers) else new * ints[_IS_PS, row]
-        ints[_GPU_TYPE, row] = -1 if new == 0 else gpu_types[row] if len(gpu_types) else 0
-        ints[_GENERATION, row] += 1
-        if verb <= _SHRINK:
-            at = releases
-            releases += 1
-        else:  # from the end, and turned round below
-            others -= 1
-            at = others
-        told[at, 0], told[at, 1], told[at, 2] = row, new, ints[_GPU_TYPE, row]
-        told[at, 3], told[at, 4], told[at, 5] = ints[_SERVERS, row], ints[_GENERATION, row], verb
-    last = len(rows) - 1
-    while others < last:  # in place: to assign a slice takes seconds more to compile
-        for c in range(6):
-            told[others, c], told[last, c] = told[last, c], told[others, c]
-        others, last = others + 1, last - 1
 
 
 class View:
@@ -176,8 +62,8 @@ class View:
         self.n = 0
         types = len(gpu_types)
         self._ids: NDArray[np.int64] = np.zeros(64, np.int64)
-        self._floats: FloatArray = np.zeros((len(_FLOATS), 64))
-        self._ints: IntArray = np.zeros((len(_INTS) + 2 * types, 64), np.int32)
+        self._floats: FloatArray = np.zeros((len(FLOATS), 64))
+        self._ints: IntArray = np.zeros((len(INTS) + 2 * types, 64), np.int32)
         self._order: list[int] = []
         #: By job id, of parameter-server jobs where it is known: speed by [servers - 1, workers - 1].
         self.by_servers: dict[int, FloatArray] = {}
@@ -210,9 +96,9 @@ class View:
 
     def _lay_cells(self) -> None:
         """`cells.<column>[row]` is one cell as a plain number, without cutting the column; for work on few rows."""
-        for i, name in enumerate(_FLOATS):
+        for i, name in enumerate(FLOATS):
             setattr(self.cells, name, memoryview(self._floats[i]))
-        for i, name in enumerate(_INTS):
+        for i, name in enumerate(INTS):
             setattr(self.cells, name, memoryview(self._ints[i]))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -251,19 +137,19 @@ class View:
         self._order.append(job_id)
         work = np.nan if job.iterations is None else job.iterations
         never = np.inf
-        # In the order of _FLOATS and _INTS.
+        # In the order of FLOATS and INTS.
         self._floats[:, n] = (
             job.submit_s, job.weight, work, work, 0.0, now_s, never, never, now_s, 0.0, 0.0, 0.0, 0.0, 0.0,
         )  # fmt: skip
         is_ps = job.kind is Kind.PARAMETER_SERVER
-        self._ints[: len(_INTS), n] = (user, job.gpus.min, 0, job.requested_gpus, 0, -1, 0, is_ps, 0)
+        self._ints[: len(INTS), n] = (user, job.gpus.min, 0, job.requested_gpus, 0, -1, 0, is_ps, 0)
         self.set_profile(n, job, profile)
         return n
 
     def set_profile(self, row: int, job: Job, profile: Profile) -> None:
         """Let the row use this profile from now on, on the types the job allows."""
         limits = self._limits_of(job, profile)
-        self._ints[len(_INTS) :, row], self._ints[_MAX_GPUS, row] = limits
+        self._ints[len(INTS) :, row], self._ints[MAX_GPUS, row] = limits
         if profile.by_servers is not None and job.kind is Kind.PARAMETER_SERVER:
             self.by_servers[int(self._ids[row])] = profile.by_servers
         if limits[1] < job.gpus.min:
@@ -321,7 +207,7 @@ class View:
     def rows_with_other(self, gpus: IntArray) -> NDArray[np.intp]:
         """The rows whose share is another number of GPUs than this."""
         rows = np.empty(len(gpus), np.intp)
-        return rows[: _rows_with_other(self._ints, gpus, rows)]
+        return rows[: view_kernels.rows_with_other(self._ints, gpus, rows)]
 
     def set_shares(
         self,
@@ -339,26 +225,26 @@ class View:
         types = _NONE if gpu_types is None else gpu_types
         ps = _NONE if servers is None else servers
         told = np.empty((len(rows), 6), np.int64)
-        _set_shares(self._floats, self._ints, rows, gpus, types, ps, now_s, told)
+        view_kernels.set_shares(self._floats, self._ints, rows, gpus, types, ps, now_s, told)
         return told.tolist()
 
     def dump(self, row: int) -> dict[str, float | int | None]:
         """The row as plain data; infinity and nan become None, told apart by `load`."""
         values: dict[str, float | int | None] = {}
-        for i, name in enumerate(_FLOATS):
+        for i, name in enumerate(FLOATS):
             value = float(self._floats[i, row])
             values[name] = value if np.isfinite(value) else None
-        for i, name in enumerate(_INTS):
+        for i, name in enumerate(INTS):
             values[name] = int(self._ints[i, row])
         return values
 
     def load(self, row: int, values: dict[str, float | int | None]) -> None:
         """Set the row from what `dump` gave."""
-        for i, name in enumerate(_FLOATS):
+        for i, name in enumerate(FLOATS):
             value = values[name]
             missing = np.nan if name in ("total", "remaining") else np.inf
             self._floats[i, row] = missing if value is None else value
-        for i, name in enumerate(_INTS):
+        for i, name in enumerate(INTS):
             self._ints[i, row] = int(values[name] or 0)
 
     def park(self, job_id: int) -> tuple[FloatArray, IntArray]:
@@ -385,7 +271,7 @@ class View:
     def remaining_now(self, now_s: float) -> FloatArray:
         """Iterations left at `now_s`, by what was last settled and the rate since."""
         left = np.empty(self.n)
-        _left(self._floats, now_s, left)
+        view_kernels.left_now(self._floats, now_s, left)
         return left
 
     def attained_now(self, now_s: float) -> FloatArray:
@@ -410,15 +296,15 @@ def _int_column(i: int) -> property:
 def _typed_columns(i: int) -> property:
     def rows(view: View) -> IntArray:
         types = len(view.gpu_types)
-        begin = len(_INTS) + i * types
+        begin = len(INTS) + i * types
         return view._ints[begin : begin + types, : view.n]
 
     return property(rows)
 
 
 for _make, _names in (
-    (_float_column, _FLOATS),
-    (_int_column, _INTS),
+    (_float_column, FLOATS),
+    (_int_column, INTS),
     (_typed_columns, ("speed_at", "type_max")),
 ):
     for _i, _name in enumerate(_names):

@@ -29,7 +29,8 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.plan import NO_SHARE, Outcome, Placement, Plan, Reconfigure, Share
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason
-from shoal.core.view import VERBS, FloatArray, IntArray, View, total
+from shoal.core.view import View
+from shoal.core.view_kernels import VERBS, FloatArray, IntArray, total
 from shoal.placement.base import Placer, PoolPlacer
 from shoal.policies.base import Decision, Policy, Supply
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
