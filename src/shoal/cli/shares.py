@@ -8,6 +8,7 @@ import typer
 
 from shoal.cli.on_server import on_server
 from shoal.cli.options import Output
+from shoal.core.words import counted
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -48,4 +49,4 @@ def shares(
     ]
     head = ["USER", "TICKETS", "GPUS NOW", "RUN/WAIT", "DUE", "RECEIVED", "LENT", "BORROWED", "TRADED"]
     print_table(head, rows, wide=output is Output.WIDE)
-    say(f"GPU time since {ago(found.since)} ago, {found.total_gpus} GPUs")
+    say(f"GPU time since {ago(found.since)} ago, {counted(found.total_gpus, 'GPU')}")

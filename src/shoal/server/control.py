@@ -10,6 +10,7 @@ import socket
 
 from shoal import __version__
 from shoal.core.errors import ShoalError
+from shoal.core.words import counted
 from shoal.executors.base import Executor
 from shoal.executors.local import LocalExecutor
 from shoal.policies.base import make_options
@@ -135,7 +136,7 @@ class Control:
         with self.store.change(self.clock.now_s()) as change:
             change.put("server", {"port": bound[1], "executor": {"virtual_gpus": virtual}})
             change.event(
-                "server.started", f"version {__version__} with {self.conductor.cluster.total_gpus} GPUs",
+                "server.started", f"version {__version__} with {counted(self.conductor.cluster.total_gpus, 'GPU')}",
                 data={"policy": self.conductor.policy_name, "address": self.server.address},
             )  # fmt: skip
         warning = warn_of_address(bound[0])

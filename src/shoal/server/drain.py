@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.core.events import NodeBack, NodeLost
+from shoal.core.words import counted
 
 if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
@@ -21,7 +22,7 @@ def lose_node(c: Conductor, node: int) -> None:
         rest = {at: gpus for at, gpus in placement if at != node}
         before, enough = job.target_gpus, sum(rest.values()) >= job.min_gpus
         job.target = rest if scheduler.policy.elastic and enough else {}
-        text = f"{c.nodes[node].name} is out of use: {before} -> {job.target_gpus} GPUs"
+        text = f"{c.nodes[node].name} is out of use: {before} -> {counted(job.target_gpus, 'GPU')}"
         c.outbox.event("job.target", text, job, verb="lose", from_gpus=before, to_gpus=job.target_gpus)
         c.outbox.job(job)
         c.soon(job)

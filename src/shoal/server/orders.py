@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from shoal.core.plan import Reconfigure
+from shoal.core.words import counted
 from shoal.server.live_job import LiveJob
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def order(c: Conductor, commands: Sequence[Reconfigure]) -> None:
                 data["reason"] = reason and c.profiles.in_full(job, reason).model_dump()
             c.metrics.preempted(winners[0].user, job.user, command.verb)
         _aim_at(c, job, command)
-        c.outbox.event("job.target", f"{command.verb}: {before} -> {gpus} GPUs", job, **data)
+        c.outbox.event("job.target", f"{command.verb}: {before} -> {counted(gpus, 'GPU')}", job, **data)
         c.metrics.resized(command.verb)
 
 

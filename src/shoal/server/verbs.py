@@ -117,8 +117,9 @@ class Verbs:
                 self._make_directory(directory, spec.secrets)
                 if key is not None:
                     change.add_idempotency(user, key, body_hash, job_id)
+                wanted = f"{gpus} {'GPU' if gpus.max == 1 else 'GPUs'}"
                 change.event(
-                    "job.submitted", f"submitted {row['name']} with {gpus} GPUs", job=job_id, user=user,
+                    "job.submitted", f"submitted {row['name']} with {wanted}", job=job_id, user=user,
                     data={"name": row["name"], "gpus": str(gpus), "resize": resize.value},
                 )  # fmt: skip
                 if size is not None:
