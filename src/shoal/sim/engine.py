@@ -256,9 +256,10 @@ class Simulation:
         self._reach(j, spot, verb, pending, now)
 
     def _is_plain(self) -> bool:
-        """Whether shares change at once and nothing is watched beside them, as in most large runs."""
-        watched = self._meter or self._searches or type(self.beliefs) is not Beliefs
-        return self.costs.kind == "none" and self.cluster.pooled and not watched
+        """Whether shares change at once and nobody adds to that, as in most large runs."""
+        added = self._meter or self._searches or type(self.beliefs) is not Beliefs
+        bare = type(self) is Simulation and not added
+        return bare and self.costs.kind == "none" and self.cluster.pooled
 
     def _obey_at_once(self, command: Reconfigure, now: float) -> None:
         """What `_obey` comes to in a plain run, in one go: it takes half as long."""
