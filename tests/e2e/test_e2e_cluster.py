@@ -128,8 +128,8 @@ def test_a_clock_that_jumps_changes_no_length_of_time(cluster, tmp_path):
     """Each server sees a wall clock an hour off from that of the workers' keepers and of the server before."""
     cluster.shoal("up", "--gpus", "2", "--policy", "fifo", code=0)
     script = f"while [ ! -e {tmp_path}/go ]; do sleep 0.1; done"
-    cluster.shoal("run", "-d", "--name", "long", "--", "sh", "-c", script, code=0)
     began_s = time.monotonic()
+    cluster.shoal("run", "-d", "--name", "long", "--", "sh", "-c", script, code=0)
     cluster.shoal("down", "--keep-jobs", code=0)
     for shift in (-3600, 3600):
         command = [sys.executable, "-c", CLOCK, shift, "--home", cluster.home]
