@@ -1,0 +1,77 @@
+"""Users get what some schedule could give them, where gangs keep each other from their parts."""
+
+import numpy as np
+import pytest
+from drive import Drive
+from possible import fraction_for_all
+
+from shoal.core.cluster import Cluster, User
+from shoal.policies.registry import make_policy
+
+QUANTUM_S = 60.0
+
+
+def test_where_gangs_fill_the_nodes_all_can_have_their_parts():
+    assert fraction_for_all([(0, 4), (1, 2), (1, 2)], 1, 4, [2.0, 2.0]) == pytest.approx(1.0)
+
+
+def test_a_user_due_all_of_the_time_and_a_gang_as_large_as_the_cluster_cannot_both_have_their_parts():
+    # f 2 of 8 go to the gang for f / 4 of the time, the 6 small ones run in the rest: f / 4 + f = 1.
+    assert fraction_for_all([(0, 8)] + [(1, 1)] * 6, 2, 4, [2.0, 6.0]) == pytest.approx(0.8)
+
+
+#: Either both gangs of 8 run, or one of them beside all the small jobs: u2's need not run as often as they do.
+CROWDED = {"u0": (3.0, (8, 2)), "u1": (3.0, (8, 8)), "u2": (3.0, (2,)), "u3": (1.0, (2, 2))}
+
+
+def test_who_cannot_have_its_part_gets_the_fraction_that_all_can_have():
+    jobs = [(k, size) for k, (_, sizes) in enumerate(CROWDED.values()) for size in sizes]
+    part = np.array([6.0, 6.0, 2.0, 2.0])
+    # With two gangs of 8 for g of the time: u2 has 2 (1 - g), u0 and u1 have 10 + 6 g of their 12. So g = 1/9.
+    assert fraction_for_all(jobs, 2, 8, part) == pytest.approx(8 / 9)
+    users = [User(name, tickets) for name, (tickets, _) in CROWDED.items()]
+    d = Drive(Cluster.of(2, 8).with_users(users), make_policy("gandiva-fair"))
+    for name, (_, sizes) in CROWDED.items():
+        for size in sizes:
+            d.submit(name, size)
+    np.testing.assert_allclose(d.policy.entitled().sum(axis=1), part)
+    d.run(12 * 3600)
+    had = d.ledger.account.sum(axis=1)[:, 1] / d.now_s
+    assert had.sum() == pytest.approx(16.0, rel=0.001)
+    assert (had >= 0.98 * 8 / 9 * part).all(), had / part
+
+
+def furthest_off(seed, sizes, hours=6):
+    """A random claim on 2 to 6 nodes of 4 or 8: how far a user ever was off its part, in quanta of all GPUs."""
+    rng = np.random.default_rng(seed)
+    gpus, count, users = int(rng.choice([4, 8])), int(rng.choice([2, 3, 4, 6])), int(rng.integers(2, 7))
+    owners = [User(f"u{k}", float(rng.integers(1, 4))) for k in range(users)]
+    d = Drive(Cluster.of(count, gpus).with_users(owners), make_policy("gandiva-fair"))
+    fitting = list(sizes(gpus, count))
+    jobs = [(int(rng.integers(users)), int(rng.choice(fitting))) for _ in range(int(rng.integers(12, 40)))]
+    for user, size in jobs:
+        d.submit(f"u{user}", size)
+    off = 0.0
+    for _ in range(12 * hours):
+        d.run(300)
+        off = max(off, float(np.abs(d.off_by_of_what_was_given()).max()) / (gpus * count * QUANTUM_S))
+        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
+        assert ((d.now_s - d.view.changed_s) / turn_s)[d.view.gpus == 0].max(
+            initial=0.0
+        ) <= 10.0  # nobody starves
+    part = d.policy.entitled().sum(axis=1)
+    return off, fraction_for_all(jobs, count, gpus, part) if off > 1.0 else 1.0
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        lambda gpus, count: range(1, gpus + 1),
+        lambda gpus, count: [s for s in (1, 2, 4, 8, 12, 16) if s <= gpus * count],
+    ],
+    ids=["gangs of any size in a node", "gangs that span nodes"],
+)
+def test_users_are_within_a_quantums_work_of_their_parts_wherever_all_can_have_them(sizes):
+    found = [furthest_off(seed, sizes) for seed in range(8)]
+    assert all(off <= 1.0 or fraction < 0.999 for off, fraction in found), found
+    assert sum(off <= 1.0 for off, _ in found) >= 6, found
