@@ -1,9 +1,10 @@
 """Speed and fairness of fair sharing, as one JSON document.
 
-    python bench/fair.py [claims] [quantum] [scale] [philly] [--data DIR]
+    python bench/fair.py [claims] [quantum] [scale] [philly] [--data DIR] [--seed N]
 
 claims: random claims on a few nodes, 12 hours of quanta: how far is a user ever off its part, and how long does
-a job ever wait?
+a job ever wait? Of claims where that is more than a quantum's work: which fraction of their parts could all users
+have at once (tests/fair/possible.py), and how far is a user ever short of that?
 
 quantum: one decision for 10,000 jobs of 100 users on 10,000 GPUs (the aim is 50 ms).
 scale: 100 users, 50,000 and 100,000 jobs on 1,000 GPUs that are too few by day: what do twice the jobs cost?
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.ledger import Ledger
 from shoal.core.profile import Profile
 from shoal.core.view import View
+from shoal.core.water_filling import water_fill
 from shoal.policies.base import Supply
 from shoal.policies.registry import make_policy
 from shoal.sim.engine import Simulation
@@ -47,7 +49,7 @@ MIXED = Profile.from_rows(
 )
 
 
-ANY = Profile.of("any", {g: 1.0 / g for g in range(1, 9)})
+ANY = Profile.of("any", {g: 1.0 / g for g in range(1, 17)})
 
 
 def big_cluster(kind: str, users: tuple[User, ...], gpus: int = 10_000) -> Cluster:
@@ -112,47 +114,91 @@ CLAIMS = {
         6,
     ),
     "the same, gangs of any size within a node": ((2, 3, 4, 6), (4, 8), tuple(range(1, 9)), (6, 30), 6),
+    "the same, gangs of 1, 2, 4, 8, 12 or 16, that may span nodes": (
+        (2, 3, 4, 6),
+        (4, 8),
+        (1, 2, 4, 8, 12, 16),
+        (6, 30),
+        6,
+    ),
 }
 
 
-def claim(rng: np.random.Generator, kind: str, hours: float) -> tuple[float, float]:
-    """(furthest any user was off its part of what was given out, in quanta of all GPUs; longest wait in turns)."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What became of a claim; distances in quanta of all GPUs."""
+
+    seed: int
+    #: The furthest any user was off its part of what was given out, and the longest wait, in turns.
+    off: float
+    turns: float
+    migrations: int
+    #: Where that is too far: the fraction of their parts that all could have, and how far a user was short of it.
+    possible: float
+    short: float
+
+
+def claim(seed: int, kind: str, hours: float) -> Found:
     counts, widths, sizes, jobs, most_users = CLAIMS[kind]
+    rng = np.random.default_rng(seed)
     gpus, users = int(rng.choice(widths)), int(rng.integers(2, most_users + 1))
     owners = tuple(User(f"u{k}", float(rng.integers(1, 4))) for k in range(users))
     cluster = Cluster.of(int(rng.choice(counts)), gpus).with_users(owners)
     view = View(cluster.gpu_types, cluster.total_gpus)
-    fitting = [s for s in sizes if s <= gpus]
+    fitting = [s for s in sizes if s <= (cluster.total_gpus if max(sizes) > max(widths) else gpus)]
     for i in range(int(rng.integers(*jobs))):
         size = int(rng.choice(fitting))
         job = Job(f"j{i}", 0.0, GpuRange(size, size), size, iterations=1e9)
         view.add(i, job, ANY, int(rng.integers(users)), 0.0)
     decider, supply, quantum_s = make_policy("gandiva-fair"), Supply.of(cluster), 60.0
-    had, off, turns = np.zeros(users), 0.0, 0.0
+    had, off, turns, so_far = np.zeros(users), 0.0, 0.0, []
     for now_s in np.arange(0.0, hours * 3600.0, quantum_s).tolist():
         decision = decider.decide(view, supply, now_s)
         view.changed_s[decision.gpus != view.gpus] = now_s
+        view.first_start_s[decision.gpus > 0] = np.minimum(view.first_start_s[decision.gpus > 0], now_s)
         view.gpus[:] = decision.gpus
         view.gpu_type[:] = np.where(decision.gpus > 0, 0, -1)
-        np.add.at(had, view.user, view.gpus * quantum_s)
+        np.add.at(had, view.user, view.gpus / cluster.total_gpus)
+        so_far.append(had.copy())
         part = decider.entitled().sum(axis=1)
         off = max(off, float(np.abs(had - part / part.sum() * had.sum()).max()))
         waited_s = np.where(view.gpus == 0, now_s + quantum_s - view.changed_s, 0.0)
         turns = max(turns, float((waited_s * view.memory_c / (view.requested_gpus * quantum_s)).max()))
-    return off / (cluster.total_gpus * quantum_s), turns
+    possible, short = 1.0, 0.0
+    if off > 1.0:
+        claimed = list(zip(view.user.tolist(), view.requested_gpus.tolist()))
+        possible = possible_fraction(claimed, cluster, part)
+        due = possible * part / cluster.total_gpus * np.arange(1, len(so_far) + 1)[:, None]
+        short = float((due - np.array(so_far)).max())
+    return Found(seed, off, turns, decider.binding.migrations, possible, short)
 
 
-def claims(count: int = 100, hours: float = 12.0) -> dict[str, Any]:
+def possible_fraction(jobs: list[tuple[int, int]], cluster: Cluster, part: NDArray[np.float64]) -> float:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fair"))
+    from possible import fraction_for_all  # beside the tests that use it; with no turn longer than nine
+
+    due = {u: [s for v, s in jobs if v == u] for u, _ in jobs}
+    rate = {u: water_fill([1.0] * len(s), [float(x) for x in s], float(part[u])) for u, s in due.items()}
+    floor = {(u, size): rate[u][due[u].index(size)] / size / 9 for u, size in jobs}
+    gpus = cluster.nodes[0].gpus
+    return fraction_for_all(jobs, len(cluster.nodes), gpus, part, lambda u, size: floor[u, size])
+
+
+def claims(first: int, count: int = 100, hours: float = 12.0) -> dict[str, Any]:
     out = {}
     for kind in CLAIMS:
-        off, turns = zip(*(claim(np.random.default_rng(seed), kind, hours) for seed in range(count)))
+        found = [claim(seed, kind, hours) for seed in range(first, first + count)]
+        off, turns = [f.off for f in found], [f.turns for f in found]
         out[kind] = {
             "claims": count,
             "hours": hours,
             "within_one_quantum": sum(x <= 1.0 for x in off),
             "furthest_off_quanta": {"median": float(np.median(off)), "worst": max(off)},
             "longest_wait_turns": {"median": float(np.median(turns)), "worst": max(turns)},
+            "migrations": float(np.mean([f.migrations for f in found])),
+            "further_off": [asdict(f) for f in found if f.off > 1.0],
         }
+        print(json.dumps({kind: out[kind]}), file=sys.stderr, flush=True)
     return out
 
 
@@ -323,9 +369,10 @@ def main(argv: list[str]) -> None:
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=default, help="where the Philly trace is")
     parser.add_argument("--jobs", type=int, default=100_000, help="of the larger run of `scale`")
+    parser.add_argument("--seed", type=int, default=0, help="of the first of the random claims")
     args = parser.parse_args(argv)
     parts: dict[str, Callable[[], Any]] = {
-        "claims": claims,
+        "claims": lambda: claims(args.seed),
         "quantum": lambda: [
             quantum(policy, kind)
             for policy in ("gandiva-fair", "fair-afs")
