@@ -466,6 +466,7 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
                 break
         left = {j.id: (j.life, j.target, j.workers) for j in here.conductor.jobs.values()}
         assert not left
+        await asyncio.sleep(0.002)  # what ended in this turn is written in the next
         rows = {j["id"]: j for j in here.control.store.jobs(limit=1000)}
         assert set(rows) == set(made)
         assert {r["state"] for r in rows.values()} <= {"succeeded", "cancelled"}
@@ -524,3 +525,24 @@ def test_real_processes_share_a_gpu_one_inherits_it_and_the_next_prepares_and_is
         assert real.until(third, "succeeded")["exit_code"] == 0
     finally:
         real.down() if real.process.poll() is None else None
+
+
+def test_a_wake_that_is_lost_with_the_server_is_repeated_by_the_next(tmp_path: Path) -> None:
+    fleet = Fleet(1)
+
+    async def story() -> None:
+        async with server(tmp_path, fleet=fleet, kill=True) as here:
+            made = (await here.submit("1", needs={"gpu_mem_mb": 1000, "gpu_util": 10}))["id"]
+            await here.until(lambda: fleet.running)
+            await here.post(f"/jobs/{made}/pause")
+            await here.until(lambda: fleet.suspended)
+            fleet.deaf = True  # the order is on record, and nobody hears it
+            await here.post(f"/jobs/{made}/resume")
+            await here.until(lambda: here.state(made) == "running")
+            assert fleet.suspended
+        fleet.deaf = False
+        async with server(tmp_path, fleet=fleet) as here:
+            await here.until(lambda: not fleet.suspended)
+            assert here.state(made) == "running"
+
+    run(story())

@@ -15,7 +15,7 @@ import numpy as np
 
 from shoal.placement.base import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
-from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits_for_one, with_one
+from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
 
 #: A rule that begins to hold after a moment is asked this much later.
@@ -65,18 +65,25 @@ class EarlyStarts:
         self.left_of = left_of
         #: Job that prepares -> job whose GPU it waits for.
         self.beside: dict[int, int] = {}
+        self._generation: dict[int, int] = {}
 
     def take_over(self, scheduler: Scheduler, beside: dict[int, int]) -> None:
         """Go on with these under a scheduler that was told of the same jobs."""
-        self.scheduler, self.beside = scheduler, dict(beside)
+        self.scheduler = scheduler
+        self.beside = {job: host for job, host in beside.items() if host in scheduler.view}
+        self._generation = {job: generation_of(scheduler, host) for job, host in self.beside.items()}
 
     def step(self, now_s: float) -> EarlyPlan:
         """After a cycle of the scheduler: who is withdrawn, who is launched."""
         still = {job: host for job, host in self.beside.items() if waits_for_one(self.scheduler, job)}
-        self.beside = {job: host for job, host in still.items() if has_one(self.scheduler, host)}
+        self.beside = {job: host for job, host in still.items() if self._is_there(job, host)}
         withdraw = tuple(sorted(still.keys() - self.beside.keys()))
         launch, wake_s = self._launch(now_s)
         return EarlyPlan(launch, withdraw, wake_s)
+
+    def _is_there(self, job: int, host: int) -> bool:
+        """Whether the host is still on the GPU beside which the job prepares."""
+        return has_one(self.scheduler, host) and generation_of(self.scheduler, host) == self._generation[job]
 
     def _launch(self, now_s: float) -> tuple[tuple[tuple[int, int], ...], float]:
         view, supply = self.scheduler.view, self.scheduler.supply
@@ -122,6 +129,7 @@ class EarlyStarts:
         if isinstance(found, Unplaced):
             return None
         self.beside[job] = hosts[found]
+        self._generation[job] = generation_of(self.scheduler, hosts[found])
         return hosts[found]
 
     def _left_s(self, hosts: list[int], now_s: float) -> dict[int, float]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from shoal.placement.base import Unplaced
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
-from shoal.scheduler.one_gpu import has_one, waiting_for_one, waits_for_one, with_one
+from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
 
 
@@ -69,7 +69,7 @@ class Guests:
         """Go on with these guests under a scheduler that was told of the same jobs."""
         self.scheduler = scheduler
         self.host_of = {guest: host for guest, host in host_of.items() if host in scheduler.view}
-        self._generation = {guest: self._generation_of(host) for guest, host in self.host_of.items()}
+        self._generation = {guest: generation_of(scheduler, host) for guest, host in self.host_of.items()}
 
     def guests_of(self, host: int) -> list[int]:
         return [guest for guest, its in self.host_of.items() if its == host]
@@ -84,10 +84,7 @@ class Guests:
     def _may_stay(self, guest: int, host: int) -> bool:
         if not waits_for_one(self.scheduler, guest) or not has_one(self.scheduler, host):
             return False
-        return self._generation_of(host) == self._generation[guest]
-
-    def _generation_of(self, job: int) -> int:
-        return int(self.scheduler.view.generation[self.scheduler.view.row(job)])
+        return generation_of(self.scheduler, host) == self._generation[guest]
 
     def _join(self) -> list[tuple[int, int]]:
         waiting = [job for job in waiting_for_one(self.scheduler) if job not in self.host_of]
@@ -117,7 +114,7 @@ class Guests:
                 ):
                     continue
                 self.host_of[guest] = host
-                self._generation[guest] = self._generation_of(host)
+                self._generation[guest] = generation_of(self.scheduler, host)
                 uses[at] = self._use(host, self.guests_of(host))
                 rooms[at] = _room(uses[at], self.rule)
                 joined.append((guest, host))

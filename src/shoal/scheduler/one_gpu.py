@@ -38,3 +38,9 @@ def waits(scheduler: Scheduler, job: int) -> bool:
     """Whether it is there and has no share."""
     view = scheduler.view
     return bool(job in view and view.gpus[view.row(job)] == 0)
+
+
+def generation_of(scheduler: Scheduler, job: int) -> int:
+    """Of a job that is there: another one once its share or its place has changed."""
+    view = scheduler.view
+    return int(view.generation[view.row(job)])

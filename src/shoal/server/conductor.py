@@ -313,6 +313,7 @@ class Conductor:
             )  # fmt: skip
             crew.exited(job, worker, exit_)
         self.gpus_freed()
+        self.sharing.look_again()
         self._settle_soon()  # with whatever else ends in this turn
 
     @contextlib.contextmanager

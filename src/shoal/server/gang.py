@@ -7,7 +7,8 @@ prepare early, if `sharing` says so.
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import logging
 import socket
 from collections import Counter
 from pathlib import Path
@@ -18,6 +19,11 @@ from shoal.server.devices import Device
 from shoal.server.lifecycle import Verb, may
 from shoal.server.live_job import ACTIVE, LEAVING, STOPPED, LiveJob, LiveWorker
 from shoal.server.models import JobState, Resize
+
+log = logging.getLogger("shoal.server")
+
+#: A disk that is full may have room again by then.
+RETRY_S = 1.0
 
 
 class Gang(CrewBase):
@@ -109,7 +115,7 @@ class Gang(CrewBase):
         if worker.state == STOPPED:
             self.c.devices.take_back(worker.device, worker.id, keep_warm=True)
             self.c.gpus_freed()
-            self.c.sharing.stale = self.c.sharing.on
+            self.c.sharing.look_again()
 
     def _wake(self, job: LiveJob, want: dict[int, int]) -> None:
         crew = sorted(job.workers.values(), key=lambda w: w.rank or 0)
@@ -162,6 +168,10 @@ class Gang(CrewBase):
         self._move(worker, device, lodges=True)
         if stood_still:
             self.c.outbox.effect(lambda: self.c.executor.wake(worker.id))
+        if job.early:  # it goes on preparing, and may not use the GPU yet
+            job.lodges = True
+            self.holds(job)
+            return
         self._runs(job, [worker])
 
     def _own(self, job: LiveJob, want: dict[int, int]) -> None:
@@ -185,17 +195,28 @@ class Gang(CrewBase):
         self.c.outbox.event("job.owns", text, job, gpus=1, node=worker.node, gpu=device[1])
 
     def repeat_orders(self, job: LiveJob) -> None:
-        for worker in job.workers.values() if job.shared and not (job.lodges and job.early) else ():
+        for worker in job.workers.values():
             if worker.state == ACTIVE:
-                self.say_go(job, worker)
+                self.c.executor.wake(worker.id)  # no harm to one that runs
+                if job.shared and not (job.lodges and job.early):
+                    self.say_go(job, worker)
 
     def _go(self, job: LiveJob, worker: LiveWorker) -> Path:
         return self.c.worker_directory(job.id, worker.id) / "go"
 
     def say_go(self, job: LiveJob, worker: LiveWorker) -> None:
         """To one that was started early: it may use the GPU now."""
-        with contextlib.suppress(OSError):  # its directory is gone, and so is whoever would look
+        try:
             self._go(job, worker).touch()
+        except FileNotFoundError:
+            pass  # its directory is gone, and so is whoever would look
+        except OSError as error:
+            log.warning("cannot tell worker %s to go on, trying again: %s", worker.id, error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._say_go_again, job, worker)
+
+    def _say_go_again(self, job: LiveJob, worker: LiveWorker) -> None:
+        if worker.id in job.workers and not self.c.stopping:
+            self.say_go(job, worker)
 
     def _stop_all(self, job: LiveJob) -> None:
         for worker in job.workers.values():

@@ -111,6 +111,8 @@ def _adopt_share(c: Conductor, job: LiveJob, memory: list[float] | None, now_s: 
         job.target = {}
     if job.target and job.life.state is not JobState.PAUSED:
         view.gpus[row] = job.target_gpus
+        if job.life.started_s is None:  # it waits for those before it to leave
+            view.last_start_s[row] = now_s
         view.gpu_type[row] = c.cluster.type_of_node[next(iter(job.target))]
         scheduler.placements[job.id] = tuple(sorted(job.target.items()))
 

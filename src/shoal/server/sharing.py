@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
 
 MOST_NAMED = 3
+#: What may change without an event is looked at no more often than this.
+AGAIN_S = 0.05
 
 
 class Sharing:
@@ -116,12 +118,18 @@ class Sharing:
             self.c.outbox.job(job)
             self.c._changed.add(job_id)
 
+    def look_again(self) -> None:
+        """A process is gone from a GPU, or stands still: others may come."""
+        if self.on:
+            self.stale = True
+            self.c._settle_soon()
+
     def _wake_at(self, wake_s: float, now_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if math.isfinite(wake_s):
-            self._timer = asyncio.get_running_loop().call_later(max(wake_s - now_s, 0.0), self._again)
+            self._timer = asyncio.get_running_loop().call_later(max(wake_s - now_s, AGAIN_S), self._again)
 
     def _again(self) -> None:
         if self.c.ready and not self.c.stopping:
@@ -187,7 +195,11 @@ class Sharing:
         return [job for job in there if job.host == host]
 
     def _can_come(self, job: LiveJob, device: Device) -> bool:
-        if job.resize is Resize.LIVE or job.ending is not None or job.life.state is JobState.PAUSED:
+        if (
+            job.resize is Resize.LIVE
+            or job.ending is not None
+            or job.life.state in (JobState.PAUSED, JobState.STOPPING)
+        ):
             return False
         if not job.workers:
             return True
