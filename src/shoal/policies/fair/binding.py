@@ -193,15 +193,20 @@ class Binding:
 
     def _attract_spans(self, r: Round, order: Rows, runs: BoolArray, free: IntArray) -> None:
         nothing = np.zeros(len(free))
-        for row in order[(r.home[order] <= SPANS) & ~runs[order]].tolist():
+        idle = np.bincount(r.nodes.type_of, weights=free, minlength=len(r.speed))
+        waiting = order[(r.home[order] <= SPANS) & ~runs[order] & (r.size[order] <= idle.max())]
+        for row in waiting.tolist():
             size = int(r.size[row])
+            if size > idle.max():
+                continue
             for t in np.argsort(-r.speed[:, row]).tolist():
-                if r.speed[t, row] <= 0 or free[r.nodes.type_of == t].sum() < size:
+                if r.speed[t, row] <= 0 or idle[t] < size:
                     continue
                 span = span_over(size, t, r.nodes.type_of, r.nodes.gpus, free, nothing)
                 self._bind_span(r, row, span)
                 for s, gpus in span:
                     free[s] -= gpus
+                idle[t] -= size
                 runs[row], r.types[row] = True, t
                 r.moved.add(row)
                 self._note(r, row, rest=False)
@@ -265,8 +270,8 @@ class Binding:
         """
         self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
         fresh = np.isinf(r.view.first_start_s)
-        movable = self._rested(r) | fresh
         for outset in outsets(r):
+            movable = self._rested(r) | fresh
             r.foreseen[outset.rows] = True
             most = len(outset.rows) if fresh[outset.rows].all() else self.most - len(self.relieved_s)
             first = int(r.now_s / r.quantum_s)
