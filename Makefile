@@ -32,8 +32,8 @@ $(VENV)/.installed-torch: $(VENV)/.installed
 demo: $(VENV)/.installed-torch ## set up, and show Shoal at work
 	$(BIN)/python examples/demo.py
 
-# Tests of real servers and training processes have the machine to themselves; the others share it.
-PROCESS_TESTS := tests/torch tests/executors tests/server tests/cli tests/e2e
+# Tests with training processes have the machine to themselves; the others share it.
+PROCESS_TESTS := tests/torch tests/e2e
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
