@@ -25,8 +25,10 @@ QUANTA = 30
 #: outlook gets better by this part of it.
 ENOUGH = 0.3
 MIN_GAIN = 0.2
-#: Quanta of nodes that are played through in one decision at most, some 20 to 50 ms.
-MOST_WORK = 200_000
+#: Quanta of nodes that are played through in one decision at most, some 20 to 50 ms; with gangs that span nodes each
+#: counts for more.
+MOST_WORK = 100_000
+_SPANS_COUNT = 4
 
 
 class Scene(NamedTuple):
@@ -193,7 +195,8 @@ def better_places(
     where, span_node, movable = where.copy(), scene.span_node.copy(), movable.copy()
     moves = [(0, 0, 0) for _ in range(0)]
     now = outlook(where, span_node, scene, 1e300)
-    tries = MOST_WORK // (QUANTA * len(scene.gpus_of_node))
+    work = QUANTA * len(scene.gpus_of_node) * (_SPANS_COUNT if scene.small < len(scene.user) else 1)
+    tries = MOST_WORK // work
     while len(moves) < most_moves and now > ENOUGH * ENOUGH and tries > 0:
         left, limit = most_moves - len(moves), now * (1.0 - MIN_GAIN)
         now, i, j, at, to, tries = _best_step(where, span_node, scene, movable, first, left, limit, tries)

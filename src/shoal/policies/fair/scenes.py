@@ -13,8 +13,8 @@ from shoal.policies.fair.relief import MOST_GPUS
 from shoal.policies.fair.round import Round, Rows
 
 #: With more than these, one job is little to all that users have, and only those far behind are helped: `relief`.
-_MOST_NODES = 32
-_MOST_JOBS = 128
+_MOST_NODES = 16
+_MOST_JOBS = 64
 
 
 @dataclass(frozen=True, slots=True)
