@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
+from shoal.server.conductor import Conductor
 from shoal.server.control import Control
 from shoal.server.options import Options
 from shoal.wire import auth
@@ -121,6 +122,8 @@ class Fleet:
         self.slow: dict[str, float] = {}
         #: The server has just died: what it wants done is not done any more.
         self.deaf = False
+        #: The GPU that the server says a worker uses: one that stood still may use another since it woke.
+        self.uses: Callable[[str], tuple[str, int] | None] = lambda worker: None
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         return self._nodes
@@ -147,8 +150,11 @@ class Fleet:
     def _check_gpu_is_free(self, worker: WorkerSpec) -> None:
         """What must never happen: two workers at work on one GPU."""
         for other in self.running.values():
-            same = (other.node, other.gpu) == (worker.node, worker.gpu)
-            assert not same or other.worker in self.suspended, f"{worker.worker} on the GPU of {other.worker}"
+            if other.worker not in (worker.worker, *self.suspended):
+                assert self.gpu(other) != self.gpu(worker), f"{worker.worker} on the GPU of {other.worker}"
+
+    def gpu(self, worker: WorkerSpec) -> tuple[str, int]:
+        return self.uses(worker.worker) or (worker.node, worker.gpu)
 
     def stop(self, worker: str, *, kill: bool = False) -> None:
         if worker in self.running and not self.deaf:
@@ -161,7 +167,8 @@ class Fleet:
             self.suspended.add(worker)
 
     def wake(self, worker: str) -> None:
-        if not self.deaf:
+        if worker in self.suspended and not self.deaf:
+            self._check_gpu_is_free(self.running[worker])
             self.suspended.discard(worker)
 
     def adopt(self, worker: str, directory: Path) -> None:
@@ -345,6 +352,7 @@ async def server(
         database=database,
     )
     control = Control(options, executor=fleet)
+    fleet.uses = lambda worker: gpu_on_record(control.conductor, worker)
     control.gate.first_start(control.home)
     await control.conductor.start()
     control.server.address = "http://test"
@@ -361,6 +369,13 @@ async def server(
             else:
                 control.stop_jobs = False
                 await control.close()
+
+
+def gpu_on_record(c: Conductor, worker: str) -> tuple[str, int] | None:
+    for job in c.jobs.values():
+        if worker in job.workers:
+            return job.workers[worker].node, job.workers[worker].device[1]
+    return None
 
 
 async def cut_off(control: Control) -> None:

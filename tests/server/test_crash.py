@@ -24,6 +24,28 @@ from .fakes import Fleet, Here, run, server
 FINAL = ("succeeded", "failed", "cancelled")
 
 
+def test_a_job_that_is_resumed_before_the_next_server_could_make_it_stand_still_runs_on(
+    tmp_path: Path,
+) -> None:
+    fleet = Fleet(1)
+
+    async def story() -> None:
+        async with server(tmp_path, fleet=fleet, kill=True) as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            fleet.deaf = True
+            await here.post(f"/jobs/{job}/pause")
+        fleet.deaf = False
+        async with server(tmp_path, fleet=fleet) as here:
+            await here.post(f"/jobs/{job}/resume")
+            await here.until(lambda: here.state(job) == "running")
+            assert fleet.started == [f"{job}.0"]
+            here.fleet.end(f"{job}.0")
+            await here.until(lambda: here.state(job) == "succeeded")
+
+    run(story())
+
+
 async def some_doings(here: Here, rng: random.Random, acknowledged: dict[int, str], ended: set[int]) -> None:
     """Users and workers do things; what was answered is noted."""
     for _ in range(rng.randint(1, 12)):

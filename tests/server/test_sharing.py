@@ -25,19 +25,10 @@ class Shared(Fleet):
     """GPUs on which several may be at work, as long as what they said they need fits."""
 
     def _check_gpu_is_free(self, worker: WorkerSpec) -> None:
-        self._check_memory(worker)
-
-    def wake(self, worker: str) -> None:
-        if worker in self.suspended:
-            self._check_memory(self.running[worker])
-        super().wake(worker)
-
-    def _check_memory(self, worker: WorkerSpec) -> None:
         at_work = [
             other
             for other in self.running.values()
-            if (other.node, other.gpu) == (worker.node, worker.gpu)
-            and other.worker not in {*self.suspended, worker.worker}
+            if self.gpu(other) == self.gpu(worker) and other.worker not in {*self.suspended, worker.worker}
         ]
         if at_work:
             needs = [float(w.env.get("SHOAL_GPU_MEM_MB", "inf")) for w in (worker, *at_work)]
@@ -47,7 +38,7 @@ class Shared(Fleet):
         found = defaultdict(list)
         for worker in self.running.values():
             if worker.worker not in self.suspended:
-                found[worker.node, worker.gpu].append(worker.worker)
+                found[self.gpu(worker)].append(worker.worker)
         return dict(found)
 
 

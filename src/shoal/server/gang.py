@@ -50,6 +50,8 @@ class Gang(CrewBase):
             self._wake(job, want)
         elif job.resize is Resize.RESTART and Counter(w.device[0] for w in job.workers.values()) != want:
             self._stop_all(job)
+        elif may(job.life, Verb.START):  # paused and resumed before it was made to stand still
+            self._runs(job, list(job.workers.values()))
 
     def holds(self, job: LiveJob) -> None:
         """Also to the scheduler: it does not see by itself how far a command is."""
