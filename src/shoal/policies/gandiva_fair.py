@@ -216,6 +216,7 @@ class GandivaFair(Policy):
         runs, free = self._stride(r, order, passed, due, keep)
         if r.new_quantum and not r.nodes.pooled:
             self._relieve(r, order, passed, due, runs, free)
+            self.binding.steer(r, passed, runs, free)
         if not np.array_equal(due, bound):
             # Jobs whose user has no part of their type to speak of run on what others leave.
             self.binding.attract(r, order, runs, free, borrow=False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from shoal.core.view import View
-from shoal.policies.fair import balancer, homes, kernels, relief
+from shoal.policies.fair import balancer, guard, homes, kernels, relief
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
 from shoal.policies.fair.outlook import ENOUGH, better_places, outlook
 from shoal.policies.fair.round import Nodes, Round, Rows
@@ -250,6 +250,32 @@ class Binding:
             self._note(r, row)
             self.relieved_s.append(r.now_s)
         self._store(r)
+
+    def steer(self, r: Round, passed: FloatArray, runs: BoolArray, free: IntArray) -> None:
+        """Run other sets where these would take a user too far off its part: see `guard`."""
+        for outset in outsets(r):
+            rows, scene = outset.rows, outset.scene
+            before = guard.Choice(runs[rows], free[outset.nodes].astype(np.int64), guard.places(scene))
+            choice = guard.steer(
+                scene,
+                outset.where(r.home),
+                before,
+                before.runs & (passed[rows] < relief.FIRST),
+                self._rested(r)[rows],
+                self.most - len(self.relieved_s),
+                np.argsort(passed[rows], kind="stable"),
+            )
+            runs[rows], free[outset.nodes] = choice.runs, choice.free
+            for k in np.flatnonzero((choice.place != before.place).any(axis=1)).tolist():
+                row = int(rows[scene.small + k])
+                taken = choice.place[k]
+                span = tuple((int(outset.nodes[s]), int(taken[s])) for s in np.flatnonzero(taken))
+                self._bind_span(r, row, span)
+                r.moved.add(row)
+                self._note(r, row)
+                self.relieved_s.append(r.now_s)
+        if len(r.spans.rows):
+            r.spans = number_spans(r.view.job_ids, r.home, self.spans)
 
     def _weigh(self, r: Round, before: IntArray) -> None:
         """Undo what the balancer did where users would be further off their parts by it."""

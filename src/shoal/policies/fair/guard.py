@@ -1,0 +1,273 @@
+"""Another set of gangs where the one that passes choose would take a user too far off its part.
+
+Passes weigh what jobs had, not what they are about to have: a gang as large as several nodes gives its user more in
+one quantum than all others can make good in many. So before a quantum begins, what users would have by its end is
+counted; where one would be too far off, that set of gangs runs, on all nodes at once, by which the furthest are least
+far off (as in Tijdeman's chairman assignment, 1980, nobody is taken further ahead than others can bear).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray
+from shoal.policies.fair.outlook import Ints, Scene
+from shoal.policies.fair.sets import by_size, full_set
+
+#: How far off a user may be after the quantum, in quanta of all GPUs, before another set is looked for.
+LIMIT = 0.7
+#: Where a user is further off than this, not all can have their parts: sets then go by weight alone.
+LOST = 2.0
+#: Distances count to this power, so that the furthest count most.
+_POWER = 6
+#: How often the sets of all nodes are chosen again, as users have what they have on all of them together.
+_SWEEPS = 3
+#: How many gangs that span nodes begin, end or change their nodes at most; and what a change of nodes must gain.
+_STEPS = 4
+_MIN_GAIN = 0.1
+#: Whose being behind counts for more than this can hardly make up for it: see `accounts.urgency`.
+_HARDLY = 5.0
+
+
+class Choice(NamedTuple):
+    """Who runs, the GPUs left on each node, and place[k, s], the GPUs that the k-th span takes of node s."""
+
+    runs: BoolArray
+    free: Ints
+    place: Ints
+
+
+@njit(cache=True)
+def places(scene: Scene) -> Ints:
+    out = np.zeros((len(scene.span_start) - 1, len(scene.gpus_of_node)), np.int64)
+    for k in range(len(out)):
+        for j in range(scene.span_start[k], scene.span_start[k + 1]):
+            out[k, scene.span_node[j]] = scene.span_gpus[j]
+    return out
+
+
+@njit(cache=True)
+def _copy(choice: Choice) -> Choice:
+    return Choice(choice.runs.copy(), choice.free.copy(), choice.place.copy())
+
+
+# -- what users will have ------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _off(scene: Scene, had: FloatArray) -> FloatArray:
+    """What users are owed after a quantum in which they have `had` GPUs, in quanta of all GPUs."""
+    return (scene.owed + scene.part * (had.sum() / scene.part.sum()) - had) / scene.gpus_of_node.sum()
+
+
+@njit(cache=True)
+def _had(scene: Scene, rank: Ints, choice: Choice) -> FloatArray:
+    """GPUs users will have if these rows run, and idle GPUs take in others as `Binding.attract` does, by `rank`."""
+    had, room = np.zeros(len(scene.part)), choice.free.copy()
+    for i in range(len(choice.runs)):
+        if choice.runs[i]:
+            had[scene.user[i]] += scene.size[i]
+    for spans in (False, True):
+        for i in rank:
+            if room.sum() == 0:
+                return had
+            if choice.runs[i] or (i >= scene.small) != spans:
+                continue
+            left = scene.size[i]
+            if left > (room.sum() if spans else room.max()):
+                continue
+            to = -1
+            for s in range(len(room)):
+                if spans:
+                    taken = min(left, room[s])
+                    room[s] -= taken
+                    left -= taken
+                elif room[s] >= left and (to < 0 or room[s] < room[to]):
+                    to = s
+            if not spans:
+                room[to] -= left
+            had[scene.user[i]] += scene.size[i]
+    return had
+
+
+# -- other choices ---------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _take(scene: Scene, where: IntArray, choice: Choice, i: int, runs: bool) -> None:
+    """Row i runs from now on, or does not."""
+    choice.runs[i] = runs
+    sign = 1 if runs else -1
+    if i < scene.small:
+        choice.free[where[i]] -= sign * scene.size[i]
+    else:
+        for s in range(len(choice.free)):
+            choice.free[s] -= sign * choice.place[i - scene.small, s]
+
+
+@njit(cache=True)
+def _make_way(scene: Scene, where: IntArray, must: BoolArray, choice: Choice, i: int) -> bool:
+    """Whether row i can run where it is bound, which it then does; gangs that span nodes and keep it out do not."""
+    _take(scene, where, choice, i, True)
+    for other in range(scene.small, len(choice.runs)):
+        in_way = ((choice.free < 0) & (choice.place[other - scene.small] > 0)).any()
+        if in_way and other != i and choice.runs[other] and not must[other]:
+            _take(scene, where, choice, other, False)
+    return bool(choice.free.min() >= 0)
+
+
+@njit(cache=True)
+def _replace(scene: Scene, where: IntArray, choice: Choice, i: int, avoid: int) -> bool:
+    """Whether row i, which spans nodes, can run without node `avoid`; then it does, where most GPUs are free."""
+    if choice.runs[i]:
+        _take(scene, where, choice, i, False)
+    place, left = choice.place[i - scene.small], scene.size[i]
+    place[:] = 0
+    while left > 0:
+        to = -1
+        for s in range(len(place)):
+            if s != avoid and choice.free[s] > place[s] and (to < 0 or choice.free[s] > choice.free[to]):
+                to = s
+        if to < 0:
+            return False
+        place[to] = min(left, choice.free[to])
+        left -= place[to]
+    _take(scene, where, choice, i, True)
+    return True
+
+
+@njit(cache=True)
+def _fill(scene: Scene, where: IntArray, aim: FloatArray, must: BoolArray, choice: Choice) -> None:
+    """Run the best full sets of small rows on all nodes, beside those that span nodes or must run."""
+    n, gpus = scene.small, float(scene.gpus_of_node.sum())
+    x = scene.owed - aim + scene.part * gpus / scene.part.sum()
+    for i in range(len(choice.runs)):
+        if choice.runs[i]:
+            x[scene.user[i]] -= scene.size[i]
+    rows, chosen, worth = np.empty(n + 1, np.int64), np.empty(n + 1, np.bool_), np.empty(n)
+    table = np.empty((n + 2, scene.gpus_of_node.max() + 1))
+    for _ in range(_SWEEPS):
+        for s in range(len(choice.free)):
+            m = 0
+            for i in range(n):
+                if where[i] == s and not must[i]:
+                    rows[m] = i
+                    m += 1
+                    if choice.runs[i]:
+                        _take(scene, where, choice, i, False)
+                        x[scene.user[i]] += scene.size[i]
+            by_size(rows, m, scene.size)
+            for i in rows[:m]:
+                now = x[scene.user[i]]
+                worth[i] = (abs(now) / gpus) ** _POWER - (abs(now - scene.size[i]) / gpus) ** _POWER
+            full_set(rows, m, worth, scene.size, choice.free[s], table, chosen)
+            for k in range(m):
+                if chosen[k]:
+                    _take(scene, where, choice, rows[k], True)
+                    x[scene.user[rows[k]]] -= scene.size[rows[k]]
+
+
+@njit(cache=True)
+def _clear(scene: Scene, where: IntArray, must: BoolArray, choice: Choice) -> Choice:
+    """The same without small rows that need not run."""
+    out = _copy(choice)
+    for i in range(scene.small):
+        if out.runs[i] and not must[i]:
+            _take(scene, where, out, i, False)
+    return out
+
+
+# -- the choice ------------------------------------------------------------------------------------------
+
+
+@njit(cache=True)
+def _bearable(off: FloatArray, urgency: FloatArray) -> bool:
+    """Whether nobody is further off than LIMIT, nor further behind than half of it who can hardly make up for it."""
+    hardly = (off > 0.5 * LIMIT) & (urgency > _HARDLY)
+    return not ((np.abs(off) > LIMIT) | hardly).any()
+
+
+@njit(cache=True)
+def _press(
+    scene: Scene, where: IntArray, must: BoolArray, rank: Ints, choice: Choice
+) -> tuple[Choice, FloatArray]:
+    """Rows that have waited half their patience run, and must from now on, where nobody is too far off by it.
+
+    Otherwise their user is to save up for them, or it would run ahead by all of the gang when patience ends. So the
+    second is what users aim to be owed: half of what the gang will take.
+    """
+    aim, nothing = np.zeros(len(scene.part)), np.zeros(len(scene.part))
+    for i in np.argsort(-scene.waited_turns, kind="mergesort"):
+        if scene.waited_turns[i] < 0.5 * scene.patience_turns:
+            break
+        if choice.runs[i]:
+            continue
+        trial = _clear(scene, where, must, choice)
+        must[i] = _make_way(scene, where, must, trial, i)
+        if must[i]:
+            _fill(scene, where, nothing, must, trial)
+            must[i] = _bearable(_off(scene, _had(scene, rank, trial)), scene.urgency)
+        if must[i]:
+            choice = trial
+        else:
+            u = scene.user[i]
+            aim[u] = max(aim[u], 0.5 * scene.size[i] * (1.0 - scene.part[u] / scene.part.sum()))
+    return choice, aim
+
+
+@njit(cache=True)
+def steer(
+    scene: Scene,
+    where: IntArray,
+    choice: Choice,
+    must: BoolArray,
+    movable: BoolArray,
+    most_moves: int,
+    rank: Ints,
+) -> Choice:
+    """The choice itself, or a better one where a user would be too far off by it.
+
+    Rows that `must` run do so in any case. Step by step, the gang that spans nodes and that helps most begins, ends
+    or changes its nodes (if `movable`), with the best sets of small jobs beside it.
+    """
+    n, gpus = scene.small, scene.gpus_of_node.sum()
+    if np.abs(scene.owed).max() > LOST * gpus:
+        return choice
+    must, movable = must.copy(), movable.copy()
+    choice, aim = _press(scene, where, must, rank, choice)
+    off = np.abs(_off(scene, _had(scene, rank, choice)) - aim / gpus)
+    if off.max() <= LIMIT:
+        return choice
+    least = (off**_POWER).sum()
+    for _ in range(_STEPS):
+        base, at, moves = _clear(scene, where, must, choice), -1, False
+        for i in range(n - 1, len(choice.runs)):  # n - 1: no change of spans
+            if i >= n and must[i]:
+                continue
+            options = len(choice.free) if i >= n and movable[i] and most_moves > 0 else -1
+            for avoid in range(
+                -2, options
+            ):  # -2: none of its nodes change; -1: all may; else without this one
+                if avoid >= 0 and base.place[i - n, avoid] == 0:
+                    continue
+                trial = _copy(base)
+                if i >= n and avoid > -2:
+                    if not _replace(scene, where, trial, i, avoid):
+                        continue
+                elif i >= n and base.runs[i]:
+                    _take(scene, where, trial, i, False)
+                elif i >= n and not _make_way(scene, where, must, trial, i):
+                    continue
+                _fill(scene, where, aim, must, trial)
+                value = (np.abs(_off(scene, _had(scene, rank, trial)) - aim / gpus) ** _POWER).sum()
+                if value < least * (1.0 if avoid == -2 else 1.0 - _MIN_GAIN) - 1e-12:
+                    least, at, moves, choice = value, i, avoid > -2, trial
+        if at < n:
+            break
+        if moves:
+            movable[at] = False
+            most_moves -= 1
+    return choice

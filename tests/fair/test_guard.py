@@ -1,0 +1,159 @@
+"""Sets of gangs, on all nodes at once, that take nobody too far off its part."""
+
+import numpy as np
+import pytest
+from drive import Drive
+from test_outlook import scene
+
+from shoal.core.cluster import Cluster, User
+from shoal.policies.fair.guard import LIMIT, Choice, places, steer
+from shoal.policies.registry import make_policy
+
+QUANTUM_S = 60.0
+
+
+def steered(it, where, runs, must=(), most_moves=0):
+    """(who runs, GPUs left on each node, places of spans) where `runs` would have run."""
+    n = len(it.user)
+    chosen = np.zeros(n, bool)
+    chosen[list(runs)] = True
+    place, free = places(it), it.gpus_of_node.astype(np.int64)
+    for i in runs:
+        if i < it.small:
+            free[where[i]] -= it.size[i]
+        else:
+            free -= place[i - it.small]
+    has_to = np.zeros(n, bool)
+    has_to[list(must)] = True
+    where = np.array(where, np.int32)
+    out = steer(it, where, Choice(chosen, free, place), has_to, np.ones(n, bool), most_moves, np.arange(n))
+    return np.flatnonzero(out.runs).tolist(), out.free.tolist(), out.place.tolist()
+
+
+#: User 0 has four jobs of 2 on two nodes of 4, user 1 a gang of both nodes.
+TWO = [(0, 2)] * 4 + [(1, 8)]
+SPAN = [((0, 4), (1, 4))]
+
+
+def test_a_gang_does_not_run_that_would_take_its_user_too_far_ahead():
+    ahead = scene(TWO, [4.0, 4.0], [4, 4], SPAN, owed=[3.0, -3.0])
+    assert steered(ahead, [0, 0, 1, 1], [4]) == ([0, 1, 2, 3], [0, 0], [[4, 4]])
+
+
+def test_what_takes_nobody_too_far_is_left_as_it_is():
+    even = scene(TWO, [4.0, 4.0], [4, 4], SPAN)
+    assert steered(even, [0, 0, 1, 1], [4])[0] == [4]
+    assert steered(even, [0, 0, 1, 1], [0, 1, 2, 3])[0] == [0, 1, 2, 3]
+
+
+def test_who_must_run_does_so_however_far_ahead_it_is():
+    ahead = scene(TWO, [4.0, 4.0], [4, 4], SPAN, owed=[5.0, -5.0])
+    assert steered(ahead, [0, 0, 1, 1], [4], must=[4])[0] == [4]
+
+
+def test_where_users_cannot_have_their_parts_sets_go_by_weight_alone():
+    lost = scene(TWO, [4.0, 4.0], [4, 4], SPAN, owed=[17.0, -17.0])
+    assert steered(lost, [0, 0, 1, 1], [4])[0] == [4]
+
+
+def test_a_gang_that_has_waited_long_runs_as_soon_as_that_takes_nobody_too_far():
+    it = scene(TWO, [6.0, 2.0], [4, 4], SPAN, patience_turns=8.0)
+    it.waited_turns[4] = 5.0
+    step = 6 / 8  # of a quantum's work, that user 1 is further ahead after it
+    for behind, runs in ((step - LIMIT - 0.01, [0, 1, 2, 3]), (step - LIMIT + 0.01, [4])):
+        it.owed[:] = -8 * behind, 8 * behind
+        assert steered(it, [0, 0, 1, 1], [0, 1, 2, 3])[0] == runs
+
+
+def test_a_user_saves_up_for_a_gang_that_has_waited_long():
+    # Both sets fill the nodes. User 1 is slightly behind; but for its gang of 8, which has waited long, it needs more.
+    jobs = [(0, 4), (0, 4), (1, 4), (1, 8)]
+    it = scene(jobs, [6.0, 2.0], [4, 4], SPAN, owed=[-3.0, 3.0], patience_turns=8.0)
+    assert steered(it, [0, 1, 1], [0, 2])[0] == [0, 2]
+    it.owed[:] = [3.5, -3.5]
+    it.waited_turns[3] = 5.0
+    assert steered(it, [0, 1, 1], [0, 2])[0] == [0, 1]
+
+
+def test_a_gang_changes_nodes_to_run_beside_another_but_only_if_it_may():
+    # Gangs of 4 on three nodes of 2 meet on node 1; user 0's job of 2 is on node 2, and it is far ahead.
+    jobs = [(0, 2), (0, 2), (1, 4), (2, 4)]
+    spans = [((0, 2), (1, 2)), ((1, 2), (2, 2))]
+    it = scene(jobs, [2.0, 3.0, 3.0], [2, 2, 2, 2], spans, owed=[-6.0, 3.0, 3.0])
+    runs, free, place = steered(it, [2, 3], [0, 1, 2], most_moves=8)
+    assert runs == [2, 3]
+    assert free == [0] * 4
+    assert np.sum(place, axis=0).tolist() == [2] * 4
+    runs, _, place = steered(it, [2, 3], [0, 1, 2])
+    assert runs != [2, 3]
+    assert place == places(it).tolist()
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_steered_choice_is_possible_full_and_no_worse(seed):
+    rng = np.random.default_rng(seed)
+    users, gpus = 3, [4, 4, 4]
+    small = [(int(rng.integers(users)), int(rng.choice([1, 2, 3, 4]))) for _ in range(8)]
+    large = [(int(rng.integers(users)), int(rng.choice([8, 12]))) for _ in range(2)]
+    nodes = [sorted(rng.choice(3, size // 4, replace=False).tolist()) for _, size in large]
+    owed = rng.normal(scale=6.0, size=users)
+    spans = [[(s, 4) for s in on] for on in nodes]
+    it = scene(small + large, 1 + rng.random(users), gpus, spans, owed=owed - owed.mean())
+    where, free, runs = rng.integers(3, size=8), np.array(gpus), []
+    for i in range(8):  # one by one, as stride does
+        if free[where[i]] >= it.size[i]:
+            free[where[i]] -= it.size[i]
+            runs.append(i)
+    after, left, place = steered(it, where, runs, must=runs[:1], most_moves=2)
+    assert runs[0] in after
+    used = np.zeros(3, int)
+    for i in after:
+        used += np.array(place[i - 8]) if i >= 8 else np.bincount([where[i]], minlength=3) * it.size[i]
+    assert (used + left).tolist() == gpus
+    assert min(left) >= 0
+    assert [sum(p) for p in place] == [size for _, size in large]
+    assert not any(it.size[i] <= left[where[i]] for i in range(8) if i not in after)  # no GPU idles in vain
+
+    def off(rows):
+        had = np.bincount(it.user[rows], weights=it.size[rows], minlength=users)
+        return np.sum((np.abs(it.owed + it.part * had.sum() / it.part.sum() - had) / 12) ** 6)
+
+    if sum(left) == free.sum() == 0:  # else idle GPUs will take in others yet
+        assert after == runs or off(after) < off(runs)
+
+
+#: Claims that stride and the outlook alone leave more than a quantum's work off: gangs that can only run beside each
+#: other if one changes its nodes; a gang of all nodes whose user has small jobs too.
+HARD = {
+    "two gangs that meet on a node": (4, 4, {"u0": (1, (2, 8, 16)), "u1": (3, (4, 8)), "u2": (3, (1, 8))}),
+    "gangs of all nodes": (
+        2,
+        4,
+        {"u0": (3, (1, 1, 2, 2, 2, 2, 8)), "u1": (1, (1, 1, 1, 2, 2, 2, 4, 4, 8, 8))},
+    ),
+    "a user of one gang of all nodes": (
+        3,
+        4,
+        {
+            "u0": (3, (1, 1, 2, 4, 4, 8, 8)),
+            "u1": (2, (1, 4, 4, 8, 8)),
+            "u2": (1, (1, 1, 2, 8, 8, 12)),
+            "u3": (3, (12,)),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_users_with_gangs_that_span_nodes_are_always_within_a_quantums_work_of_their_parts(name):
+    nodes, gpus, claims = HARD[name]
+    users = [User(user, float(tickets)) for user, (tickets, _) in claims.items()]
+    d = Drive(Cluster.of(nodes, gpus).with_users(users), make_policy("gandiva-fair"))
+    for user, (_, sizes) in claims.items():
+        for size in sizes:
+            d.submit(user, size)
+    for _ in range(6 * 60):
+        d.run(QUANTUM_S)
+        assert np.abs(d.off_by_of_what_was_given()).max() <= nodes * gpus * QUANTUM_S
+        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
+        assert ((d.now_s - d.view.changed_s) / turn_s)[d.view.gpus == 0].max(initial=0.0) <= 10.0
