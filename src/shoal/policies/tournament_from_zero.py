@@ -16,14 +16,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from shoal.policies.base import FloatArray, IntArray
-from shoal.policies.tournament import (
-    _BLOCK,
-    _SHORT,
-    _lift,
-    _next_to_beat,
-    _plant,
-    _set_leaf,
-)
+from shoal.policies.candidates import SHORT, lift, next_to_beat, plant, set_job
 
 BoolArray = NDArray[np.bool_]
 
@@ -50,7 +43,7 @@ def hand_out_from_zero(
     size = 1
     while size < n:
         size *= 2
-    leaves, tree, blocks = _plant(cap, cap, remaining, speeds, at)  # no one has a share
+    jobs, blocks, groups = plant(cap, cap, remaining, speeds, at)  # no one has a share
     wait = np.full(2 * size, np.inf)
     for j in range(n):
         time = remaining[j] / speeds[at[j] + min_gpus[j]]
@@ -69,7 +62,7 @@ def hand_out_from_zero(
             gone += 1
         if waiting == 0:
             break
-        w = _winner(wait, size, leaves, tree, blocks, doubles, counts)
+        w = _winner(wait, size, jobs, blocks, groups, doubles, counts)
         step = 1
         if share[w] == 0:
             step = min_gpus[w]
@@ -77,10 +70,10 @@ def hand_out_from_zero(
             waiting -= 1
         share[w] += step
         gpus -= step
-        _set_leaf(leaves, w, share[w], cap[w], remaining[w], speeds, at[w])
-        _lift(leaves, tree, blocks, w // _BLOCK, _BAR)
+        set_job(jobs, w, share[w], cap[w], remaining[w], speeds, at[w])
+        lift(jobs, blocks, groups, w, _BAR)
         counts[w // _STRIDE] -= doubles[w]
-        doubles[w] = leaves[w, _SHORT] >= 1.0
+        doubles[w] = jobs[SHORT, w] >= 1.0
         counts[w // _STRIDE] += doubles[w]
     return gpus
 
@@ -89,9 +82,9 @@ def hand_out_from_zero(
 def _winner(
     wait: FloatArray,
     size: int,
-    leaves: FloatArray,
-    tree: FloatArray,
-    blocks: int,
+    jobs: FloatArray,
+    blocks: FloatArray,
+    groups: FloatArray,
     doubles: BoolArray,
     counts: NDArray[np.int64],
 ) -> int:
@@ -103,7 +96,7 @@ def _winner(
     holder = _next_waiting(wait, size, 0)
     if first < holder:
         holder = 0
-        while leaves[holder, _SHORT] == -np.inf:
+        while jobs[SHORT, holder] == -np.inf:
             holder += 1
     while True:
         if wait[size + holder] < np.inf:
@@ -114,7 +107,7 @@ def _winner(
             continue
         found = -1
         if holder + 1 < n:
-            found, _, _, _ = _next_to_beat(leaves, tree, blocks, holder + 1, holder, _BAR)
+            found, _, _, _ = next_to_beat(jobs, blocks, groups, holder + 1, holder, _BAR)
         if not doubles[holder] and holder + 1 < size:
             waits = _next_waiting(wait, size, holder + 1)
             if waits < n and (found < 0 or waits < found):
