@@ -1,6 +1,6 @@
 """How long one decision takes, and how that grows with jobs and GPUs. Prints JSON.
 
-All forms are exact: afs-l is the left fold in order of submission, found by a tree over blocks of jobs.
+All forms are exact: afs-l is the left fold in order of submission, found eight jobs, blocks and groups at a time.
 """
 
 from __future__ import annotations
