@@ -117,10 +117,12 @@ def test_killed_at_random_moments_under_load_it_loses_nothing_and_ends_clean(
         assert not here.conductor.jobs, {
             j.id: (j.life, j.target, j.workers) for j in here.conductor.jobs.values()
         }
+        # The last end is known before it is on record.
+        await here.until(lambda: all(j["state"] in FINAL for j in here.control.store.jobs(limit=1000)))
         rows = {j["id"]: j for j in here.control.store.jobs(limit=1000)}
         assert set(rows) == set(acknowledged)
-        assert {r["state"] for r in rows.values()} <= {"succeeded", "cancelled"}, [
-            (r["id"], r["state"], r["message"]) for r in rows.values() if r["state"] == "failed"
+        assert "failed" not in {r["state"] for r in rows.values()}, [
+            (r["id"], r["message"]) for r in rows.values() if r["state"] == "failed"
         ]
         assert fleet.running == {}
         assert here.conductor.devices.used == 0
