@@ -11,7 +11,7 @@ from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
 from shoal.policies.order import fill_in_order
 
-#: Services are sums of floats; a threshold counts as reached this little below it.
+#: Services and times are sums of floats; a threshold counts as reached this little below it.
 _NEARLY = 1 - 1e-12
 
 
@@ -44,7 +44,8 @@ class TiresiasL(CountPolicy):
     A job's service is its GPUs x time. Jobs start in the first of two or more queues and sink when their
     service reaches a threshold; lower queues run only on what the upper ones leave. All or nothing at the
     requested size, and later jobs may pass one that does not fit. With `promote` k a job that has waited k
-    times as long as it ran goes back to the first queue, ahead of the others there.
+    times as long as it ran goes back to the first queue: ahead of the others there (since-start), or at its
+    end with its service forgotten (attained).
 
     service=since-start is how the AFS authors evaluate it: service counts since the job last got its GPUs,
     and sinking lasts until it gets GPUs again; inside a queue, order of (first start, arrival).
@@ -69,14 +70,14 @@ class TiresiasL(CountPolicy):
     def sink_and_promote(self, view: View, now_s: float) -> None:
         thresholds = np.array(self.options.thresholds_gpu_s) * _NEARLY
         queue = np.searchsorted(thresholds, self.service_now(view, now_s), side="right")
-        sinks = queue > view.memory_a
+        sinks = queue > np.maximum(view.memory_a, 0)  # who is promoted has not sunk
         view.memory_a[sinks] = queue[sinks]
         view.memory_d[sinks] = 0  # no place yet: behind all who have one
         running = view.gpus > 0
         view.memory_c[running] = (now_s - view.last_start_s)[running]
         if self.options.promote > 0:
-            waited = now_s - view.changed_s
-            starving = ~running & (view.memory_a > 0) & (waited >= self.options.promote * view.memory_c)
+            due_s = (view.changed_s + self.options.promote * view.memory_c) * _NEARLY
+            starving = ~running & (view.memory_a > 0) & (now_s >= due_s)
             view.memory_a[starving] = -1
             view.memory_b[starving] = view.attained_gpu_s[starving]
             view.memory_d[starving] = 0
