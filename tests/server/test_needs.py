@@ -13,7 +13,7 @@ from shoal.knowledge.unknown import Unknown
 from shoal.server.needs import predict
 from shoal.server.usage import Samples
 
-from .fakes import Here, run, server
+from .fakes import Fleet, Here, run, server
 from .test_sharing import Shared
 
 REAL = (NodeInfo("local", 1, "v100", False, ("uuid",), gpu_memory_mb=16_000.0),)
@@ -132,4 +132,25 @@ def test_needs_that_no_job_can_have_are_refused_in_a_sentence(tmp_path: Path, ne
             reply = await here.post("/jobs", json=body, status=422)
             assert "needs" in reply["error"]["message"]
 
+    run(story())
+
+
+def test_a_driver_that_fails_once_is_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Moody(Fleet):
+        answers = iter([OSError("busy"), RuntimeError("driver"), {("local", 0): GpuUsage(50, 4000)}])
+
+        def usage(self) -> dict[tuple[str, int], GpuUsage]:
+            answer = next(self.answers, {("local", 0): GpuUsage(50, 4000)})
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+    async def story() -> None:
+        async with server(tmp_path, fleet=Moody(REAL)) as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            usage = here.conductor.usage
+            await here.until(lambda: job in usage._samples and usage._samples[job].memory_mb == 4000)
+
+    monkeypatch.setattr("shoal.server.usage.SAMPLE_S", 0.01)
     run(story())

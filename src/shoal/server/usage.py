@@ -6,7 +6,7 @@ What a job used that ended well, and never shared its GPU, is kept with it; late
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ from shoal.server.models import JobState
 
 if TYPE_CHECKING:
     from shoal.server.conductor import Conductor
+
+log = logging.getLogger("shoal.server")
 
 SAMPLE_S = 5.0
 MIN_SAMPLES = 2
@@ -80,8 +82,12 @@ class Usage:
     async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_S)
-            with contextlib.suppress(OSError):
+            try:
                 self.take(await asyncio.to_thread(self.c.executor.usage), self.c.now_s())
+            except OSError:
+                pass  # a driver that does not answer now may do so the next time
+            except Exception:
+                log.exception("cannot tell what the GPUs are used for; looking again in %g s", SAMPLE_S)
 
     def take(self, usage: Mapping[tuple[str, int], GpuUsage], now_s: float) -> None:
         """What the GPUs did at this moment."""
