@@ -5,8 +5,11 @@ import pytest
 from drive import Drive
 from test_outlook import scene
 
-from shoal.core.cluster import Cluster, User
+from shoal.core.cluster import Cluster, Node, User
+from shoal.core.profile import Profile
+from shoal.policies.fair import binding, scenes
 from shoal.policies.fair.guard import LIMIT, Choice, places, steer
+from shoal.policies.fair.kernels import SPANS
 from shoal.policies.registry import make_policy
 
 QUANTUM_S = 60.0
@@ -157,3 +160,34 @@ def test_users_with_gangs_that_span_nodes_are_always_within_a_quantums_work_of_t
         assert np.abs(d.off_by_of_what_was_given()).max() <= nodes * gpus * QUANTUM_S
         turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
         assert ((d.now_s - d.view.changed_s) / turn_s)[d.view.gpus == 0].max(initial=0.0) <= 10.0
+
+
+def test_a_gang_that_spans_nodes_of_one_type_is_no_such_gang_where_it_fits_a_node(monkeypatch):
+    machines = [Node(f"p{i}", 8, "p100") for i in range(3)] + [Node(f"k{i}", 4, "k80") for i in range(6)]
+    users = [User("a"), User("b", 2.0), User("c")]
+    d = Drive(Cluster(tuple(machines), tuple(users)), make_policy("gandiva-fair", {"rest_s": "0"}))
+    seen = []
+
+    def look(r):
+        for outset in scenes.outsets(r):
+            n = len(outset.rows) - outset.scene.small
+            assert set(outset.scene.span_node.tolist()) <= set(range(len(outset.nodes)))
+            assert (r.home[outset.rows[outset.scene.small :]] <= SPANS).all()
+            seen.append((set(r.types[outset.rows].tolist()), n))
+            yield outset
+
+    monkeypatch.setattr(binding, "outsets", look)
+    rng = np.random.default_rng(3)
+    ups = {"a": 5.0, "b": 1.2, "c": 3.0}
+    running = []
+    for _ in range(120):
+        user, size = str(rng.choice(["a", "b", "c"])), int(rng.choice([1, 2, 4, 8, 8, 16]))
+        rows = [
+            (t, g, 0, 1 / g / v) for t, v in (("k80", 1.0), ("p100", ups[user])) for g in (1, 2, 4, 8, 16)
+        ]
+        running.append(d.submit(user, size, Profile.from_rows(user, rows)))
+        d.run(240.0)
+        if len(running) > 12:
+            d.finish(running.pop(int(rng.integers(12))))
+    assert {len(types) for types, _ in seen} == {1}
+    assert max(n for _, n in seen) >= 2

@@ -75,3 +75,20 @@ def test_users_are_within_a_quantums_work_of_their_parts_wherever_all_can_have_t
     found = [furthest_off(seed, sizes) for seed in range(8)]
     assert all(off <= 1.0 or fraction < 0.999 for off, fraction in found), found
     assert sum(off <= 1.0 for off, _ in found) >= 6, found
+
+
+def test_who_is_ahead_only_as_nobody_else_fits_does_not_keep_those_behind_from_what_all_can_have():
+    # u2's small jobs fit beside u1's whatever runs there; u1 has its part only when no gang of 8 runs.
+    claims = {"u0": (3.0, (8, 8)), "u1": (1.0, (2,)), "u2": (1.0, (1, 2, 4, 4)), "u3": (3.0, (2, 8))}
+    jobs = [(k, size) for k, (_, sizes) in enumerate(claims.values()) for size in sizes]
+    part = np.array([3.0, 1.0, 1.0, 3.0])
+    # Gangs of 8 run for 3/8 f (u0) and a (u3) of the time: u1 has 2 (1 - 3/8 f - a), u3 that and 8 a. So f = 8/9.
+    assert fraction_for_all(jobs, 2, 4, part) == pytest.approx(8 / 9)
+    users = [User(name, tickets) for name, (tickets, _) in claims.items()]
+    d = Drive(Cluster.of(2, 4).with_users(users), make_policy("gandiva-fair"))
+    for name, (_, sizes) in claims.items():
+        for size in sizes:
+            d.submit(name, size)
+    d.run(12 * 3600)
+    had = d.ledger.account.sum(axis=1)[:, 1] / d.now_s
+    assert (had >= 0.97 * 8 / 9 * part).all(), had / part

@@ -151,7 +151,8 @@ class FairAfs(Policy):
         np.clip(self.pool_lag, -self.options.quantum_s, self.options.quantum_s, out=self.pool_lag)
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        self.accounts.go_on(gpus, types, view.user, self.market.weights, self.options.credit_s)
+        credit_s = self.options.credit_s
+        self.accounts.go_on(gpus, types, view.user, self.market.weights, credit_s, credit_s)
 
     def _bind(
         self,

@@ -53,8 +53,10 @@ class GandivaFairOptions:
     forget_s: float = 3600.0
     #: Parts of users that are behind or ahead are made larger or smaller, to get it back in about this long.
     correct_s: float = 3600.0
-    #: What a user may be owed, or owe, at most, in quanta of its part; more is forgotten.
+    #: What a user may be owed, and owe, at most, in quanta of its part; more is forgotten. Who is ahead on GPUs that
+    #: others cannot use is not to owe it for long.
     credit_quanta: float = 60.0
+    debt_quanta: float = 10.0
     #: On nodes, users this far behind their part, in quanta of all GPUs of the type, have jobs moved to where
     #: they can run; a quarter of it, and their nodes choose sets of jobs in their favour.
     relief_quanta: float = 0.4
@@ -71,6 +73,7 @@ class GandivaFairOptions:
             "forget_s",
             "correct_s",
             "credit_quanta",
+            "debt_quanta",
             "patience_turns",
         ):
             if not getattr(self, name) > 0:
@@ -180,8 +183,16 @@ class GandivaFair(Policy):
         view.memory_a += (view.gpus - view.memory_c) * span_s
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        credit_s = float(self.options.credit_quanta * self.options.quantum_s)
-        self.accounts.go_on(gpus, types, view.user, self.market.weights, credit_s)
+        o = self.options
+        self.accounts.go_on(
+            gpus,
+            types,
+            view.user,
+            self.market.weights,
+            float(o.credit_quanta * o.quantum_s),
+            float(o.debt_quanta * o.quantum_s),
+            2.0 * o.quantum_s * float(view.requested_gpus.max(initial=0)),
+        )
 
     def _passes(self, r: Round) -> FloatArray:
         view, pull = r.view, float(self.options.pull)

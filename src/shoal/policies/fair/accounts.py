@@ -75,9 +75,14 @@ def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
 
 
 @njit(cache=True)
-def keep_in_bounds(beyond: FloatArray, part: FloatArray, credit_s: float) -> None:
-    """Nobody is owed, or owes, more than `credit_s` seconds of its part, and in all nothing is owed.
+def keep_in_bounds(
+    beyond: FloatArray, part: FloatArray, credit_s: float, debt_s: float, least: float
+) -> None:
+    """Nobody is owed more than `credit_s` seconds of its part, or owes more than `debt_s`, and in all nothing is owed.
 
+    Neither bound is below `least` GPU-seconds: a small user may have to wait long for a large gang of its own. Where
+    gangs keep each other out, some are ahead for ever as nobody else fits beside others; were they to owe all of it,
+    it would weigh against those whom they run beside, who are behind.
     What users who have left owe to those present, or are owed, is shared out in proportion to parts: so who
     comes new stands where the others do on average. Who has no part of a type keeps what it has.
     """
@@ -86,8 +91,8 @@ def keep_in_bounds(beyond: FloatArray, part: FloatArray, credit_s: float) -> Non
         total = owed = 0.0
         for u in range(users):
             if part[u, t] > 0.0:
-                bound = credit_s * part[u, t]
-                beyond[u, t] = min(max(beyond[u, t], -bound), bound)
+                credit, debt = max(credit_s * part[u, t], least), max(debt_s * part[u, t], least)
+                beyond[u, t] = min(max(beyond[u, t], -credit), debt)
                 owed += beyond[u, t]
                 total += part[u, t]
         for u in range(users):
@@ -150,11 +155,18 @@ class Accounts:
         return np.asarray(factors(self.beyond, self.part, over_s))
 
     def go_on(
-        self, gpus: IntArray, gpu_type: IntArray, user: IntArray, part: FloatArray, credit_s: float
+        self,
+        gpus: IntArray,
+        gpu_type: IntArray,
+        user: IntArray,
+        part: FloatArray,
+        credit_s: float,
+        debt_s: float,
+        least: float = 0.0,
     ) -> None:
-        """From now on jobs have these GPUs, and users these parts."""
+        """From now on jobs have these GPUs, and users these parts; for the bounds see `keep_in_bounds`."""
         self.part = np.array(part, np.float64)
-        keep_in_bounds(self.beyond, self.part, credit_s)
+        keep_in_bounds(self.beyond, self.part, credit_s, debt_s, least)
         gpus_of_users(gpus, gpu_type, user, self.gpus)
 
     def state(self) -> dict[str, Any]:

@@ -12,8 +12,11 @@ from shoal.policies.fair import balancer, guard, homes, kernels, relief
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
 from shoal.policies.fair.outlook import ENOUGH, better_places, outlook
 from shoal.policies.fair.round import Nodes, Round, Rows
-from shoal.policies.fair.scenes import outsets
+from shoal.policies.fair.scenes import Outset, outsets
 from shoal.policies.fair.spans import NO_SPANS, Span, SpanArrays, number_spans, span_over
+
+#: Where no better places were found, there is no looking ahead again for so many quanta, unless jobs come or go.
+_LOOK_QUANTA = 5
 
 
 class Binding:
@@ -30,6 +33,9 @@ class Binding:
         #: When jobs were moved to relieve their users, in the last `balance_s`.
         self.relieved_s: list[float] = []
         self.balance_at_s = 0.0
+        self.look_at_s = 0.0
+        #: What jobs there were when places were looked for: how many, and the sum of their ids.
+        self.looked_at = (0, 0)
 
     def look_up(self, view: View, nodes: Nodes) -> tuple[IntArray, IntArray, SpanArrays]:
         """(home, type, spans) of each row. A home on a node that is lost is none."""
@@ -106,6 +112,8 @@ class Binding:
         return r.new_quantum and r.now_s >= self.balance_at_s
 
     def _choose_nodes(self, r: Round, rows: Rows) -> None:
+        if (r.home[r.spans.rows] > SPANS).any():  # some have left their nodes
+            r.spans = number_spans(r.view.job_ids, r.home, self.spans)
         if not len(rows):
             return
         load = balancer.ticket_load(r.rate, r.home, r.nodes.gpus, r.bound, r.spanning_tickets())
@@ -295,25 +303,35 @@ class Binding:
         not run yet moves nothing.
         """
         self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
-        fresh = np.isinf(r.view.first_start_s)
+        jobs, moves = (len(r.view), int(r.view.job_ids.sum())), 0
+        look = r.now_s >= self.look_at_s or jobs != self.looked_at
         for outset in outsets(r):
-            movable = self._rested(r) | fresh
             r.foreseen[outset.rows] = True
-            most = len(outset.rows) if fresh[outset.rows].all() else self.most - len(self.relieved_s)
-            first = int(r.now_s / r.quantum_s)
-            where = outset.where(r.home)
-            for k, a, b in better_places(where, outset.scene, movable[outset.rows], first, most):
-                row, old, new = int(outset.rows[k]), int(outset.nodes[a]), int(outset.nodes[b])
-                if k < outset.scene.small:
-                    r.home[row] = new
-                else:
-                    span = self.spans[int(r.view.job_ids[row])]
-                    self._bind_span(r, row, tuple(sorted((new if s == old else s, g) for s, g in span)))
-                if not fresh[row]:
-                    r.moved.add(row)
-                    self.relieved_s.append(r.now_s)
+            moves += self._find_places(r, outset) if look else 0
         if len(r.spans.rows):
             r.spans = number_spans(r.view.job_ids, r.home, self.spans)
+        if look:
+            self.look_at_s = r.now_s + (1 if moves else _LOOK_QUANTA) * r.quantum_s
+            self.looked_at = jobs
+
+    def _find_places(self, r: Round, outset: Outset) -> int:
+        """Move jobs to better places; how many."""
+        fresh = np.isinf(r.view.first_start_s)
+        movable = self._rested(r) | fresh
+        most = len(outset.rows) if fresh[outset.rows].all() else self.most - len(self.relieved_s)
+        first = int(r.now_s / r.quantum_s)
+        moves = better_places(outset.where(r.home), outset.scene, movable[outset.rows], first, most)
+        for k, a, b in moves:
+            row, old, new = int(outset.rows[k]), int(outset.nodes[a]), int(outset.nodes[b])
+            if k < outset.scene.small:
+                r.home[row] = new
+            else:
+                span = self.spans[int(r.view.job_ids[row])]
+                self._bind_span(r, row, tuple(sorted((new if s == old else s, g) for s, g in span)))
+            if not fresh[row]:
+                r.moved.add(row)
+                self.relieved_s.append(r.now_s)
+        return len(moves)
 
     def left(self, job_id: int) -> None:
         self.spans.pop(job_id, None)
@@ -326,6 +344,8 @@ class Binding:
             "migrations": self.migrations,
             "balance_at_s": self.balance_at_s,
             "relieved_s": self.relieved_s,
+            "look_at_s": self.look_at_s,
+            "looked_at": list(self.looked_at),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -334,3 +354,5 @@ class Binding:
         self.migrations = state["migrations"]
         self.balance_at_s = state["balance_at_s"]
         self.relieved_s = list(state.get("relieved_s", []))
+        self.look_at_s = state.get("look_at_s", 0.0)
+        self.looked_at = tuple(state.get("looked_at", (0, 0)))
