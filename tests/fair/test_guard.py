@@ -147,6 +147,17 @@ HARD = {
 }
 
 
+def waiting_that_fit(d):
+    """Sizes of waiting gangs that would fit on GPUs that idle."""
+    free = d.scheduler.supply.gpus_of_node.copy()
+    for where in d.scheduler.placements.values():
+        for node, gpus in where:
+            free[node] -= gpus
+    widest = d.scheduler.supply.gpus_of_node.max()
+    sizes = d.view.requested_gpus[d.view.gpus == 0].tolist()
+    return [s for s in sizes if s <= (free.max() if s <= widest else free.sum())]
+
+
 @pytest.mark.parametrize("name", HARD)
 def test_users_with_gangs_that_span_nodes_are_always_within_a_quantums_work_of_their_parts(name):
     nodes, gpus, claims = HARD[name]
@@ -160,6 +171,7 @@ def test_users_with_gangs_that_span_nodes_are_always_within_a_quantums_work_of_t
         assert np.abs(d.off_by_of_what_was_given()).max() <= nodes * gpus * QUANTUM_S
         turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
         assert ((d.now_s - d.view.changed_s) / turn_s)[d.view.gpus == 0].max(initial=0.0) <= 10.0
+        assert waiting_that_fit(d) == []
 
 
 def test_a_gang_that_spans_nodes_of_one_type_is_no_such_gang_where_it_fits_a_node(monkeypatch):
