@@ -9,6 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.errors import ShoalError
+from shoal.core.stable_order import stable_order
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
 from shoal.policies.order import times_at
@@ -47,7 +48,7 @@ def first_shares(
     for j in range(n):
         start[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
     left = gpus
-    for k in np.argsort(start, kind="mergesort"):
+    for k in stable_order(start):
         j = n - 1 - k
         if min_gpus[j] <= left:
             share[j] = min_gpus[j]

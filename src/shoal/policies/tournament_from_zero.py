@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.stable_order import stable_order
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import SHORT, lift, next_to_beat, plant, set_job
 
@@ -52,7 +53,7 @@ def hand_out_from_zero(
         wait[k] = min(wait[2 * k], wait[2 * k + 1])
     doubles = np.zeros(n, np.bool_)
     counts = np.zeros(n // _STRIDE + 1, np.int64)
-    by_need = np.argsort(-min_gpus)  # those who need most can start no more first
+    by_need = stable_order(-1.0 * min_gpus)  # those who need most can start no more first
     gone, waiting = 0, n
     while gpus > 0:
         while gone < n and min_gpus[by_need[gone]] > gpus:

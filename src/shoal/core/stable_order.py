@@ -1,0 +1,41 @@
+"""Rows by their keys, equal ones as they stood: `np.argsort(keys, kind="stable")` for kernels.
+
+Numba's own takes 1.8 s to compile where a policy is used for the first time; this takes a fraction of that.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+#: Runs of this many are sorted by insertion.
+_RUN = 16
+
+
+@njit(cache=True)  # type: ignore[untyped-decorator]
+def stable_order(keys: NDArray[np.float64]) -> NDArray[np.intp]:
+    """The indices of `keys`, smallest first."""
+    n = len(keys)
+    order, spare = np.empty(n, np.intp), np.empty(n, np.intp)
+    for i in range(n):  # insert it among those of its run that are there
+        at, begin, key = i, i - i % _RUN, keys[i]
+        while at > begin and keys[order[at - 1]] > key:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = i
+    width = _RUN
+    while width < n:
+        for begin in range(0, n, 2 * width):
+            middle, end = min(begin + width, n), min(begin + 2 * width, n)
+            a, b = begin, middle
+            for at in range(begin, end):
+                if b == end or (a < middle and keys[order[a]] <= keys[order[b]]):
+                    spare[at] = order[a]
+                    a += 1
+                else:
+                    spare[at] = order[b]
+                    b += 1
+        order, spare = spare, order
+        width *= 2
+    return order
