@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.stable_order import stable_order
 from shoal.core.water_filling import water_fill_into
 
 FloatArray = NDArray[np.float64]
@@ -157,7 +158,7 @@ def split_stride(
         if start[s + 1] > start[s]:
             key[m], what[m] = _aggregate_pass(local[start[s] : start[s + 1]], passed, rate), s
             m += 1
-    for e in np.argsort(key[:m], kind="mergesort"):
+    for e in stable_order(key[:m]):
         if what[e] >= 0:
             _run_node(what[e], start, local, size, free, runs)
             continue

@@ -11,6 +11,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.stable_order import stable_order
 from shoal.policies.afs_l import afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
@@ -54,7 +55,7 @@ def grant(
         if pool_cap[u] > 0.0:
             key[m], what[m] = pool_lag[u] / max(pool_rate[u], NO_RATE), u
             m += 1
-    order = np.argsort(key[:m], kind="mergesort")
+    order = stable_order(key[:m])
     for e in order:
         if what[e] < 0:
             i = -1 - what[e]
@@ -117,13 +118,13 @@ def by_turns(
         keep[k] = n >= gpus and kept[rows[k]]
         holding += now_gpus[rows[k]] if keep[k] else 0
         first[k] = first_start_s[rows[k]]
-    if holding > gpus:
-        keep[:] = False
-    order = np.argsort(first, kind="mergesort")
+    for k in range(n):
+        keep[k] = keep[k] and holding <= gpus
+    order = stable_order(first)
     for k in range(n):
         had[k] = turns[rows[order[k]]]
     others, m = np.empty(n, np.int32), 0
-    for k in np.argsort(had, kind="mergesort"):
+    for k in stable_order(had):
         if not keep[order[k]]:
             others[m] = order[k]
             m += 1
