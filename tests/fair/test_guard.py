@@ -29,7 +29,7 @@ def steered(it, where, runs, must=(), most_moves=0):
     has_to = np.zeros(n, bool)
     has_to[list(must)] = True
     where = np.array(where, np.int32)
-    out = steer(it, where, Choice(chosen, free, place), has_to, np.ones(n, bool), most_moves, np.arange(n))
+    out = steer(it, Choice(chosen, free, where, place), has_to, np.ones(n, bool), most_moves, np.arange(n))
     return np.flatnonzero(out.runs).tolist(), out.free.tolist(), out.place.tolist()
 
 

@@ -263,10 +263,10 @@ class Binding:
         """Run other sets where these would take a user too far off its part: see `guard`."""
         for outset in outsets(r):
             rows, scene = outset.rows, outset.scene
-            before = guard.Choice(runs[rows], free[outset.nodes].astype(np.int64), guard.places(scene))
+            idle, where = free[outset.nodes].astype(np.int64), outset.where(r.home)
+            before = guard.Choice(runs[rows], idle, where, guard.places(scene))
             choice = guard.steer(
                 scene,
-                outset.where(r.home),
                 before,
                 before.runs & (passed[rows] < relief.FIRST),
                 self._rested(r)[rows],
@@ -274,14 +274,18 @@ class Binding:
                 np.argsort(passed[rows], kind="stable"),
             )
             runs[rows], free[outset.nodes] = choice.runs, choice.free
-            for k in np.flatnonzero((choice.place != before.place).any(axis=1)).tolist():
-                row = int(rows[scene.small + k])
-                taken = choice.place[k]
+            moved = np.flatnonzero(choice.where != where)
+            r.home[rows[moved]] = outset.nodes[choice.where[moved]]
+            spans = scene.small + np.flatnonzero((choice.place != before.place).any(axis=1))
+            for k in spans.tolist():
+                taken = choice.place[k - scene.small]
                 span = tuple((int(outset.nodes[s]), int(taken[s])) for s in np.flatnonzero(taken))
-                self._bind_span(r, row, span)
+                self._bind_span(r, int(rows[k]), span)
+            for row in rows[np.concatenate([moved, spans])].tolist():
                 r.moved.add(row)
                 self._note(r, row)
                 self.relieved_s.append(r.now_s)
+        self._store(r)
         if len(r.spans.rows):
             r.spans = number_spans(r.view.job_ids, r.home, self.spans)
 

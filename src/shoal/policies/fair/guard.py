@@ -33,15 +33,17 @@ _HARDLY = 5.0
 
 
 class Choice(NamedTuple):
-    """Who runs, the GPUs left on each node, and place[k, s], the GPUs that the k-th span takes of node s."""
+    """Who runs, the GPUs left on each node, the nodes of small rows, and what each span takes of each node."""
 
     runs: BoolArray
     free: Ints
+    where: IntArray
     place: Ints
 
 
 @njit(cache=True)
 def places(scene: Scene) -> Ints:
+    """[span, node]: GPUs."""
     out = np.zeros((len(scene.span_start) - 1, len(scene.gpus_of_node)), np.int64)
     for k in range(len(out)):
         for j in range(scene.span_start[k], scene.span_start[k + 1]):
@@ -51,7 +53,7 @@ def places(scene: Scene) -> Ints:
 
 @njit(cache=True)
 def _copy(choice: Choice) -> Choice:
-    return Choice(choice.runs.copy(), choice.free.copy(), choice.place.copy())
+    return Choice(choice.runs.copy(), choice.free.copy(), choice.where.copy(), choice.place.copy())
 
 
 # -- what users will have ------------------------------------------------------------------------------
@@ -97,33 +99,33 @@ def _had(scene: Scene, rank: Ints, choice: Choice) -> FloatArray:
 
 
 @njit(cache=True)
-def _take(scene: Scene, where: IntArray, choice: Choice, i: int, runs: bool) -> None:
+def _take(scene: Scene, choice: Choice, i: int, runs: bool) -> None:
     """Row i runs from now on, or does not."""
     choice.runs[i] = runs
     sign = 1 if runs else -1
     if i < scene.small:
-        choice.free[where[i]] -= sign * scene.size[i]
+        choice.free[choice.where[i]] -= sign * scene.size[i]
     else:
         for s in range(len(choice.free)):
             choice.free[s] -= sign * choice.place[i - scene.small, s]
 
 
 @njit(cache=True)
-def _make_way(scene: Scene, where: IntArray, must: BoolArray, choice: Choice, i: int) -> bool:
+def _make_way(scene: Scene, must: BoolArray, choice: Choice, i: int) -> bool:
     """Whether row i can run where it is bound, which it then does; gangs that span nodes and keep it out do not."""
-    _take(scene, where, choice, i, True)
+    _take(scene, choice, i, True)
     for other in range(scene.small, len(choice.runs)):
         in_way = ((choice.free < 0) & (choice.place[other - scene.small] > 0)).any()
         if in_way and other != i and choice.runs[other] and not must[other]:
-            _take(scene, where, choice, other, False)
+            _take(scene, choice, other, False)
     return bool(choice.free.min() >= 0)
 
 
 @njit(cache=True)
-def _replace(scene: Scene, where: IntArray, choice: Choice, i: int, avoid: int) -> bool:
+def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
     """Whether row i, which spans nodes, can run without node `avoid`; then it does, where most GPUs are free."""
     if choice.runs[i]:
-        _take(scene, where, choice, i, False)
+        _take(scene, choice, i, False)
     place, left = choice.place[i - scene.small], scene.size[i]
     place[:] = 0
     while left > 0:
@@ -135,12 +137,12 @@ def _replace(scene: Scene, where: IntArray, choice: Choice, i: int, avoid: int) 
             return False
         place[to] = min(left, choice.free[to])
         left -= place[to]
-    _take(scene, where, choice, i, True)
+    _take(scene, choice, i, True)
     return True
 
 
 @njit(cache=True)
-def _fill(scene: Scene, where: IntArray, aim: FloatArray, must: BoolArray, choice: Choice) -> None:
+def _fill(scene: Scene, aim: FloatArray, must: BoolArray, choice: Choice) -> None:
     """Run the best full sets of small rows on all nodes, beside those that span nodes or must run."""
     n, gpus = scene.small, float(scene.gpus_of_node.sum())
     x = scene.owed - aim + scene.part * gpus / scene.part.sum()
@@ -153,11 +155,11 @@ def _fill(scene: Scene, where: IntArray, aim: FloatArray, must: BoolArray, choic
         for s in range(len(choice.free)):
             m = 0
             for i in range(n):
-                if where[i] == s and not must[i]:
+                if choice.where[i] == s and not must[i]:
                     rows[m] = i
                     m += 1
                     if choice.runs[i]:
-                        _take(scene, where, choice, i, False)
+                        _take(scene, choice, i, False)
                         x[scene.user[i]] += scene.size[i]
             by_size(rows, m, scene.size)
             for i in rows[:m]:
@@ -166,17 +168,17 @@ def _fill(scene: Scene, where: IntArray, aim: FloatArray, must: BoolArray, choic
             full_set(rows, m, worth, scene.size, choice.free[s], table, chosen)
             for k in range(m):
                 if chosen[k]:
-                    _take(scene, where, choice, rows[k], True)
+                    _take(scene, choice, rows[k], True)
                     x[scene.user[rows[k]]] -= scene.size[rows[k]]
 
 
 @njit(cache=True)
-def _clear(scene: Scene, where: IntArray, must: BoolArray, choice: Choice) -> Choice:
+def _clear(scene: Scene, must: BoolArray, choice: Choice) -> Choice:
     """The same without small rows that need not run."""
     out = _copy(choice)
     for i in range(scene.small):
         if out.runs[i] and not must[i]:
-            _take(scene, where, out, i, False)
+            _take(scene, out, i, False)
     return out
 
 
@@ -184,44 +186,70 @@ def _clear(scene: Scene, where: IntArray, must: BoolArray, choice: Choice) -> Ch
 
 
 @njit(cache=True)
-def _bearable(off: FloatArray, urgency: FloatArray) -> bool:
-    """Whether nobody is further off than LIMIT, nor further behind than half of it who can hardly make up for it."""
-    hardly = (off > 0.5 * LIMIT) & (urgency > _HARDLY)
-    return not ((np.abs(off) > LIMIT) | hardly).any()
+def _bearable(scene: Scene, had: FloatArray) -> bool:
+    """Whether nobody is too far off by it.
+
+    That is further than LIMIT, or who can hardly make up for it further behind than half of that, and than before.
+    """
+    gpus, off = scene.gpus_of_node.sum(), _off(scene, had)
+    for u in range(len(off)):
+        before = scene.owed[u] / gpus
+        most = 0.5 * LIMIT if scene.urgency[u] > _HARDLY else LIMIT
+        if off[u] > max(most, before) + 1e-9 or off[u] < min(-LIMIT, before) - 1e-9:
+            return False
+    return True
+
+
+@njit(cache=True)
+def _run_on(
+    scene: Scene, must: BoolArray, rank: Ints, choice: Choice, i: int, node: int
+) -> tuple[bool, Choice]:
+    """Whether row i can run on this node (a span: where it is bound), with nobody too far off; and how."""
+    trial = _clear(scene, must, choice)
+    if i < scene.small:
+        trial.where[i] = node
+    if scene.size[i] > scene.gpus_of_node[node] and i < scene.small:
+        return False, choice
+    must[i] = _make_way(scene, must, trial, i)
+    if must[i]:
+        _fill(scene, np.zeros(len(scene.part)), must, trial)
+        must[i] = _bearable(scene, _had(scene, rank, trial))
+    return must[i], trial
 
 
 @njit(cache=True)
 def _press(
-    scene: Scene, where: IntArray, must: BoolArray, rank: Ints, choice: Choice
-) -> tuple[Choice, FloatArray]:
+    scene: Scene, must: BoolArray, movable: BoolArray, most_moves: int, rank: Ints, choice: Choice
+) -> tuple[Choice, FloatArray, int]:
     """Rows that have waited half their patience run, and must from now on, where nobody is too far off by it.
 
-    Otherwise their user is to save up for them, or it would run ahead by all of the gang when patience ends. So the
-    second is what users aim to be owed: half of what the gang will take.
+    Those on one node may change it for that. Otherwise their user is to save up for them, or it would be ahead by all
+    of the gang when patience ends: the second are what users aim to be owed, half of what the gang will take.
     """
-    aim, nothing = np.zeros(len(scene.part)), np.zeros(len(scene.part))
+    aim = np.zeros(len(scene.part))
     for i in np.argsort(-scene.waited_turns, kind="mergesort"):
         if scene.waited_turns[i] < 0.5 * scene.patience_turns:
             break
         if choice.runs[i]:
             continue
-        trial = _clear(scene, where, must, choice)
-        must[i] = _make_way(scene, where, must, trial, i)
-        if must[i]:
-            _fill(scene, where, nothing, must, trial)
-            must[i] = _bearable(_off(scene, _had(scene, rank, trial)), scene.urgency)
-        if must[i]:
+        home = choice.where[i] if i < scene.small else 0
+        ok, trial = _run_on(scene, must, rank, choice, i, home)
+        for s in range(len(choice.free) if i < scene.small and movable[i] and most_moves > 0 else 0):
+            if not ok and s != home:
+                ok, trial = _run_on(scene, must, rank, choice, i, s)
+                if ok:
+                    most_moves -= 1
+        if ok:
             choice = trial
         else:
             u = scene.user[i]
             aim[u] = max(aim[u], 0.5 * scene.size[i] * (1.0 - scene.part[u] / scene.part.sum()))
-    return choice, aim
+    return choice, aim, most_moves
 
 
 @njit(cache=True)
 def steer(
     scene: Scene,
-    where: IntArray,
     choice: Choice,
     must: BoolArray,
     movable: BoolArray,
@@ -237,13 +265,13 @@ def steer(
     if np.abs(scene.owed).max() > LOST * gpus:
         return choice
     must, movable = must.copy(), movable.copy()
-    choice, aim = _press(scene, where, must, rank, choice)
+    choice, aim, most_moves = _press(scene, must, movable, most_moves, rank, choice)
     off = np.abs(_off(scene, _had(scene, rank, choice)) - aim / gpus)
     if off.max() <= LIMIT:
         return choice
     least = (off**_POWER).sum()
     for _ in range(_STEPS):
-        base, at, moves = _clear(scene, where, must, choice), -1, False
+        base, at, moves = _clear(scene, must, choice), -1, False
         for i in range(n - 1, len(choice.runs)):  # n - 1: no change of spans
             if i >= n and must[i]:
                 continue
@@ -255,13 +283,13 @@ def steer(
                     continue
                 trial = _copy(base)
                 if i >= n and avoid > -2:
-                    if not _replace(scene, where, trial, i, avoid):
+                    if not _replace(scene, trial, i, avoid):
                         continue
                 elif i >= n and base.runs[i]:
-                    _take(scene, where, trial, i, False)
-                elif i >= n and not _make_way(scene, where, must, trial, i):
+                    _take(scene, trial, i, False)
+                elif i >= n and not _make_way(scene, must, trial, i):
                     continue
-                _fill(scene, where, aim, must, trial)
+                _fill(scene, aim, must, trial)
                 value = (np.abs(_off(scene, _had(scene, rank, trial)) - aim / gpus) ** _POWER).sum()
                 if value < least * (1.0 if avoid == -2 else 1.0 - _MIN_GAIN) - 1e-12:
                     least, at, moves, choice = value, i, avoid > -2, trial
