@@ -93,7 +93,7 @@ def balance(
         types = max(types, type_of_node[s] + 1)
     where = np.where(active, home, -1).astype(np.int32)
     start, rows = rows_by_group(where, nodes)
-    need = np.zeros(nodes)
+    need, load = np.zeros(nodes), ticket_load(tickets, home, gpus_of_node, active, spanning)
     for s in range(nodes):
         if gpus_of_node[s] > 0:
             need[s] = time_needed(
@@ -124,6 +124,7 @@ def balance(
                 type_of_node,
                 movable,
                 spanning,
+                load,
                 need,
                 min_gain,
                 swaps,
@@ -133,6 +134,9 @@ def balance(
                 failed += 1
                 continue
             need[high], need[other] = need_high, need_other
+            more = tickets[a] - (tickets[b] if b >= 0 else 0.0)
+            load[high] -= more / gpus_of_node[high]
+            load[other] += more / gpus_of_node[other]
             where[a] = home[a] = other
             moves.append((a, other))
             if b >= 0:
@@ -153,6 +157,7 @@ def _best_step(
     type_of_node: IntArray,
     movable: BoolArray,
     spanning: FloatArray,
+    load: FloatArray,
     need: FloatArray,
     min_gain: float,
     swaps: bool,
@@ -181,10 +186,16 @@ def _best_step(
                     b = there[k] if exchange else -1
                     if b >= 0 and (not movable[b] or size[b] > gpus[high]):
                         continue
+                    most = bound if best_a < 0 else max(best_high, best_other) - 1e-12
+                    more = tickets[a] - (tickets[b] if b >= 0 else 0.0)
+                    # What is needed is never below the ticket load per GPU, which is known at once.
+                    if load[high] - more / gpus[high] >= most or load[s] + more / gpus[s] >= most:
+                        continue
                     left = time_needed(here, tickets, size, gpus[high], spanning[high], a, b)
+                    if left >= most:
+                        continue
                     right = time_needed(there, tickets, size, gpus[s], spanning[s], b, a)
-                    worst = max(left, right)
-                    if worst < (bound if best_a < 0 else max(best_high, best_other) - 1e-12):
+                    if right < most:
                         best_a, best_b, best_s, best_high, best_other = a, b, s, left, right
     return best_a, best_b, best_s, best_high, best_other
 
