@@ -30,6 +30,12 @@ _STEPS = 4
 _MIN_GAIN = 0.1
 #: Whose being behind counts for more than this can hardly make up for it: see `accounts.urgency`.
 _HARDLY = 5.0
+#: How many rows that have waited long are tried to run in one quantum; the longest wait comes first.
+_MOST_PRESSED = 8
+
+
+#: A span keeps its nodes, or may have any; else it leaves this one.
+_STAY, _ANYWHERE = -2, -1
 
 
 class Choice(NamedTuple):
@@ -142,6 +148,21 @@ def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
 
 
 @njit(cache=True)
+def _changed(scene: Scene, must: BoolArray, base: Choice, i: int, avoid: int) -> tuple[bool, Choice]:
+    """Whether row i, if it spans nodes, can begin or end, or run without node `avoid`; and the choice then."""
+    trial = _copy(base)
+    if i < scene.small:
+        return True, trial
+    if avoid != _STAY:
+        leaves = avoid == _ANYWHERE or base.place[i - scene.small, avoid] > 0
+        return leaves and _replace(scene, trial, i, avoid), trial
+    if base.runs[i]:
+        _take(scene, trial, i, False)
+        return True, trial
+    return _make_way(scene, must, trial, i), trial
+
+
+@njit(cache=True)
 def _fill(scene: Scene, aim: FloatArray, must: BoolArray, choice: Choice) -> None:
     """Run the best full sets of small rows on all nodes, beside those that span nodes or must run."""
     n, gpus = scene.small, float(scene.gpus_of_node.sum())
@@ -226,12 +247,13 @@ def _press(
     Those on one node may change it for that. Otherwise their user is to save up for them, or it would be ahead by all
     of the gang when patience ends: the second are what users aim to be owed, half of what the gang will take.
     """
-    aim = np.zeros(len(scene.part))
+    aim, tried = np.zeros(len(scene.part)), 0
     for i in np.argsort(-scene.waited_turns, kind="mergesort"):
-        if scene.waited_turns[i] < 0.5 * scene.patience_turns:
+        if scene.waited_turns[i] < 0.5 * scene.patience_turns or tried == _MOST_PRESSED:
             break
         if choice.runs[i]:
             continue
+        tried += 1
         home = choice.where[i] if i < scene.small else 0
         ok, trial = _run_on(scene, must, rank, choice, i, home)
         for s in range(len(choice.free) if i < scene.small and movable[i] and most_moves > 0 else 0):
@@ -272,27 +294,18 @@ def steer(
     least = (off**_POWER).sum()
     for _ in range(_STEPS):
         base, at, moves = _clear(scene, must, choice), -1, False
-        for i in range(n - 1, len(choice.runs)):  # n - 1: no change of spans
+        for i in range(n - 1, len(choice.runs)):  # n - 1: other sets of small rows only
             if i >= n and must[i]:
                 continue
-            options = len(choice.free) if i >= n and movable[i] and most_moves > 0 else -1
-            for avoid in range(
-                -2, options
-            ):  # -2: none of its nodes change; -1: all may; else without this one
-                if avoid >= 0 and base.place[i - n, avoid] == 0:
-                    continue
-                trial = _copy(base)
-                if i >= n and avoid > -2:
-                    if not _replace(scene, trial, i, avoid):
-                        continue
-                elif i >= n and base.runs[i]:
-                    _take(scene, trial, i, False)
-                elif i >= n and not _make_way(scene, must, trial, i):
+            may_move = i >= n and movable[i] and most_moves > 0
+            for avoid in range(_STAY, len(choice.free) if may_move else _ANYWHERE):
+                ok, trial = _changed(scene, must, base, i, avoid)
+                if not ok:
                     continue
                 _fill(scene, aim, must, trial)
                 value = (np.abs(_off(scene, _had(scene, rank, trial)) - aim / gpus) ** _POWER).sum()
-                if value < least * (1.0 if avoid == -2 else 1.0 - _MIN_GAIN) - 1e-12:
-                    least, at, moves, choice = value, i, avoid > -2, trial
+                if value < least * (1.0 if avoid == _STAY else 1.0 - _MIN_GAIN) - 1e-12:
+                    least, at, moves, choice = value, i, avoid != _STAY, trial
         if at < n:
             break
         if moves:
