@@ -121,7 +121,16 @@ CLAIMS = {
         (6, 30),
         6,
     ),
+    "24 or 32 nodes of 4 or 8, 100 to 299 jobs of the same gangs": (
+        (24, 32),
+        (4, 8),
+        (1, 2, 4, 8, 12, 16),
+        (100, 300),
+        12,
+    ),
 }
+#: On more nodes than these the linear program takes too long.
+MOST_NODES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +142,10 @@ class Found:
     off: float
     turns: float
     migrations: int
-    #: Where that is too far: the fraction of their parts that all could have, and how far a user was short of it.
-    possible: float
-    short: float
+    #: Where that is too far: the fraction of their parts that all could have, and how far a user was short of it
+    #: (none: not known, on many nodes).
+    possible: float | None
+    short: float | None
 
 
 def claim(seed: int, kind: str, hours: float) -> Found:
@@ -164,8 +174,8 @@ def claim(seed: int, kind: str, hours: float) -> Found:
         off = max(off, float(np.abs(had - part / part.sum() * had.sum()).max()))
         waited_s = np.where(view.gpus == 0, now_s + quantum_s - view.changed_s, 0.0)
         turns = max(turns, float((waited_s * view.memory_c / (view.requested_gpus * quantum_s)).max()))
-    possible, short = 1.0, 0.0
-    if off > 1.0:
+    possible, short = (1.0, 0.0) if off <= 1.0 else (None, None)
+    if off > 1.0 and len(cluster.nodes) <= MOST_NODES:
         claimed = list(zip(view.user.tolist(), view.requested_gpus.tolist()))
         possible = possible_fraction(claimed, cluster, part)
         due = possible * part / cluster.total_gpus * np.arange(1, len(so_far) + 1)[:, None]
