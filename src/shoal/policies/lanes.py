@@ -1,4 +1,4 @@
-"""Eight candidates of AFS-L at a time: the comparisons of `candidates` as vector instructions.
+"""Eight candidates of AFS at a time: the comparisons of its tournaments as vector instructions.
 
 Each of these functions looks at eight columns that follow each other, with no branch, and names the first that
 passes its test. They are written in LLVM's own terms because that is what makes them quick: left to find
@@ -25,7 +25,12 @@ _LOWEST = ir.Constant(_FLOATS, [float("-inf")] * LANES)
 _HIGHEST = ir.Constant(_FLOATS, [float("inf")] * LANES)
 
 _FOUND = types.Tuple((types.int64, types.float64, types.float64))
+_BITS = types.Tuple((types.int64, types.int64))
+_REACHED = types.Tuple((types.int64, types.float64))
 _BEST = types.Tuple((types.float64,) * 4)
+
+
+# -- for AFS-L: `candidates` --------------------------------------------------------------------------------
 
 
 @intrinsic
@@ -109,6 +114,64 @@ def best_of_blocks(typing: Any, blocks: Any, begin: Any) -> tuple[Any, Any]:
     return _BEST(blocks, types.int64), code
 
 
+# -- for AFS-P: `tournament_by_gain` ------------------------------------------------------------------------
+
+
+@intrinsic
+def who_beats(typing: Any, gains: Any, begin: Any, skip: Any, short: Any, long_: Any) -> tuple[Any, Any]:
+    """Of eight candidates from `begin` on, as bits: who may beat the holder, and who does if it may.
+
+    Rows are the gains as the shorter and as the longer job. Those before `skip` are left out of the first.
+    """
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        gains, begin, skip, short, long_ = args
+        shorts, longs = _columns(context, build, signature.args[0], gains, begin, 2)
+        may = _bits(build, build.fcmp_ordered(">=", shorts, _all(build, long_, _FLOATS)))
+        surely = _bits(build, build.fcmp_ordered(">=", longs, _all(build, short, _FLOATS)))
+        asked = build.shl(ir.Constant(_INT, -1), skip)
+        return context.make_tuple(build, _BITS, [build.and_(may, asked), surely])
+
+    return _BITS(gains, types.int64, types.int64, types.float64, types.float64), code
+
+
+@intrinsic
+def lowest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
+    """The place of the lowest bit that is set; one must be."""
+    return types.int64(types.int64), lambda context, build, signature, args: _lowest(build, args[0])
+
+
+@intrinsic
+def first_at_least(typing: Any, rows: Any, begin: Any, skip: Any, bound: Any) -> tuple[Any, Any]:
+    """The first of eight values of the first row that reaches the bound, or LANES; and the largest before it."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        rows, begin, skip, bound = args
+        (values,) = _columns(context, build, signature.args[0], rows, begin, 1)
+        first, before = _first(build, build.fcmp_ordered(">=", values, _all(build, bound, _FLOATS)), skip)
+        largest = _reduce(build, "fmax", build.select(before, values, _LOWEST))
+        return context.make_tuple(build, _REACHED, [first, largest])
+
+    return _REACHED(rows, types.int64, types.int64, types.float64), code
+
+
+@intrinsic
+def largest_of(typing: Any, rows: Any, begin: Any, skip: Any, end: Any) -> tuple[Any, Any]:
+    """The largest of eight values of the first row, but for those before `skip` and from `end` on."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        rows, begin, skip, end = args
+        (values,) = _columns(context, build, signature.args[0], rows, begin, 1)
+        asked = build.icmp_signed(">=", _LANE, _all(build, skip, _INTS))
+        asked = build.and_(asked, build.icmp_signed("<", _LANE, _all(build, end, _INTS)))
+        return _reduce(build, "fmax", build.select(asked, values, _LOWEST))
+
+    return types.float64(rows, types.int64, types.int64, types.int64), code
+
+
+# -- what they are made of ----------------------------------------------------------------------------------
+
+
 def _columns(context: Any, build: Any, kind: Any, array: Any, begin: Any, rows: int) -> list[Any]:
     """Eight columns from `begin` on of the first few rows of a two-dimensional array."""
     found = context.make_array(kind)(context, build, array)
@@ -127,12 +190,24 @@ def _all(build: Any, value: Any, kind: Any) -> Any:
     return build.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
 
 
-def _first_and_rivals(build: Any, passes: Any, skip: Any, shorter: Any, shorts: Any, longs: Any) -> list[Any]:
+def _bits(build: Any, lanes: Any) -> Any:
+    return build.zext(build.bitcast(lanes, ir.IntType(LANES)), _INT)
+
+
+def _lowest(build: Any, bits: Any) -> Any:
+    return build.cttz(bits, ir.Constant(ir.IntType(1), 1))
+
+
+def _first(build: Any, passes: Any, skip: Any) -> tuple[Any, Any]:
+    """The first lane from `skip` on that passes, or LANES; and the lanes from `skip` to it."""
     asked = build.icmp_signed(">=", _LANE, _all(build, skip, _INTS))
-    bits = build.zext(build.bitcast(build.and_(passes, asked), ir.IntType(LANES)), _INT)
-    bits = build.or_(bits, ir.Constant(_INT, 1 << LANES))
-    first = build.cttz(bits, ir.Constant(ir.IntType(1), 1))
-    before = build.and_(asked, build.icmp_signed("<", _LANE, _all(build, first, _INTS)))
+    bits = build.or_(_bits(build, build.and_(passes, asked)), ir.Constant(_INT, 1 << LANES))
+    first = _lowest(build, bits)
+    return first, build.and_(asked, build.icmp_signed("<", _LANE, _all(build, first, _INTS)))
+
+
+def _first_and_rivals(build: Any, passes: Any, skip: Any, shorter: Any, shorts: Any, longs: Any) -> list[Any]:
+    first, before = _first(build, passes, skip)
     as_short = build.select(build.and_(before, shorter), shorts, _LOWEST)
     as_long = build.select(before, longs, _LOWEST)
     return [first, _reduce(build, "fmax", as_short), _reduce(build, "fmax", as_long)]

@@ -1,9 +1,9 @@
 """The tournament of AFS without lengths (AFS-P): who gets the next GPU, one after the other, exactly.
 
-The same left fold, chain and tree as in `tournament`, of a simpler relation. A job's gain by one GPU more
+The same left fold and chain as in `tournament`, of a simpler relation. A job's gain by one GPU more
 counts as `short` if it is the shorter of two and as `long` if it is the longer one; who wins whichever of
-them is longer wins, and where that depends on the unknown lengths a tie rule decides. Nodes of the tree
-need only carry the largest `short` below them.
+them is longer wins, and where that depends on the unknown lengths a tie rule decides. Blocks of jobs and
+groups of blocks need only carry the largest `short` below them.
 
 Coins that decide by chance are a hash of the decision, the two jobs and their shares, so that a comparison
 made again has the same outcome and need not be made again.
@@ -15,11 +15,12 @@ import numpy as np
 from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
+from shoal.policies.lanes import LANES, first_at_least, largest_of, lowest_bit, who_beats
 
 #: What decides where lengths would: a coin, or the order of submission.
 BY_COIN, FIRST, LAST = 1, 2, 3
 
-_BLOCK = 8
+_SHORT, _LONG = 0, 1
 
 
 @njit(cache=True, inline="always")
@@ -55,33 +56,29 @@ def hand_out_by_gain(
         for i in range(m):
             share[rows[i]] = limit[i]
         return
-    blocks = 1
-    while blocks * _BLOCK < m:
-        blocks *= 2
-    short, long_ = np.full(blocks * _BLOCK, -np.inf), np.full(blocks * _BLOCK, -np.inf)
+    jobs = _columns(2, m)
+    blocks = _columns(1, jobs.shape[1] // LANES)
+    groups = _columns(1, blocks.shape[1] // LANES)
     for i in range(m):
-        _set_gains(short, long_, i, held[i], limit[i], speeds, begin[i])
-    best = np.full(2 * blocks, -np.inf)  # block b is node `blocks + b`, the parent of node k is k // 2
-    for b in range(blocks):
-        best[blocks + b] = _best_of(short, b * _BLOCK)
-    for k in range(blocks - 1, 0, -1):
-        best[k] = max(best[2 * k], best[2 * k + 1])
+        _set_gains(jobs, i, held[i], limit[i], speeds, begin[i])
+    for i in range(0, m, LANES):
+        _lift(jobs, blocks, groups, i)
     chain, rival = np.empty(m + 1, np.int32), np.empty(m + 1)
     top, first, start = -1, 0, 0  # as in `tournament.hand_out`
     while gpus > 0:
         if top < 0:
-            while short[first] == -np.inf:
+            while jobs[_SHORT, first] == -np.inf:
                 first += 1
             chain[0], rival[0], top, start = first, -np.inf, 0, first + 1
         while start < m:
-            found, gain = _next_to_beat(short, long_, best, blocks, held, start, chain[top], tie, nonce)
+            found, gain = _next_to_beat(jobs, blocks, groups, held, start, chain[top], tie, nonce)
             rival[top] = max(rival[top], gain)
             if found < 0:
                 break
             top += 1
             chain[top], rival[top], start = found, -np.inf, found + 1
         w = chain[top]
-        trouble = max(rival[top], short[chain[top - 1]]) if top > 0 else rival[top]
+        trouble = max(rival[top], jobs[_SHORT, chain[top - 1]]) if top > 0 else rival[top]
         while True:
             held[w] += 1
             gpus -= 1
@@ -90,50 +87,48 @@ def hand_out_by_gain(
             now, then = speeds[begin[w] + held[w]], speeds[begin[w] + held[w] + 1]
             if not (then - now) / then > trouble:
                 break
-        _set_gains(short, long_, w, held[w], limit[w], speeds, begin[w])
-        _lift(short, best, blocks, w // _BLOCK)
+        _set_gains(jobs, w, held[w], limit[w], speeds, begin[w])
+        _lift(jobs, blocks, groups, w)
         top -= 1
         start = w
     for i in range(m):
         share[rows[i]] = held[i]
 
 
+@njit(cache=True)
+def _columns(rows: int, count: int) -> FloatArray:
+    """Columns that take no part, up to a multiple of LANES."""
+    columns = np.empty((rows, (count + LANES - 1) // LANES * LANES))
+    for row in range(rows):
+        for i in range(columns.shape[1]):
+            columns[row, i] = -np.inf
+    return columns
+
+
 @njit(cache=True, inline="always")
-def _set_gains(
-    short: FloatArray, long_: FloatArray, i: int, gpus: int, limit: int, speeds: FloatArray, at: int
-) -> None:
+def _set_gains(jobs: FloatArray, i: int, gpus: int, limit: int, speeds: FloatArray, at: int) -> None:
     """A candidate's gains at its share; at its cap it takes no further part."""
     if gpus >= limit:
-        short[i] = long_[i] = -np.inf
+        jobs[_SHORT, i] = jobs[_LONG, i] = -np.inf
         return
     now, then = speeds[at + gpus], speeds[at + gpus + 1]
-    short[i], long_[i] = (then - now) / now, (then - now) / then
+    jobs[_SHORT, i], jobs[_LONG, i] = (then - now) / now, (then - now) / then
 
 
 @njit(cache=True, inline="always")
-def _best_of(short: FloatArray, begin: int) -> float:
-    best = short[begin]
-    for i in range(begin + 1, begin + _BLOCK):
-        best = max(best, short[i])
-    return best
-
-
-@njit(cache=True, inline="always")
-def _lift(short: FloatArray, best: FloatArray, blocks: int, b: int) -> None:
-    """Bring the nodes above a block up to date, as far up as it makes a difference."""
-    k, new = blocks + b, _best_of(short, b * _BLOCK)
-    while k > 0 and best[k] != new:
-        best[k] = new
-        new = max(new, best[k ^ 1])
-        k >>= 1
+def _lift(jobs: FloatArray, blocks: FloatArray, groups: FloatArray, i: int) -> None:
+    """Bring the block and the group of a candidate up to date."""
+    b = i // LANES
+    blocks[_SHORT, b] = largest_of(jobs, b * LANES, 0, LANES)
+    if blocks.shape[1] > LANES:
+        groups[_SHORT, b // LANES] = largest_of(blocks, b // LANES * LANES, 0, LANES)
 
 
 @njit(cache=True, inline="always")
 def _next_to_beat(
-    short: FloatArray,
-    long_: FloatArray,
-    best: FloatArray,
-    blocks: int,
+    jobs: FloatArray,
+    blocks: FloatArray,
+    groups: FloatArray,
     held: IntArray,
     start: int,
     holder: int,
@@ -141,36 +136,44 @@ def _next_to_beat(
     nonce: int,
 ) -> tuple[int, float]:
     """The first candidate from `start` on that beats the holder, or -1; and the largest gain set against it."""
-    bound = long_[holder]
-    rival = -np.inf
-    begin, k = start, blocks + start // _BLOCK
+    short, long_, rival = jobs[_SHORT, holder], jobs[_LONG, holder], -np.inf
+    b = start // LANES
+    skip = start - b * LANES
     while True:
-        for i in range(begin, (k - blocks + 1) * _BLOCK):
-            if short[i] >= bound and _wins(short, long_, held, i, holder, tie, nonce):
-                return i, rival
-            rival = max(rival, short[i])
-        while True:  # on to the next block with a gain that could win
-            while k & 1:
-                k >>= 1
-            if k == 0:
-                return -1, rival
-            k += 1
-            while k < blocks and best[k] >= bound:
-                k *= 2
-            if best[k] >= bound:
-                break
-            rival = max(rival, best[k])
-        begin = (k - blocks) * _BLOCK
+        may, surely = who_beats(jobs, b * LANES, skip, short, long_)
+        while may:
+            lane = lowest_bit(may)
+            i = b * LANES + lane
+            # Equal gains, the holder's as the longer one, are the holder's win.
+            wins = surely >> lane & 1 or (jobs[_SHORT, i] > long_ and tie == LAST)
+            if not wins and jobs[_SHORT, i] > long_ and tie == BY_COIN:
+                wins = coin(nonce, holder, i, held[holder], held[i])
+            if wins:
+                return i, max(rival, largest_of(jobs, b * LANES, skip, lane))
+            may &= may - 1
+        rival = max(rival, largest_of(jobs, b * LANES, skip, LANES))
+        b, gain = _next_block(blocks, groups, b + 1, long_)
+        rival, skip = max(rival, gain), 0
+        if b < 0:
+            return -1, rival
 
 
 @njit(cache=True, inline="always")
-def _wins(
-    short: FloatArray, long_: FloatArray, held: IntArray, challenger: int, holder: int, tie: int, nonce: int
-) -> bool:
-    if long_[challenger] >= short[holder]:
-        return True
-    if long_[holder] >= short[challenger]:
-        return False
-    if tie == BY_COIN:
-        return coin(nonce, holder, challenger, held[holder], held[challenger])
-    return tie == LAST
+def _next_block(blocks: FloatArray, groups: FloatArray, b: int, bound: float) -> tuple[int, float]:
+    """The first block from b on with a gain that could win, or -1; and the largest gain before it."""
+    g, rival = b // LANES, -np.inf
+    skip = b - g * LANES
+    while g * LANES < blocks.shape[1]:
+        at, gain = first_at_least(blocks, g * LANES, skip, bound)
+        rival = max(rival, gain)
+        if at < LANES:
+            return g * LANES + at, rival
+        g, skip = g + 1, 0
+        while g * LANES < blocks.shape[1]:  # on to the next group that has one
+            k = g // LANES
+            at, gain = first_at_least(groups, k * LANES, g - k * LANES, bound)
+            rival = max(rival, gain)
+            g = k * LANES + at
+            if at < LANES:
+                break
+    return -1, rival
