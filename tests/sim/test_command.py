@@ -10,6 +10,8 @@ import select
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -140,3 +142,35 @@ def test_kernels_are_compiled_once_and_it_is_said(tmp_path):
         for _ in range(2)
     ]
     assert ["compiling" in words for words in said] == [True, False]
+
+
+def test_a_killed_process_of_a_comparison_is_one_line(long_trace):
+    command = [sys.executable, "-m", "shoal.cli.main", "sim", "compare", str(long_trace), "--gpus", "2490"]
+    running = subprocess.Popen([*command, "--policies", "afs-l"], stderr=subprocess.PIPE, text=True)
+    try:
+        at_work: list[int] = []
+        while not at_work and running.poll() is None:
+            at_work = [pid for pid in children_of(running.pid) if busy_s(pid) > 3]
+            time.sleep(0.1)
+        os.kill(at_work[0], signal.SIGKILL)
+        _, said = running.communicate(timeout=120)
+    finally:
+        running.kill()
+        running.wait()
+    assert running.returncode == 1
+    assert "Traceback" not in said
+    assert "a process of this comparison was killed" in said
+    assert "--workers 1" in said
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def busy_s(pid: int) -> float:
+    """The one that simulates is the one that uses the processor."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -154,9 +154,11 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     import signal
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures import wait as wait_for
+    from concurrent.futures.process import BrokenProcessPool
 
     from shoal.cli.out import say
     from shoal.cli.sim_progress import Watch
+    from shoal.core.errors import RunLost
     from shoal.sim.runner import check_placement, is_compiled, load, remarks
 
     inputs = load(setups[0])  # every mistake in the files is found here, once
@@ -192,7 +194,13 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
             for future in futures:
                 future.cancel()
         done = [f for f in futures if not f.cancelled()]
-        return [f.result() for f in done], stopped
+        try:
+            return [f.result() for f in done], stopped
+        except BrokenProcessPool:
+            raise RunLost(
+                "a process of this comparison was killed, maybe for want of memory; "
+                "let fewer run at once (--workers 1), or run that policy alone (shoal sim run)"
+            ) from None
 
 
 def label_all(setups: list[Any]) -> list[str]:

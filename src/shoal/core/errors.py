@@ -10,6 +10,12 @@ class ShoalError(ValueError):
     """Something the user gave cannot be used. The message is one line and names the remedy."""
 
 
+class RunLost(ShoalError):
+    """Something ended that nobody asked to end; nothing was wrong with what the user gave."""
+
+    exit_code = 1
+
+
 class InputError(ShoalError):
     """Bad input, with the place where it stands: file, line and field where they are known."""
 
