@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -176,10 +177,11 @@ def random_curve(rng: np.random.Generator, longest: int) -> np.ndarray:
     return speed * rng.uniform(0.01, 100)
 
 
+@cache
 def random_view(
     seed: int, *, min_one: bool = False, doubling: bool = True, jobs: int = 40, most_gpus: int = 120
 ) -> tuple[View, int]:
-    """A view of fewer than so many jobs with curves of all kinds, and a number of GPUs."""
+    """A view of fewer than so many jobs with curves of all kinds, and a number of GPUs; not to be changed."""
     rng = np.random.default_rng(seed)
     n, gpus = int(rng.integers(1, jobs)), int(rng.integers(1, most_gpus))
     view = View(("gpu",), gpus)
