@@ -286,7 +286,7 @@ class GandivaFair(Policy):
             runs,
             free,
         )
-        far = starving | (self._behind(r, self.options.relief_quanta) & ~r.foreseen)
+        far = starving | self._behind(r, self.options.relief_quanta)
         self.binding.relieve(r, order, passed, eligible, far, runs, free)
 
     def _decision(self, r: Round, runs: BoolArray) -> Decision:

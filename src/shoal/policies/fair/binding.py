@@ -10,13 +10,9 @@ import numpy as np
 from shoal.core.view import View
 from shoal.policies.fair import balancer, guard, homes, kernels, relief
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
-from shoal.policies.fair.outlook import ENOUGH, better_places, outlook
 from shoal.policies.fair.round import Nodes, Round, Rows
-from shoal.policies.fair.scenes import Outset, outsets
+from shoal.policies.fair.scenes import outsets
 from shoal.policies.fair.spans import NO_SPANS, Span, SpanArrays, number_spans, span_over
-
-#: Where no better places were found, there is no looking ahead again for so many quanta, unless jobs come or go.
-_LOOK_QUANTA = 5
 
 
 class Binding:
@@ -33,9 +29,6 @@ class Binding:
         #: When jobs were moved to relieve their users, in the last `balance_s`.
         self.relieved_s: list[float] = []
         self.balance_at_s = 0.0
-        self.look_at_s = 0.0
-        #: What jobs there were when places were looked for: how many, and the sum of their ids.
-        self.looked_at = (0, 0)
 
     def look_up(self, view: View, nodes: Nodes) -> tuple[IntArray, IntArray, SpanArrays]:
         """(home, type, spans) of each row. A home on a node that is lost is none."""
@@ -78,8 +71,6 @@ class Binding:
         if self._due(r):
             self._balance(r, self.most - len(moves))
             self.balance_at_s = r.now_s + self.balance_s
-        if r.new_quantum and not r.nodes.pooled:
-            self._look_ahead(r)
         for row in r.moved:
             self._note(r, row)
         self._store(r)
@@ -141,7 +132,6 @@ class Binding:
     def _balance(self, r: Round, most: int) -> None:
         if r.nodes.pooled or most <= 0:
             return
-        before = r.home.copy()
         moves = balancer.balance(
             r.rate,
             r.size,
@@ -155,7 +145,6 @@ class Binding:
             self.min_gain,
         )
         r.moved.update(row for row, _ in moves)
-        self._weigh(r, before)
 
     def _rested(self, r: Round) -> BoolArray:
         rested = np.ones(len(r.view), np.bool_)
@@ -234,8 +223,7 @@ class Binding:
 
         No more than the balancer may move in one pass are moved in the time between two.
         """
-        self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
-        most = self.most - len(self.relieved_s)
+        most = self._moves_left(r)
         if most <= 0 or not (behind & ~runs).any():
             return
         moving = behind & ~runs & self._rested(r)
@@ -259,83 +247,44 @@ class Binding:
             self.relieved_s.append(r.now_s)
         self._store(r)
 
+    def _moves_left(self, r: Round) -> int:
+        """How many jobs may still be moved for their users' sake, of those that may be in `balance_s`."""
+        self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
+        return self.most - len(self.relieved_s)
+
     def steer(self, r: Round, passed: FloatArray, runs: BoolArray, free: IntArray) -> None:
         """Run other sets where these would take a user too far off its part: see `guard`."""
+        rested, waited_turns = self._rested(r), r.waited_turns
         for outset in outsets(r):
-            rows, scene = outset.rows, outset.scene
-            idle, where = free[outset.nodes].astype(np.int64), outset.where(r.home)
-            before = guard.Choice(runs[rows], idle, where, guard.places(scene))
+            rows, nodes, scene = outset.rows, outset.nodes, outset.scene
+            before = guard.Choice(runs[rows], free[nodes].astype(np.int64), outset.place)
+            longest = np.argsort(-waited_turns[rows], kind="stable")
+            pressed = longest[waited_turns[rows[longest]] >= 0.5 * r.patience_turns]
+            if not guard.in_question(scene, before, pressed):
+                continue
             choice = guard.steer(
                 scene,
                 before,
                 before.runs & (passed[rows] < relief.FIRST),
-                self._rested(r)[rows],
-                self.most - len(self.relieved_s),
+                rested[rows],
+                self._moves_left(r),
                 np.argsort(passed[rows], kind="stable"),
+                pressed,
             )
-            runs[rows], free[outset.nodes] = choice.runs, choice.free
-            moved = np.flatnonzero(choice.where != where)
-            r.home[rows[moved]] = outset.nodes[choice.where[moved]]
-            spans = scene.small + np.flatnonzero((choice.place != before.place).any(axis=1))
-            for k in spans.tolist():
-                taken = choice.place[k - scene.small]
-                span = tuple((int(outset.nodes[s]), int(taken[s])) for s in np.flatnonzero(taken))
-                self._bind_span(r, int(rows[k]), span)
-            for row in rows[np.concatenate([moved, spans])].tolist():
+            runs[rows], free[nodes] = choice.runs, choice.free
+            for k in np.flatnonzero((choice.place != before.place).any(axis=1)).tolist():
+                row, taken = int(rows[k]), choice.place[k]
+                span = tuple((int(nodes[s]), int(taken[s])) for s in np.flatnonzero(taken))
+                if k < scene.small:
+                    r.home[row] = span[0][0]
+                else:
+                    self._bind_span(r, row, span)
                 r.moved.add(row)
                 self._note(r, row)
                 self.relieved_s.append(r.now_s)
         self._store(r)
         if len(r.spans.rows):
             r.spans = number_spans(r.view.job_ids, r.home, self.spans)
-
-    def _weigh(self, r: Round, before: IntArray) -> None:
-        """Undo what the balancer did where users would be further off their parts by it."""
-        for outset in outsets(r):
-            small, scene = outset.small, outset.scene
-            moved = small[r.home[small] != before[small]]
-            if len(moved):
-                old, new = (outlook(outset.where(h), scene.span_node, scene, 1e300) for h in (before, r.home))
-                if new > max(old, ENOUGH**2):
-                    r.home[moved] = before[moved]
-                    r.moved.difference_update(moved.tolist())
-
-    def _look_ahead(self, r: Round) -> None:
-        """Move jobs to where users are expected to come nearer to their parts: see `outlook`.
-
-        No more than the balancer may move in one pass are moved in the time between two; placing a job that has
-        not run yet moves nothing.
-        """
-        self.relieved_s = [at for at in self.relieved_s if r.now_s - at < self.balance_s]
-        jobs, moves = (len(r.view), int(r.view.job_ids.sum())), 0
-        look = r.now_s >= self.look_at_s or jobs != self.looked_at
-        for outset in outsets(r):
-            r.foreseen[outset.rows] = True
-            moves += self._find_places(r, outset) if look else 0
-        if len(r.spans.rows):
-            r.spans = number_spans(r.view.job_ids, r.home, self.spans)
-        if look:
-            self.look_at_s = r.now_s + (1 if moves else _LOOK_QUANTA) * r.quantum_s
-            self.looked_at = jobs
-
-    def _find_places(self, r: Round, outset: Outset) -> int:
-        """Move jobs to better places; how many."""
-        fresh = np.isinf(r.view.first_start_s)
-        movable = self._rested(r) | fresh
-        most = len(outset.rows) if fresh[outset.rows].all() else self.most - len(self.relieved_s)
-        first = int(r.now_s / r.quantum_s)
-        moves = better_places(outset.where(r.home), outset.scene, movable[outset.rows], first, most)
-        for k, a, b in moves:
-            row, old, new = int(outset.rows[k]), int(outset.nodes[a]), int(outset.nodes[b])
-            if k < outset.scene.small:
-                r.home[row] = new
-            else:
-                span = self.spans[int(r.view.job_ids[row])]
-                self._bind_span(r, row, tuple(sorted((new if s == old else s, g) for s, g in span)))
-            if not fresh[row]:
-                r.moved.add(row)
-                self.relieved_s.append(r.now_s)
-        return len(moves)
 
     def left(self, job_id: int) -> None:
         self.spans.pop(job_id, None)
@@ -348,8 +297,6 @@ class Binding:
             "migrations": self.migrations,
             "balance_at_s": self.balance_at_s,
             "relieved_s": self.relieved_s,
-            "look_at_s": self.look_at_s,
-            "looked_at": list(self.looked_at),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -358,5 +305,3 @@ class Binding:
         self.migrations = state["migrations"]
         self.balance_at_s = state["balance_at_s"]
         self.relieved_s = list(state.get("relieved_s", []))
-        self.look_at_s = state.get("look_at_s", 0.0)
-        self.looked_at = tuple(state.get("looked_at", (0, 0)))

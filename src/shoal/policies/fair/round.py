@@ -58,11 +58,6 @@ class Round:
     patience_turns: float
     #: Rows that change their place in this round.
     moved: set[int] = field(default_factory=set)
-    #: Rows whose places were chosen by looking ahead.
-    foreseen: BoolArray = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.foreseen = np.zeros(len(self.view), np.bool_)
 
     @property
     def size(self) -> IntArray:

@@ -1,4 +1,4 @@
-"""What there is to look ahead on: the jobs of a GPU type on its nodes, where these are few enough."""
+"""What a choice of gangs is made from: the jobs of a GPU type on its nodes, where these are few enough."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from shoal.policies.fair.kernels import IntArray
-from shoal.policies.fair.outlook import Scene
+from shoal.policies.fair.guard import Scene
 from shoal.policies.fair.relief import MOST_GPUS
 from shoal.policies.fair.round import Round, Rows
 
@@ -24,13 +24,8 @@ class Outset:
     rows: Rows
     nodes: Rows
     scene: Scene
-
-    @property
-    def small(self) -> Rows:
-        return self.rows[: self.scene.small]
-
-    def where(self, home: IntArray) -> IntArray:
-        return np.searchsorted(self.nodes, home[self.small]).astype(np.int32)
+    #: [row, node]: GPUs that each row takes there, if it runs.
+    place: NDArray[np.int64]
 
 
 def outsets(r: Round) -> Iterator[Outset]:
@@ -49,21 +44,20 @@ def outsets(r: Round) -> Iterator[Outset]:
 def _outset(r: Round, t: int, nodes: Rows, small: Rows, spans: Rows) -> Outset:
     rows = np.concatenate([small, r.spans.rows[spans]])
     users, user = np.unique(r.view.user[rows], return_inverse=True)
-    a, b = r.spans.start[spans], r.spans.start[spans + 1]
-    at = np.concatenate([np.zeros(0, np.int64), *(np.arange(x, y) for x, y in zip(a, b))]).astype(np.int64)
+    part = r.weights[users, t]
     scene = Scene(
         user=user.astype(np.int32),
         size=r.size[rows],
         small=len(small),
-        waited_turns=r.waited_turns[rows],
-        turn_quanta=r.size[rows] / np.maximum(r.rate[rows], 1e-9),
-        patience_turns=float(r.patience_turns),
-        gpus_of_node=r.nodes.gpus[nodes],
+        gpus=int(r.nodes.gpus[nodes].sum()),
+        widest=int(r.nodes.gpus[nodes].max()),
         owed=np.ascontiguousarray(r.owed[users, t]),
-        part=np.ascontiguousarray(r.weights[users, t]),
+        part=part / part.sum(),
         urgency=r.urgency[users],
-        span_start=np.concatenate([[0], np.cumsum(b - a)]).astype(np.int32),
-        span_node=np.searchsorted(nodes, r.spans.node[at]).astype(np.int32),
-        span_gpus=r.spans.gpus[at],
     )
-    return Outset(rows, nodes, scene)
+    place = np.zeros((len(rows), len(nodes)), np.int64)
+    place[np.arange(len(small)), np.searchsorted(nodes, r.home[small])] = r.size[small]
+    for i, k in enumerate(spans.tolist(), len(small)):
+        own = slice(r.spans.start[k], r.spans.start[k + 1])
+        place[i, np.searchsorted(nodes, r.spans.node[own])] = r.spans.gpus[own]
+    return Outset(rows, nodes, scene, place)

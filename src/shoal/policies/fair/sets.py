@@ -78,7 +78,8 @@ def full_set(
     for k in range(n):
         total += size[rows[k]]
     if total <= room:
-        chosen[:n] = True
+        for k in range(n):
+            chosen[k] = True
         return room - total
     fill_table(rows, n, worth, size, room, best)
     _, at, left = best_end(rows, n, worth, size, room, best)
