@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.cluster import User
+from shoal.policies.fair.compiled import kernel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
 
 
-@njit(cache=True)
+@kernel
 def pass_of_jobs(
     lag: FloatArray,
     rate: FloatArray,
@@ -49,7 +49,7 @@ def urgency(part: FloatArray, demand: FloatArray) -> FloatArray:
     return np.asarray(1.0 / (1.1 - np.minimum(part / np.maximum(demand, 1e-9), 1.0)))
 
 
-@njit(cache=True)
+@kernel
 def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray) -> None:
     """Add what users had of each type beyond their part of what was given out, in `span_s` seconds.
 
@@ -63,7 +63,7 @@ def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray
                 beyond[u, t] += (gpus[u, t] - part[u, t] * given) * span_s
 
 
-@njit(cache=True)
+@kernel
 def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
     """1 - beyond / (part * over_s), within 0.1 .. 10; 1 for who has no part."""
     out = np.ones_like(part)
@@ -74,7 +74,7 @@ def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
     return out
 
 
-@njit(cache=True)
+@kernel
 def keep_in_bounds(
     beyond: FloatArray, part: FloatArray, credit_s: float, debt_s: float, least: float
 ) -> None:
@@ -100,7 +100,7 @@ def keep_in_bounds(
                 beyond[u, t] -= part[u, t] * owed / total
 
 
-@njit(cache=True)
+@kernel
 def gpus_of_users(gpus: IntArray, gpu_type: IntArray, user: IntArray, out: FloatArray) -> None:
     """GPUs that each user has of each type."""
     out[:] = 0.0

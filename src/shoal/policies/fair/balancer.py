@@ -9,13 +9,13 @@ than its load where its gangs cannot run beside each other: see `time_needed`.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.policies.fair.compiled import inner, kernel
 from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray, rows_by_group
 
 
-@njit(cache=True)
+@kernel
 def ticket_load(
     tickets: FloatArray, home: IntArray, gpus_of_node: IntArray, active: BoolArray, spanning: FloatArray
 ) -> FloatArray:
@@ -32,7 +32,7 @@ def ticket_load(
     return load
 
 
-@njit(cache=True)
+@kernel
 def time_needed(
     rows: NDArray[np.int64],
     tickets: FloatArray,
@@ -68,7 +68,7 @@ def time_needed(
     return needed
 
 
-@njit(cache=True)
+@kernel
 def balance(
     tickets: FloatArray,
     size: IntArray,
@@ -146,7 +146,7 @@ def balance(
     return moves
 
 
-@njit(cache=True)
+@inner
 def _best_step(
     high: int,
     start: NDArray[np.int64],
@@ -200,7 +200,7 @@ def _best_step(
     return best_a, best_b, best_s, best_high, best_other
 
 
-@njit(cache=True)
+@kernel
 def attract(
     order: IntArray,
     size: IntArray,

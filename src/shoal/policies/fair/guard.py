@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.policies.fair.compiled import inner, kernel
 from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray
 from shoal.policies.fair.sets import by_size, full_set
 
@@ -65,7 +65,7 @@ class Choice(NamedTuple):
     place: Ints
 
 
-@njit(cache=True)
+@inner
 def _copy(choice: Choice) -> Choice:
     return Choice(choice.runs.copy(), choice.free.copy(), choice.place.copy())
 
@@ -73,8 +73,8 @@ def _copy(choice: Choice) -> Choice:
 # -- what users will have ------------------------------------------------------------------------------
 
 
-@njit(cache=True)
-def owed_after(scene: Scene, rank: Ints, choice: Choice) -> FloatArray:
+@inner
+def _owed_after(scene: Scene, rank: Ints, choice: Choice) -> FloatArray:
     """What users are owed after a quantum in which these rows run, in quanta of all GPUs.
 
     Idle GPUs take in others as `Binding.attract` does, by `rank`: first those on one node.
@@ -115,7 +115,7 @@ def owed_after(scene: Scene, rank: Ints, choice: Choice) -> FloatArray:
 # -- other choices ---------------------------------------------------------------------------------------
 
 
-@njit(cache=True)
+@inner
 def _take(scene: Scene, choice: Choice, i: int, runs: bool) -> None:
     """Row i runs from now on, or does not."""
     choice.runs[i] = runs
@@ -123,7 +123,7 @@ def _take(scene: Scene, choice: Choice, i: int, runs: bool) -> None:
         choice.free[s] -= choice.place[i, s] if runs else -choice.place[i, s]
 
 
-@njit(cache=True)
+@inner
 def _make_way(scene: Scene, must: BoolArray, choice: Choice, i: int) -> bool:
     """Whether row i can run where it is bound, which it then does; gangs that span nodes and keep it out do not."""
     _take(scene, choice, i, True)
@@ -139,7 +139,7 @@ def _make_way(scene: Scene, must: BoolArray, choice: Choice, i: int) -> bool:
     return fits
 
 
-@njit(cache=True)
+@inner
 def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
     """Whether row i, which spans nodes, can run without node `avoid`; then it does, where most GPUs are free."""
     if choice.runs[i]:
@@ -160,7 +160,7 @@ def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def _change(scene: Scene, must: BoolArray, choice: Choice, i: int, avoid: int) -> bool:
     """Whether row i, if it spans nodes, can begin or end, or run without node `avoid`; then it does."""
     if i < scene.small:
@@ -174,7 +174,7 @@ def _change(scene: Scene, must: BoolArray, choice: Choice, i: int, avoid: int) -
     return _make_way(scene, must, choice, i)
 
 
-@njit(cache=True)
+@inner
 def _fill(scene: Scene, aim: FloatArray, must: BoolArray, choice: Choice) -> None:
     """Run the best full sets of small rows on all nodes, beside those that span nodes or must run."""
     n, gpus, user, size = scene.small, float(scene.gpus), scene.user, scene.size
@@ -207,7 +207,7 @@ def _fill(scene: Scene, aim: FloatArray, must: BoolArray, choice: Choice) -> Non
                 x[user[rows[j]]] -= size[rows[j]]
 
 
-@njit(cache=True)
+@inner
 def _clear(scene: Scene, must: BoolArray, choice: Choice) -> Choice:
     """The same without small rows that need not run."""
     out = _copy(choice)
@@ -232,10 +232,10 @@ def in_question(scene: Scene, choice: Choice, pressed: Ints) -> bool:
     return bool(off.max() > (LIMIT - 1e-9) * scene.gpus)
 
 
-@njit(cache=True)
+@inner
 def _far(scene: Scene, aim: FloatArray, rank: Ints, choice: Choice) -> tuple[float, float]:
     """How far users are off what they aim to be owed: the furthest, and the sum of powers."""
-    off, furthest, far = owed_after(scene, rank, choice), 0.0, 0.0
+    off, furthest, far = _owed_after(scene, rank, choice), 0.0, 0.0
     for u in range(len(off)):
         x = abs(off[u] - aim[u] / scene.gpus)
         furthest = max(furthest, x)
@@ -243,13 +243,13 @@ def _far(scene: Scene, aim: FloatArray, rank: Ints, choice: Choice) -> tuple[flo
     return furthest, far
 
 
-@njit(cache=True)
+@inner
 def _bearable(scene: Scene, rank: Ints, choice: Choice) -> bool:
     """Whether nobody is too far off by it.
 
     That is further than LIMIT, or who can hardly make up for it further behind than half of that, and than before.
     """
-    off = owed_after(scene, rank, choice)
+    off = _owed_after(scene, rank, choice)
     for u in range(len(off)):
         before = scene.owed[u] / scene.gpus
         most = 0.5 * LIMIT if scene.urgency[u] > _HARDLY else LIMIT
@@ -258,7 +258,7 @@ def _bearable(scene: Scene, rank: Ints, choice: Choice) -> bool:
     return True
 
 
-@njit(cache=True)
+@inner
 def _run_on(scene: Scene, must: BoolArray, rank: Ints, choice: Choice, i: int, node: int) -> bool:
     """Whether row i can run on this node (below 0: where it is bound), with nobody too far off; then it must."""
     for s in range(len(choice.free) if node >= 0 else 0):
@@ -270,7 +270,7 @@ def _run_on(scene: Scene, must: BoolArray, rank: Ints, choice: Choice, i: int, n
     return must[i]
 
 
-@njit(cache=True)
+@inner
 def _press(
     scene: Scene,
     must: BoolArray,
@@ -305,7 +305,7 @@ def _press(
     return most_moves, choice
 
 
-@njit(cache=True)
+@kernel
 def steer(
     scene: Scene,
     choice: Choice,

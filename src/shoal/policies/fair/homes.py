@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.policies.fair.compiled import inner, kernel
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
 
 
-@njit(cache=True)
+@kernel
 def look_up(
     stored: FloatArray, size: IntArray, gpus_of_node: IntArray, type_of_node: IntArray
 ) -> tuple[IntArray, IntArray, bool]:
@@ -29,7 +29,7 @@ def look_up(
     return home, types, spanning
 
 
-@njit(cache=True)
+@kernel
 def set_adrift(home: IntArray, gpu_type: IntArray, speed: FloatArray) -> BoolArray:
     """Who can run at all; a type that has become unusable for a job binds it no longer."""
     types, n = speed.shape
@@ -42,7 +42,7 @@ def set_adrift(home: IntArray, gpu_type: IntArray, speed: FloatArray) -> BoolArr
     return can_run
 
 
-@njit(cache=True)
+@kernel
 def speeds_by_type(
     speeds: FloatArray, speed_at: IntArray, type_max: IntArray, size: IntArray, gpus_of_type: IntArray
 ) -> FloatArray:
@@ -63,7 +63,7 @@ def speeds_by_type(
     return out
 
 
-@njit(cache=True)
+@kernel
 def demand_by_user(
     speed: FloatArray, user: IntArray, size: IntArray, users: int
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
@@ -95,7 +95,7 @@ def demand_by_user(
     return demand, may_use, own
 
 
-@njit(cache=True)
+@kernel
 def targets(weights: FloatArray, demand: FloatArray) -> FloatArray:
     """[user, type]: GPUs' worth of jobs to bind to each type, in proportion to the user's part of it."""
     users, types = weights.shape
@@ -108,8 +108,8 @@ def targets(weights: FloatArray, demand: FloatArray) -> FloatArray:
     return out
 
 
-@njit(cache=True)
-def choose_type(i: int, u: int, size: int, speed: FloatArray, target: FloatArray, bound: FloatArray) -> int:
+@inner
+def _choose_type(i: int, u: int, size: int, speed: FloatArray, target: FloatArray, bound: FloatArray) -> int:
     """The type for a job of user u: the fastest for it where the user's target has room for half the gang,
     else the one with most room; -1 if it can run on none."""
     best, roomiest = -1, -1
@@ -124,7 +124,7 @@ def choose_type(i: int, u: int, size: int, speed: FloatArray, target: FloatArray
     return best if best >= 0 else roomiest
 
 
-@njit(cache=True)
+@kernel
 def choose_types(
     rows: NDArray[np.int64],
     user: IntArray,
@@ -137,14 +137,14 @@ def choose_types(
     out = np.full(len(rows), -1, np.int32)
     for k in range(len(rows)):
         i = rows[k]
-        t = choose_type(i, user[i], size[i], speed, target, bound)
+        t = _choose_type(i, user[i], size[i], speed, target, bound)
         out[k] = t
         if t >= 0:
             bound[user[i], t] += size[i]
     return out
 
 
-@njit(cache=True)
+@kernel
 def retype(
     order: NDArray[np.int64],
     user: IntArray,
@@ -179,7 +179,7 @@ def retype(
     return moves
 
 
-@njit(cache=True)
+@kernel
 def choose_nodes(
     rows: NDArray[np.int64],
     gpu_type: IntArray,

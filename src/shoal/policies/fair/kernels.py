@@ -8,11 +8,11 @@ rather than the pass makes a change of tickets a change of the rate and nothing 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.stable_order import stable_order
 from shoal.core.water_filling import water_fill_into
+from shoal.policies.fair.compiled import inner, kernel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -25,7 +25,7 @@ SPANS = -3
 NO_RATE = 1e-9
 
 
-@njit(cache=True)
+@kernel
 def demand_of_users(
     user: IntArray, gpu_type: IntArray, size: IntArray, active: BoolArray, users: int, types: int
 ) -> FloatArray:
@@ -37,7 +37,7 @@ def demand_of_users(
     return demand
 
 
-@njit(cache=True)
+@kernel
 def rows_by_group(group: IntArray, groups: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(start, rows): the rows of group g are rows[start[g]:start[g + 1]], in order; below 0 is no group."""
     start = np.zeros(groups + 1, np.int64)
@@ -55,7 +55,7 @@ def rows_by_group(group: IntArray, groups: int) -> tuple[NDArray[np.int64], NDAr
     return start, rows
 
 
-@njit(cache=True)
+@kernel
 def due_rates(
     weights: FloatArray,
     gpus_of_type: IntArray,
@@ -105,7 +105,7 @@ def due_rates(
     return rates
 
 
-@njit(cache=True)
+@kernel
 def split_stride(
     order: NDArray[np.int64],
     passed: FloatArray,
@@ -172,7 +172,7 @@ def split_stride(
     return runs, free
 
 
-@njit(cache=True)
+@inner
 def _take_span(
     k: int, span_start: IntArray, span_node: IntArray, span_gpus: IntArray, free: IntArray
 ) -> None:
@@ -180,7 +180,7 @@ def _take_span(
         free[span_node[j]] -= span_gpus[j]
 
 
-@njit(cache=True)
+@inner
 def _aggregate_pass(rows: NDArray[np.int64], passed: FloatArray, rate: FloatArray) -> float:
     """The pass of a node's small jobs taken as one: see `split_stride.aggregate_pass`."""
     tickets, service = 0.0, 0.0
@@ -190,7 +190,7 @@ def _aggregate_pass(rows: NDArray[np.int64], passed: FloatArray, rate: FloatArra
     return service / tickets
 
 
-@njit(cache=True)
+@inner
 def _run_node(
     s: int,
     start: NDArray[np.int64],
@@ -209,7 +209,7 @@ def _run_node(
             free[s] -= size[i]
 
 
-@njit(cache=True)
+@kernel
 def compare_siblings(
     lag: FloatArray, rate: FloatArray, user: IntArray, gpu_type: IntArray, users: int, types: int
 ) -> None:

@@ -40,12 +40,17 @@ class Measuring:
         if self.by == "given":
             return can_run
         self._sample(view, now_s)
-        known = np.full_like(can_run, _UNKNOWN)
-        for row in range(len(view)):
-            mine = self.profiles.known.get(self._key(view, row))
-            for t, m in (mine or {}).items():
-                known[t, row] = m.mean * view.requested_gpus[row]
-        return np.where(can_run > 0, known, 0.0)
+        known = self._means(view, len(can_run)) * view.requested_gpus
+        return np.where(can_run > 0, np.where(np.isnan(known), _UNKNOWN, known), 0.0)
+
+    def _means(self, view: View, types: int) -> FloatArray:
+        """[type, row]: measured speed of one GPU, nan where there is none."""
+        keys, at = np.unique(view.user if self.by == "user" else view.job_ids, return_inverse=True)
+        means = np.full((types, len(keys)), np.nan)
+        for k, key in enumerate(keys.tolist()):
+            for t, m in self.profiles.known.get(str(key), {}).items():
+                means[t, k] = m.mean
+        return np.asarray(means[:, at])
 
     def _sample(self, view: View, now_s: float) -> None:
         """One sample for each key and type that lacks some, from a job that runs at a settled pace.
@@ -67,14 +72,9 @@ class Measuring:
 
     def of_users(self, view: View, can_run: FloatArray, users: int) -> FloatArray:
         """[user, type]: speed of one GPU for the user's jobs, nan unless it is known for all of them."""
-        types = len(can_run)
-        logs, jobs = np.zeros((users, types)), np.zeros(users)
-        for row in range(len(view)):
-            u, mine = int(view.user[row]), self.profiles.known.get(self._key(view, row), {})
-            jobs[u] += 1
-            for t in range(types):
-                m = mine.get(t) if can_run[t, row] > 0 else None
-                logs[u, t] += np.log(m.mean) if m else np.nan
+        each = np.where(can_run > 0, np.log(self._means(view, len(can_run))), np.nan)
+        logs = np.stack([np.bincount(view.user, weights=x, minlength=users) for x in each], axis=1)
+        jobs = np.bincount(view.user, minlength=users)
         return np.where(jobs[:, None] > 0, np.exp(logs / np.maximum(jobs, 1)[:, None]), np.nan)
 
     def send(self, view: View, types: IntArray, speed: FloatArray, now_s: float) -> dict[int, int]:
@@ -86,8 +86,10 @@ class Measuring:
             if not key or now_s >= until_s or not self.profiles.lacking(key, (t,), now_s):
                 del self.visiting[job]
         small_first = np.argsort(view.requested_gpus, kind="stable").tolist()
+        keys = (view.user if self.by == "user" else view.job_ids).tolist()
+        ids, may_run = view.job_ids.tolist(), (speed > 0).T.tolist()
         jobs = [
-            (int(view.job_ids[row]), self._key(view, row), tuple(np.flatnonzero(speed[:, row] > 0).tolist()))
+            (ids[row], str(keys[row]), tuple(t for t, may in enumerate(may_run[row]) if may))
             for row in small_first
         ]
         under_way = {job: t for job, (t, _) in self.visiting.items()}

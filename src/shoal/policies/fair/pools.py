@@ -8,18 +8,18 @@ a pool takes the whole GPUs it is due, the fraction being carried over to the ne
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.stable_order import stable_order
 from shoal.policies.afs_l import afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
+from shoal.policies.fair.compiled import inner, kernel
 from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
 
 Rows = NDArray[np.int64]
 
 
-@njit(cache=True)
+@kernel
 def grant(
     gangs: Rows,
     passed: FloatArray,
@@ -76,7 +76,7 @@ def grant(
     return out
 
 
-@njit(cache=True)
+@kernel
 def form_pools(
     t: int,
     gpu_type: IntArray,
@@ -105,8 +105,8 @@ def form_pools(
     return pool, limit, due, most
 
 
-@njit(cache=True)
-def by_turns(
+@inner
+def _by_turns(
     rows: Rows, gpus: int, now_gpus: IntArray, kept: BoolArray, turns: FloatArray, first_start_s: FloatArray
 ) -> tuple[IntArray, BoolArray]:
     """(positions in `rows` by turns had, who keeps its share): jobs inside their turn keep it while jobs
@@ -131,7 +131,7 @@ def by_turns(
     return others[:m], keep
 
 
-@njit(cache=True)
+@kernel
 def share_pools_by_length(
     pool: IntArray,
     granted: IntArray,
@@ -153,7 +153,7 @@ def share_pools_by_length(
             shares[mine[k]] = out[k]
 
 
-@njit(cache=True)
+@kernel
 def share_pools_by_gain(
     pool: IntArray,
     granted: IntArray,
@@ -175,14 +175,14 @@ def share_pools_by_gain(
         mine, gpus = rows[start[p] : start[p + 1]], np.int64(granted[p])
         if len(mine) == 0 or gpus == 0:
             continue
-        others, keep = by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
+        others, keep = _by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
         mins, caps = min_gpus[mine], cap[mine]
         out = afs_p_shares(others, keep, now_gpus[mine], speeds, at[mine], mins, caps, gpus, tie, nonce)
         for k in range(len(mine)):
             shares[mine[k]] = out[k]
 
 
-@njit(cache=True)
+@kernel
 def lend_to_waiting(order: Rows, here: BoolArray, left: int, min_gpus: IntArray, shares: IntArray) -> int:
     """GPUs nobody is due go to jobs without any, in this order; returns how many are left."""
     for i in order:

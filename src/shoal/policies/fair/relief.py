@@ -8,9 +8,9 @@ the gang's user. Sets that are chosen as a whole do, and so does another node.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.policies.fair.compiled import inner, kernel
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray, rows_by_group
 from shoal.policies.fair.sets import by_size, full_set, reserve, worth_by_room
 
@@ -20,7 +20,7 @@ MOST_GPUS = 64
 FIRST = -1e9
 
 
-@njit(cache=True)
+@kernel
 def put_first(passed: FloatArray, waited_turns: FloatArray, patience_turns: float) -> None:
     """Lower the passes of those who have waited beyond their patience below all others, the longest wait first."""
     for i in range(len(passed)):
@@ -28,7 +28,7 @@ def put_first(passed: FloatArray, waited_turns: FloatArray, patience_turns: floa
             passed[i] -= 1e10 * waited_turns[i]
 
 
-@njit(cache=True)
+@kernel
 def choose_sets(
     order: NDArray[np.int64],
     passed: FloatArray,
@@ -99,7 +99,7 @@ def choose_sets(
                 runs[rows[k]] = chosen[k]
 
 
-@njit(cache=True)
+@inner
 def _choose_spans(
     order: NDArray[np.int64],
     worth: FloatArray,
@@ -142,7 +142,7 @@ def _choose_spans(
             runs[i] = reserve(worth[i], span_node[a:b], span_gpus[a:b], room, by_room)
 
 
-@njit(cache=True)
+@kernel
 def take_in(
     order: NDArray[np.int64],
     passed: FloatArray,
@@ -199,7 +199,7 @@ def take_in(
     return moves
 
 
-@njit(cache=True)
+@kernel
 def best_set(rows: NDArray[np.int64], passed: FloatArray, size: IntArray, room: int) -> BoolArray:
     """Of the sets of `rows` that fit in `room` GPUs the one with the largest sum of -size * pass."""
     n = len(rows)
@@ -218,7 +218,7 @@ def best_set(rows: NDArray[np.int64], passed: FloatArray, size: IntArray, room: 
     return chosen
 
 
-@njit(cache=True)
+@inner
 def _room(rows: NDArray[np.int64], size: IntArray, runs: BoolArray, free: int) -> int:
     """GPUs that these rows hold, with those that are free."""
     for i in rows:
@@ -227,7 +227,7 @@ def _room(rows: NDArray[np.int64], size: IntArray, runs: BoolArray, free: int) -
     return free
 
 
-@njit(cache=True)
+@inner
 def _run_set(rows: NDArray[np.int64], chosen: BoolArray, size: IntArray, room: int, runs: BoolArray) -> int:
     """Run these of the rows and, in their order, others that fit beside them; the GPUs left."""
     for k in range(len(rows)):

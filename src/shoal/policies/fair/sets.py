@@ -7,9 +7,9 @@ everybody its due wherever some schedule does (max weight: Tassiulas & Ephremide
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.policies.fair.compiled import inner, kernel
 from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray
 
 Rows = NDArray[np.int64]
@@ -17,7 +17,7 @@ Rows = NDArray[np.int64]
 NONE = -1e300
 
 
-@njit(cache=True)
+@kernel
 def by_size(rows: Rows, n: int, size: IntArray) -> None:
     """Sort rows[:n] by descending size; equals stay in their order."""
     for k in range(1, n):
@@ -29,8 +29,8 @@ def by_size(rows: Rows, n: int, size: IntArray) -> None:
         rows[j] = i
 
 
-@njit(cache=True)
-def fill_table(rows: Rows, n: int, worth: FloatArray, size: IntArray, room: int, best: FloatArray) -> None:
+@inner
+def _fill_table(rows: Rows, n: int, worth: FloatArray, size: IntArray, room: int, best: FloatArray) -> None:
     """best[k, c]: the largest worth of a set of the first k of `rows` that takes exactly c GPUs."""
     best[0, 0] = 0.0
     for c in range(1, room + 1):
@@ -44,8 +44,8 @@ def fill_table(rows: Rows, n: int, worth: FloatArray, size: IntArray, room: int,
             best[k + 1, c] = value
 
 
-@njit(cache=True)
-def best_end(
+@inner
+def _best_end(
     rows: Rows, n: int, worth: FloatArray, size: IntArray, room: int, best: FloatArray
 ) -> tuple[float, int, int]:
     """(worth, k, GPUs left) of the best full set in `room`: rows[k:] run, and a set of the first k.
@@ -69,7 +69,7 @@ def best_end(
     return top, at, left
 
 
-@njit(cache=True)
+@kernel
 def full_set(
     rows: Rows, n: int, worth: FloatArray, size: IntArray, room: int, best: FloatArray, chosen: BoolArray
 ) -> int:
@@ -81,8 +81,8 @@ def full_set(
         for k in range(n):
             chosen[k] = True
         return room - total
-    fill_table(rows, n, worth, size, room, best)
-    _, at, left = best_end(rows, n, worth, size, room, best)
+    _fill_table(rows, n, worth, size, room, best)
+    _, at, left = _best_end(rows, n, worth, size, room, best)
     c = room - left
     for k in range(n - 1, -1, -1):
         chosen[k] = k >= at or best[k + 1, c] > best[k, c]
@@ -91,17 +91,17 @@ def full_set(
     return left
 
 
-@njit(cache=True)
+@kernel
 def worth_by_room(
     rows: Rows, n: int, worth: FloatArray, size: IntArray, room: int, best: FloatArray, out: FloatArray
 ) -> None:
     """out[c], c <= room: what the best full set in c GPUs is worth."""
-    fill_table(rows, n, worth, size, room, best)
+    _fill_table(rows, n, worth, size, room, best)
     for c in range(room + 1):
-        out[c] = best_end(rows, n, worth, size, c, best)[0]
+        out[c] = _best_end(rows, n, worth, size, c, best)[0]
 
 
-@njit(cache=True)
+@kernel
 def reserve(
     worth: float, nodes: IntArray, gpus: IntArray, room: NDArray[np.int64], by_room: FloatArray
 ) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.errors import ShoalError
+from shoal.policies.fair.compiled import inner, kernel
 
 FloatArray = NDArray[np.float64]
 
@@ -93,7 +93,7 @@ def type_order(speed: FloatArray) -> NDArray[np.int64]:
     return np.argsort(mean, kind="stable")
 
 
-@njit(cache=True)
+@kernel
 def trade_all(
     shares: FloatArray, speed: FloatArray, slow_to_fast: NDArray[np.int64], room: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
@@ -125,7 +125,7 @@ def trade_all(
     return shares, log[:count]
 
 
-@njit(cache=True)
+@inner
 def _parties(
     shares: FloatArray, ratio: FloatArray, slow: int, fast: int, room: FloatArray
 ) -> tuple[int, int, float]:
@@ -152,7 +152,7 @@ def _parties(
     return buyer, seller, price
 
 
-@njit(cache=True)
+@inner
 def _amount(
     shares: FloatArray, slow: int, fast: int, room: FloatArray, buyer: int, seller: int, price: float
 ) -> float:
@@ -165,7 +165,7 @@ def _amount(
     return amount
 
 
-@njit(cache=True)
+@inner
 def _exchange(
     shares: FloatArray, slow: int, fast: int, buyer: int, seller: int, price: float, amount: float
 ) -> None:
