@@ -57,7 +57,11 @@ def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray
     """
     users, types = part.shape
     for t in range(types):
-        given = gpus[:, t].sum() / max(part[:, t].sum(), 1e-12)
+        given = parts = 0.0
+        for u in range(users):
+            given += gpus[u, t]
+            parts += part[u, t]
+        given /= max(parts, 1e-12)
         for u in range(users):
             if part[u, t] > 0.0:
                 beyond[u, t] += (gpus[u, t] - part[u, t] * given) * span_s
@@ -66,9 +70,10 @@ def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray
 @kernel
 def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
     """1 - beyond / (part * over_s), within 0.1 .. 10; 1 for who has no part."""
-    out = np.ones_like(part)
+    out = np.empty(part.shape)
     for u in range(part.shape[0]):
         for t in range(part.shape[1]):
+            out[u, t] = 1.0
             if part[u, t] > 0.0:
                 out[u, t] = min(max(1.0 - beyond[u, t] / (part[u, t] * over_s), 0.1), 10.0)
     return out

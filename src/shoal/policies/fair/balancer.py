@@ -91,13 +91,17 @@ def balance(
     nodes, types = len(gpus_of_node), 0
     for s in range(nodes):
         types = max(types, type_of_node[s] + 1)
-    where = np.where(active, home, -1).astype(np.int32)
+    where = home.copy()
+    for i in range(len(where)):
+        if not active[i]:
+            where[i] = -1
     start, rows = rows_by_group(where, nodes)
+    nobody = np.int64(-1)  # as a bare number it would have `time_needed` compiled once more
     need, load = np.zeros(nodes), ticket_load(tickets, home, gpus_of_node, active, spanning)
     for s in range(nodes):
         if gpus_of_node[s] > 0:
             need[s] = time_needed(
-                rows[start[s] : start[s + 1]], tickets, size, gpus_of_node[s], spanning[s], -1, -1
+                rows[start[s] : start[s + 1]], tickets, size, gpus_of_node[s], spanning[s], nobody, nobody
             )
     moves = [(0, 0) for _ in range(0)]
     for t in range(types):

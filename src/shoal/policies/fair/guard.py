@@ -116,23 +116,23 @@ def _owed_after(scene: Scene, rank: Ints, choice: Choice) -> FloatArray:
 
 
 @inner
-def _take(scene: Scene, choice: Choice, i: int, runs: bool) -> None:
-    """Row i runs from now on, or does not."""
-    choice.runs[i] = runs
+def _turn(choice: Choice, i: int) -> None:
+    """Row i runs if it did not, and the other way round."""
+    choice.runs[i] = not choice.runs[i]
     for s in range(len(choice.free)):
-        choice.free[s] -= choice.place[i, s] if runs else -choice.place[i, s]
+        choice.free[s] -= choice.place[i, s] if choice.runs[i] else -choice.place[i, s]
 
 
 @inner
 def _make_way(scene: Scene, must: BoolArray, choice: Choice, i: int) -> bool:
     """Whether row i can run where it is bound, which it then does; gangs that span nodes and keep it out do not."""
-    _take(scene, choice, i, True)
+    _turn(choice, i)
     for other in range(scene.small, len(must)):
         in_way = False
         for s in range(len(choice.free)):
             in_way |= choice.free[s] < 0 and choice.place[other, s] > 0
         if in_way and other != i and choice.runs[other] and not must[other]:
-            _take(scene, choice, other, False)
+            _turn(choice, other)
     fits = True
     for s in range(len(choice.free)):
         fits &= choice.free[s] >= 0
@@ -143,7 +143,7 @@ def _make_way(scene: Scene, must: BoolArray, choice: Choice, i: int) -> bool:
 def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
     """Whether row i, which spans nodes, can run without node `avoid`; then it does, where most GPUs are free."""
     if choice.runs[i]:
-        _take(scene, choice, i, False)
+        _turn(choice, i)
     free, place, left = choice.free, choice.place, scene.size[i]
     for s in range(len(free)):
         place[i, s] = 0
@@ -156,7 +156,7 @@ def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
             return False
         place[i, to] = min(left, free[to])
         left -= place[i, to]
-    _take(scene, choice, i, True)
+    _turn(choice, i)
     return True
 
 
@@ -169,9 +169,23 @@ def _change(scene: Scene, must: BoolArray, choice: Choice, i: int, avoid: int) -
         leaves = avoid == _ANYWHERE or choice.place[i, avoid] > 0
         return leaves and _replace(scene, choice, i, avoid)
     if choice.runs[i]:
-        _take(scene, choice, i, False)
+        _turn(choice, i)
         return True
     return _make_way(scene, must, choice, i)
+
+
+@inner
+def _clear_node(scene: Scene, must: BoolArray, choice: Choice, s: int, x: FloatArray, rows: Ints) -> int:
+    """End small rows on node s that need not run; put them in `rows`, and say how many there are."""
+    m = 0
+    for i in range(scene.small):
+        if choice.place[i, s] > 0 and not must[i]:
+            rows[m] = i
+            m += 1
+            if choice.runs[i]:
+                _turn(choice, i)
+                x[scene.user[i]] += scene.size[i]
+    return m
 
 
 @inner
@@ -187,14 +201,8 @@ def _fill(scene: Scene, aim: FloatArray, must: BoolArray, choice: Choice) -> Non
     rows, chosen, worth = np.empty(n + 1, np.int64), np.empty(n + 1, np.bool_), np.empty(n)
     table = np.empty((n + 2, scene.widest + 1))
     for k in range(_SWEEPS * len(choice.free)):
-        s, m = k % len(choice.free), 0
-        for i in range(n):
-            if choice.place[i, s] > 0 and not must[i]:
-                rows[m] = i
-                m += 1
-                if choice.runs[i]:
-                    _take(scene, choice, i, False)
-                    x[user[i]] += size[i]
+        s = k % len(choice.free)
+        m = _clear_node(scene, must, choice, s, x, rows)
         by_size(rows, m, size)
         for j in range(m):
             i = rows[j]
@@ -203,7 +211,7 @@ def _fill(scene: Scene, aim: FloatArray, must: BoolArray, choice: Choice) -> Non
         full_set(rows, m, worth, size, choice.free[s], table, chosen)
         for j in range(m):
             if chosen[j]:
-                _take(scene, choice, rows[j], True)
+                _turn(choice, rows[j])
                 x[user[rows[j]]] -= size[rows[j]]
 
 
@@ -213,7 +221,7 @@ def _clear(scene: Scene, must: BoolArray, choice: Choice) -> Choice:
     out = _copy(choice)
     for i in range(scene.small):
         if out.runs[i] and not must[i]:
-            _take(scene, out, i, False)
+            _turn(out, i)
     return out
 
 

@@ -101,7 +101,9 @@ def targets(weights: FloatArray, demand: FloatArray) -> FloatArray:
     users, types = weights.shape
     out = np.zeros((users, types))
     for u in range(users):
-        total = weights[u].sum()
+        total = 0.0
+        for t in range(types):
+            total += weights[u, t]
         if total > 0.0:
             for t in range(types):
                 out[u, t] = weights[u, t] * demand[u] / total

@@ -67,8 +67,9 @@ def choose_sets(
         longest = max(longest, start[s + 1] - start[s])
     for k in range(len(local)):
         local[k] = order[local[k]]
-    worth = -size * passed
-    room = free.astype(np.int64)
+    worth, room = np.empty(len(passed)), np.empty(nodes, np.int64)
+    for i in range(len(passed)):
+        worth[i] = -size[i] * passed[i]
     for s in range(nodes):
         room[s] = _room(local[start[s] : start[s + 1]], size, runs, free[s])
     best, chosen = np.empty((longest + 1, most + 1)), np.empty(longest, np.bool_)

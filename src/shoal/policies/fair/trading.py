@@ -118,7 +118,11 @@ def trade_all(
                 room[seller] -= (price - 1.0) * amount
                 room[buyer] += (price - 1.0) * amount
                 if count == len(log):
-                    log = np.concatenate((log, np.empty_like(log)))
+                    longer = np.empty((2 * count, 6))
+                    for k in range(count):
+                        for c in range(6):
+                            longer[k, c] = log[k, c]
+                    log = longer
                 log[count, 0], log[count, 1], log[count, 2], log[count, 3] = buyer, seller, fast, slow
                 log[count, 4], log[count, 5] = price, amount
                 count += 1
