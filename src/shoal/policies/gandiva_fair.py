@@ -59,7 +59,7 @@ class GandivaFairOptions:
     debt_quanta: float = 10.0
     #: On nodes, users this far behind their part, in quanta of all GPUs of the type, have jobs moved to where
     #: they can run; a quarter of it, and their nodes choose sets of jobs in their favour.
-    relief_quanta: float = 0.4
+    relief_quanta: float = 0.2
     #: On nodes, a job that has waited this many turns (quanta until it is due one) goes first.
     patience_turns: float = 8.0
     #: Rounds of trades that are kept on record.
