@@ -29,8 +29,13 @@ def scene(jobs, part, gpus, spans=(), owed=None):
     )
 
 
-def steered(it, gpus, where, spans, runs, must=(), pressed=(), most_moves=0):
+def steered(it, gpus, where, spans, runs, **more):
     """(who runs, GPUs left on each node, places of spans) where `runs` would have run."""
+    out = choice_of(it, gpus, where, spans, runs, **more)
+    return np.flatnonzero(out.runs).tolist(), out.free.tolist(), out.place[it.small :].tolist()
+
+
+def choice_of(it, gpus, where, spans, runs, must=(), pressed=(), most_moves=0):
     n = len(it.user)
     place = np.zeros((n, len(gpus)), np.int64)
     place[np.arange(it.small), where] = it.size[: it.small]
@@ -48,8 +53,10 @@ def steered(it, gpus, where, spans, runs, must=(), pressed=(), most_moves=0):
         assert lost or (out.runs == chosen).all()
         assert lost or (out.place == place).all()
         out = before
-    assert (out.place[: it.small] == place[: it.small]).all()
-    return np.flatnonzero(out.runs).tolist(), out.free.tolist(), out.place[it.small :].tolist()
+    assert (out.place != place).any(axis=1).sum() <= most_moves
+    assert (out.place.sum(axis=1) == it.size).all()
+    assert (out.place[: it.small].max(axis=1) == it.size[: it.small]).all(), "on one node"
+    return out
 
 
 #: User 0 has four jobs of 2 on two nodes of 4, user 1 a gang of both nodes.
@@ -97,6 +104,14 @@ def test_a_user_saves_up_for_a_gang_that_has_waited_long():
     assert steered(it, NODES, [0, 1, 1], SPAN, [0, 2], pressed=[3])[0] == [0, 1]
 
 
+def test_a_job_changes_its_node_where_its_user_is_too_far_behind_but_only_if_it_may():
+    # Jobs of users 0 and 1, both behind, share node 0; node 1 is user 2's, who is far ahead.
+    it = scene([(0, 2), (1, 2), (2, 2)], [1.0, 1.0, 1.0], [2, 2], owed=[2.4, 2.4, -4.8])
+    assert steered(it, [2, 2], [0, 0, 1], [], [0, 2], most_moves=1)[0] == [0, 1]
+    runs = steered(it, [2, 2], [0, 0, 1], [], [0, 2])[0]
+    assert runs in ([0, 2], [1, 2])
+
+
 def test_a_gang_changes_nodes_to_run_beside_another_but_only_if_it_may():
     # Gangs of 4 on three nodes of 2 meet on node 1; user 0's job of 2 is on node 2, and it is far ahead.
     jobs = [(0, 2), (0, 2), (1, 4), (2, 4)]
@@ -127,15 +142,13 @@ def test_a_steered_choice_is_possible_full_and_no_worse(seed):
         if free[where[i]] >= it.size[i]:
             free[where[i]] -= it.size[i]
             runs.append(i)
-    after, left, place = steered(it, gpus, where, spans, runs, must=runs[:1], most_moves=2)
+    out = choice_of(it, gpus, where, spans, runs, must=runs[:1], most_moves=2)
+    after, left = np.flatnonzero(out.runs).tolist(), out.free
     assert runs[0] in after
-    used = np.zeros(3, int)
-    for i in after:
-        used += np.array(place[i - 8]) if i >= 8 else np.bincount([where[i]], minlength=3) * it.size[i]
-    assert (used + left).tolist() == gpus
+    assert (out.place[after].sum(axis=0) + left).tolist() == gpus
     assert min(left) >= 0
-    assert [sum(p) for p in place] == [size for _, size in large]
-    assert not any(it.size[i] <= left[where[i]] for i in range(8) if i not in after)  # no GPU idles in vain
+    waiting = [i for i in range(8) if i not in after]
+    assert not any(it.size[i] <= left[out.place[i].argmax()] for i in waiting)  # no GPU idles in vain
 
     def off(rows):
         had = np.bincount(it.user[rows], weights=it.size[rows], minlength=users)

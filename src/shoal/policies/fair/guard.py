@@ -29,9 +29,11 @@ LOST = 2.0
 _POWER = 6
 #: How often the sets of all nodes are chosen again, as users have what they have on all of them together.
 _SWEEPS = 3
-#: How many gangs that span nodes begin, end or change their nodes at most; and what a change of nodes must gain.
+#: How many gangs begin, end or change their nodes for this at most; and what a change of nodes must gain.
 _STEPS = 4
 _MIN_GAIN = 0.1
+#: Jobs on one node change it for a user that is this far behind.
+_BEHIND = 0.35
 #: Whose being behind counts for more than this can hardly make up for it: see `accounts.urgency`.
 _HARDLY = 5.0
 #: How many rows that have waited long are tried to run in one quantum; the longest wait comes first.
@@ -161,13 +163,21 @@ def _replace(scene: Scene, choice: Choice, i: int, avoid: int) -> bool:
 
 
 @inner
-def _change(scene: Scene, must: BoolArray, choice: Choice, i: int, avoid: int) -> bool:
-    """Whether row i, if it spans nodes, can begin or end, or run without node `avoid`; then it does."""
-    if i < scene.small:
+def _change(scene: Scene, must: BoolArray, choice: Choice, i: int, node: int) -> bool:
+    """Whether row i can change its place, which it then does, or, if it spans nodes, begin or end.
+
+    One that spans nodes leaves node `node`; one on a node goes there. Without a row nothing changes.
+    """
+    if i < 0:
         return True
-    if avoid != _STAY:
-        leaves = avoid == _ANYWHERE or choice.place[i, avoid] > 0
-        return leaves and _replace(scene, choice, i, avoid)
+    if i < scene.small:
+        moves = choice.place[i, node] == 0
+        for s in range(len(choice.free)):
+            choice.place[i, s] = scene.size[i] if s == node else 0
+        return moves
+    if node != _STAY:
+        leaves = node == _ANYWHERE or choice.place[i, node] > 0
+        return leaves and _replace(scene, choice, i, node)
     if choice.runs[i]:
         _turn(choice, i)
         return True
@@ -327,25 +337,28 @@ def steer(
 
     Rows that `must` run do so in any case; those that are `pressed` have waited half their patience, the longest
     first. Step by step, the gang that spans nodes and that helps most begins, ends or changes its nodes (if
-    `movable`), with the best sets of small jobs beside it.
+    `movable`), or a waiting job of a user that is behind changes its node, with the best sets of small jobs beside it.
     """
     n, aim = scene.small, np.zeros(len(scene.part))
     must, movable = must.copy(), movable.copy()
     most_moves, choice = _press(scene, must, movable, most_moves, rank, pressed, aim, choice)
     furthest, least = _far(scene, aim, rank, choice)
     for _ in range(_STEPS if furthest > LIMIT else 0):
-        base, at, moves = _clear(scene, must, choice), -1, False
-        for i in range(n - 1, len(must)):  # n - 1: other sets of small rows only
-            may_move = i >= n and movable[i] and most_moves > 0
-            for avoid in range(_STAY, len(choice.free) if may_move else _ANYWHERE):
+        base, at, moves, off = _clear(scene, must, choice), -1, False, _owed_after(scene, rank, choice)
+        now = choice
+        for i in range(-1, len(must)):  # -1: other sets of small rows only
+            if i >= 0 and (must[i] or (i < n and (now.runs[i] or off[scene.user[i]] < _BEHIND))):
+                continue
+            may_move = i >= 0 and movable[i] and most_moves > 0
+            for node in range(0 if 0 <= i < n else _STAY, len(choice.free) if may_move else _ANYWHERE):
                 trial = _copy(base)
-                if (i >= n and must[i]) or not _change(scene, must, trial, i, avoid):
+                if not _change(scene, must, trial, i, node):
                     continue
                 _fill(scene, aim, must, trial)
                 _, value = _far(scene, aim, rank, trial)
-                if value < least * (1.0 if avoid == _STAY else 1.0 - _MIN_GAIN) - 1e-12:
-                    least, at, moves, choice = value, i, avoid != _STAY, trial
-        if at < n:
+                if value < least * (1.0 if node == _STAY else 1.0 - _MIN_GAIN) - 1e-12:
+                    least, at, moves, choice = value, i, node != _STAY, trial
+        if at < 0:
             break
         if moves:
             movable[at] = False
