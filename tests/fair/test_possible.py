@@ -24,16 +24,27 @@ def test_a_user_due_all_of_the_time_and_a_gang_as_large_as_the_cluster_cannot_bo
 CROWDED = {"u0": (3.0, (8, 2)), "u1": (3.0, (8, 8)), "u2": (3.0, (2,)), "u3": (1.0, (2, 2))}
 
 
+def jobs_of(claims):
+    """(user, size) of all."""
+    return [(k, size) for k, (_, sizes) in enumerate(claims.values()) for size in sizes]
+
+
+def driven(claims, nodes, gpus):
+    """Users with tickets and gangs of these sizes on nodes of so many GPUs, under gandiva-fair."""
+    users = [User(name, tickets) for name, (tickets, _) in claims.items()]
+    d = Drive(Cluster.of(nodes, gpus).with_users(users), make_policy("gandiva-fair"))
+    for name, (_, sizes) in claims.items():
+        for size in sizes:
+            d.submit(name, size)
+    return d
+
+
 def test_who_cannot_have_its_part_gets_the_fraction_that_all_can_have():
-    jobs = [(k, size) for k, (_, sizes) in enumerate(CROWDED.values()) for size in sizes]
+    jobs = jobs_of(CROWDED)
     part = np.array([6.0, 6.0, 2.0, 2.0])
     # With two gangs of 8 for g of the time: u2 has 2 (1 - g), u0 and u1 have 10 + 6 g of their 12. So g = 1/9.
     assert fraction_for_all(jobs, 2, 8, part) == pytest.approx(8 / 9)
-    users = [User(name, tickets) for name, (tickets, _) in CROWDED.items()]
-    d = Drive(Cluster.of(2, 8).with_users(users), make_policy("gandiva-fair"))
-    for name, (_, sizes) in CROWDED.items():
-        for size in sizes:
-            d.submit(name, size)
+    d = driven(CROWDED, 2, 8)
     np.testing.assert_allclose(d.policy.entitled().sum(axis=1), part)
     d.run(12 * 3600)
     had = d.ledger.account.sum(axis=1)[:, 1] / d.now_s
@@ -80,15 +91,11 @@ def test_users_are_within_a_quantums_work_of_their_parts_wherever_all_can_have_t
 def test_who_is_ahead_only_as_nobody_else_fits_does_not_keep_those_behind_from_what_all_can_have():
     # u2's small jobs fit beside u1's whatever runs there; u1 has its part only when no gang of 8 runs.
     claims = {"u0": (3.0, (8, 8)), "u1": (1.0, (2,)), "u2": (1.0, (1, 2, 4, 4)), "u3": (3.0, (2, 8))}
-    jobs = [(k, size) for k, (_, sizes) in enumerate(claims.values()) for size in sizes]
+    jobs = jobs_of(claims)
     part = np.array([3.0, 1.0, 1.0, 3.0])
     # Gangs of 8 run for 3/8 f (u0) and a (u3) of the time: u1 has 2 (1 - 3/8 f - a), u3 that and 8 a. So f = 8/9.
     assert fraction_for_all(jobs, 2, 4, part) == pytest.approx(8 / 9)
-    users = [User(name, tickets) for name, (tickets, _) in claims.items()]
-    d = Drive(Cluster.of(2, 4).with_users(users), make_policy("gandiva-fair"))
-    for name, (_, sizes) in claims.items():
-        for size in sizes:
-            d.submit(name, size)
+    d = driven(claims, 2, 4)
     d.run(12 * 3600)
     had = d.ledger.account.sum(axis=1)[:, 1] / d.now_s
     assert (had >= 0.97 * 8 / 9 * part).all(), had / part
