@@ -98,3 +98,53 @@ def test_the_averages_of_a_completed_step_are_what_a_broken_one_goes_back_to():
     model(torch.randn(4, 2))
     buckets.restore_stats()
     assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
+
+
+def test_a_gradient_is_in_its_bucket_before_backward_makes_the_next():
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    armed(model)
+    seen = []
+    # Hooks of one parameter run in the order of their registration: this one comes after that of the buckets.
+    model[1].weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad._base is not None))
+    model[0].weight.register_post_accumulate_grad_hook(
+        lambda p: seen.append(model[1].weight.grad._base is not None)
+    )
+    model(torch.ones(2, 2)).sum().backward()
+    assert seen == [True, True], "the memory that autograd made a gradient in is kept"
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_steps_equal_those_of_a_plain_loop_however_gradients_are_zeroed(to_none, micro_batches):
+    torch.manual_seed(0)
+    plain, ours = Branches(), Branches()
+    ours.load_state_dict(plain.state_dict())
+    buckets = GradientBuckets(ours)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9, weight_decay=0.1) for m in (plain, ours)]
+    for step in range(4):
+        batches = torch.randn(micro_batches, 5, 2)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=to_none)
+        for i, x in enumerate(batches):
+            left = (step + i) % 2 == 0
+            (plain(x, left).pow(2).mean() * 0.5).backward()
+            buckets.arm(None, nothing_from_others, 0.5, first=i == 0, last=i == micro_batches - 1)
+            ours(x, left).pow(2).mean().backward()
+        buckets.install()
+        for optimizer in optimizers:
+            optimizer.step()
+        for theirs, mine in zip(plain.parameters(), ours.parameters()):
+            assert (theirs.grad is None) == (mine.grad is None)
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_after_a_broken_collective_no_gradient_is_left_in_memory_into_which_it_may_still_write():
+    model = Branches()
+    buckets = armed(model)
+    model(torch.ones(2, 2), left=True).sum().backward()
+    old = [bucket.flat for bucket in buckets.buckets]
+    buckets.renew()
+    for flat in old:
+        flat.fill_(torch.nan)
+    assert model.left.weight.grad.isfinite().all()
+    assert model.right.weight.grad is None

@@ -1,8 +1,10 @@
 """Gradient synchronisation: flat buckets, overlapped with backward, then a vote.
 
-Gradients are scaled by the worker's share of the batch, packed into flat buckets in the order in which backward
-makes them, and each bucket is all-reduced while backward goes on. When all are complete, `.grad` becomes a view of
-the reduced bucket (no copy back). The synchronising function is replaceable: it may change with each generation.
+Backward makes one gradient after the other. Each is scaled by the worker's share of the batch into its place in a
+flat bucket, and `.grad` becomes a view of that place at once: the memory that autograd made it in serves the next one
+(to keep it until the step's end would cost a page fault per 4 KiB of model in every step). Each bucket is all-reduced
+while backward goes on, and nothing is copied back. The synchronising function is replaceable: it may change with each
+generation.
 """
 
 from __future__ import annotations
@@ -25,14 +27,21 @@ def all_reduce(group: Any, flat: Tensor) -> Any:
 
 
 @dataclass(slots=True)
+class Slot:
+    """A parameter's place in its bucket."""
+
+    param: nn.Parameter
+    view: Tensor
+    taken: bool = False  # in this backward
+    holds: bool = False  # what this step's micro-batches gave so far
+
+
+@dataclass(slots=True)
 class Bucket:
     flat: Tensor
-    params: list[nn.Parameter]
-    views: list[Tensor]
+    slots: list[Slot]
     extra: Tensor | None = None
     waiting: int = 0
-    filled: bool = False  # holds what earlier micro-batches of this step gave
-    launched: bool = False
 
 
 def running_stats(model: nn.Module) -> list[Tensor]:
@@ -69,18 +78,16 @@ class GradientBuckets:
         self.stats, self._counts = running_stats(model), batch_counts(model)
         self._frozen = [p for p in model.parameters() if not p.requires_grad]
         self._complete = complete
-        self._index = {id(p): i for i, p in enumerate(self.params)}
         # A small model's all-reduce costs latency, not bandwidth: one bucket (and the vote) instead of several.
         total_mib = sum(p.numel() * p.element_size() for p in self.params) / MIB
         self._sizes = (
             (total_mib * MIB,) * 2 if total_mib <= SMALL_MIB else (first_mib * MIB, bucket_mib * MIB)
         )
-        self.used = torch.zeros(len(self.params))
         self._build()
-        self._home = {id(p): b for b in self.buckets for p in b.params}
         #: Batch-norm statistics and counts after the last completed step, if a step may have to be done again.
         self.good: tuple[Tensor, Tensor | None] | None = None
         self._armed = False
+        self._looking_on = False  # the buckets are on their way without this worker's gradients
         self._closed = False  # this step's backward has been
         self._queued = False
         self._next = 0
@@ -105,6 +112,8 @@ class GradientBuckets:
             run.append(param)
             run_bytes += param.numel() * param.element_size()
         self._close(run, last=True)
+        self._home = {id(s.param): (b, s) for b in self.buckets for s in b.slots}
+        self._slots = [self._home[id(p)][1] for p in self.params]
 
     def _close(self, run: list[nn.Parameter], last: bool = False) -> None:
         extra_size = len(self.params) + sum(s.numel() for s in self.stats) if last else 0
@@ -112,49 +121,45 @@ class GradientBuckets:
         if run:
             inside = 0 if separate else extra_size
             flat = torch.zeros(sum(p.numel() for p in run) + inside, dtype=run[0].dtype, device=run[0].device)
-            views, offset = [], 0
+            slots, offset = [], 0
             for p in run:
-                views.append(flat[offset : offset + p.numel()].view(p.shape))
+                slots.append(Slot(p, flat[offset : offset + p.numel()].view(p.shape)))
                 offset += p.numel()
-            self.buckets.append(Bucket(flat, run, views, flat[offset:] if inside else None))
+            self.buckets.append(Bucket(flat, slots, flat[offset:] if inside else None))
         if last and (separate or not run):
             flat = torch.zeros(extra_size, device=run[0].device if run else "cpu")
-            self.buckets.append(Bucket(flat, [], [], flat))
+            self.buckets.append(Bucket(flat, [], flat))
 
     def renew(self) -> None:
         self._build()
-        self._home = {id(p): b for b in self.buckets for p in b.params}
+        for slot in self._slots:
+            if slot.param.grad is not None:
+                slot.param.grad = slot.view  # out of the old memory, too
 
     def arm(self, group: Any, sync: Sync, weight: float, first: bool, last: bool) -> None:
         """The next backward belongs to this group; `first` and `last` of the step's micro-batches."""
         self._group, self._sync, self._weight, self._last = group, sync, weight, last
-        self._armed, self._closed, self._queued, self._next = True, False, False, 0
-        if first:
-            self.used.zero_()
+        self._armed, self._looking_on, self._closed, self._queued = True, False, False, False
+        self._next, self.works = 0, []
         for bucket in self.buckets:
-            bucket.waiting, bucket.launched = len(bucket.params), False
-            if first:
-                bucket.filled = False
-        self.works = []
+            bucket.waiting = len(bucket.slots)
+            for slot in bucket.slots:
+                slot.taken, slot.holds = False, slot.holds and not first
 
     def look_on(self, group: Any, sync: Sync) -> None:
         """Take part in the coming step with nothing, at once: the others must not wait for this worker's backward."""
         self.works = []
         for bucket in self.buckets:
-            for param in bucket.params:
-                param.grad = (
-                    None  # it may be a view of the bucket, into which this worker's backward must not add
-                )
+            for slot in bucket.slots:
+                # It may be a view of the bucket, to which this worker's backward must not add.
+                slot.param.grad = None
             bucket.flat.zero_()
-            bucket.launched = True
             self.works.append(sync(group, bucket.flat))
 
     def watch(self) -> None:
         """Only call `complete` at the end of the next backward; all buckets are on their way already."""
-        self._armed, self._closed, self._queued, self._last = True, False, False, True
-        self._next = len(self.buckets)
-        for bucket in self.buckets:
-            bucket.waiting = len(bucket.params)
+        self._armed, self._looking_on, self._closed, self._queued = True, True, False, False
+        self._next, self._last = len(self.buckets), True
 
     def disarm(self) -> None:
         self._armed = self._closed = False
@@ -178,12 +183,29 @@ class GradientBuckets:
         if not self._queued:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-        if not self._last:
+        if self._looking_on:
             return
-        bucket = self._home[id(param)]
+        bucket, slot = self._home[id(param)]
+        self._take(slot)
         bucket.waiting -= 1
-        if bucket.waiting == 0:
+        if self._last and bucket.waiting == 0:
             self._launch_ready()
+
+    def _take(self, slot: Slot) -> None:
+        """Add the worker's part of a gradient to its bucket."""
+        grad, slot.taken = slot.param.grad, True
+        if grad is None:
+            return
+        if grad.is_sparse:
+            raise RuntimeError("sparse gradients are not supported: use Embedding(sparse=False)")
+        if self._weight != 0.0:  # else not 0 x gradient: that of a worker without a part may be NaN
+            if slot.holds:
+                slot.view.add_(grad, alpha=self._weight)
+            else:
+                torch.mul(grad, self._weight, out=slot.view)
+            slot.holds = True
+        # Where more micro-batches follow, autograd starts anew.
+        slot.param.grad = slot.view if self._last else None
 
     def _launch_ready(self) -> None:
         # In one fixed order, or the members would pair up different buckets.
@@ -192,36 +214,23 @@ class GradientBuckets:
             self._next += 1
 
     def _launch(self, bucket: Bucket) -> None:
-        self._pack(bucket)
-        bucket.launched = True
+        self._take_rest(bucket)
+        for slot in bucket.slots:
+            if not slot.holds:
+                slot.view.zero_()
+        if bucket.extra is not None:
+            self._pack_extra(bucket.extra)
         self.works.append(self._sync(self._group, bucket.flat))
 
-    def _pack(self, bucket: Bucket) -> None:
-        weight = self._weight
-        if not bucket.filled and weight == 0.0:
-            bucket.flat.zero_()  # not 0 x gradient: that of a worker without a part may be NaN
-        for param, view in zip(bucket.params, bucket.views):
-            grad = param.grad
-            if weight == 0.0:
-                continue
-            if grad is None:
-                if not bucket.filled:
-                    view.zero_()
-                continue
-            if grad.is_sparse:
-                raise RuntimeError("sparse gradients are not supported: use Embedding(sparse=False)")
-            self.used[self._index[id(param)]] = 1.0
-            if bucket.filled:
-                view.add_(grad, alpha=weight)
-            else:
-                torch.mul(grad, weight, out=view)
-        bucket.filled = True
-        if bucket.extra is not None and self._last:
-            self._pack_extra(bucket.extra)
+    def _take_rest(self, bucket: Bucket) -> None:
+        """Those that this backward did not reach may hold a gradient of before."""
+        for slot in bucket.slots:
+            if not slot.taken:
+                self._take(slot)
 
     def _pack_extra(self, extra: Tensor) -> None:
         count = len(self.params)
-        extra[:count] = self.used
+        extra[:count] = torch.tensor([slot.holds for slot in self._slots], dtype=extra.dtype)
         offset = count
         for stat in self.stats:
             part = extra[offset : offset + stat.numel()]
@@ -235,11 +244,8 @@ class GradientBuckets:
         if not self._armed:
             return
         if not self._last:
-            # More micro-batches follow: keep the weighted sum in the bucket and let autograd start anew.
             for bucket in self.buckets:
-                self._pack(bucket)
-                for param in bucket.params:
-                    param.grad = None
+                self._take_rest(bucket)
             self._armed, self._closed = False, True
             return
         for bucket in self.buckets[self._next :]:
@@ -253,13 +259,10 @@ class GradientBuckets:
         extra = self.buckets[-1].extra
         assert extra is not None
         count = len(self.params)
-        everyone = bool((extra[:count] > 0).all())
-        for bucket in self.buckets:
-            for param, view in zip(bucket.params, bucket.views):
-                # A parameter that no worker used has no gradient, as in a single process; not even that which a
-                # worker without a part of this batch made of the samples it was given to keep it company.
-                used = everyone or bool(extra[self._index[id(param)]] > 0)
-                param.grad = view if used else None
+        for slot, users in zip(self._slots, extra[:count].tolist()):
+            # A parameter that no worker used has no gradient, as in a single process; not even that which a
+            # worker without a part of this batch made of the samples it was given to keep it company.
+            slot.param.grad = slot.view if users > 0 else None
         self.good = extra[count:].clone(), self._counted()
         self._set_stats(extra[count:])
 
