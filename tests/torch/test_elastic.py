@@ -85,6 +85,25 @@ def test_a_killed_worker_costs_no_step_even_if_it_is_rank_0(lab: Lab, victim: in
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
+@pytest.mark.parametrize("voted", [False, True])
+def test_a_batch_that_follows_the_workers_is_counted_as_it_was_when_one_dies_in_its_step(
+    lab: Lab, voted: bool
+):
+    options = {"batch": 8, "max_batch": 24, "epochs": 6, "die_holding": [10, voted]}
+    with lab.job(3, **options) as job:
+        job.wait_size(3)
+        job.wait(committed(["w0", "w1"]))
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        assert verified_notes(job) >= 2
+    have = seen(lab.rows())
+    # The dead worker did not live to write down its 8 samples of the first step of epoch 1.
+    assert {epoch: len(ids) for epoch, ids in have.items()} == {e: 240 - 8 * (e == 1) for e in range(6)}
+    assert all(len(set(ids)) == len(ids) for ids in have.values())
+    assert len({f["digest"] for f in lab.finals().values()}) == 1
+
+
 def test_survivors_that_halt_at_different_points_check_their_states_after_the_same_step(lab: Lab):
     with lab.job(3, epochs=12) as job:
         job.wait_size(3)

@@ -242,12 +242,39 @@ def alone() -> tuple[shoal.Job, nn.Module, torch.optim.Optimizer]:
         ({"batch_size": 4, "lr_rule": "cubic"}, "lr_rule must be"),
         ({"batch_size": 4, "accumulate": 0}, "accumulate must be at least 1"),
         ({"batch_size": 4, "sampler": [1, 2]}, "the order of the data belongs to the job"),
+        ({"batch_size": 4, "in_order": False}, "the order of the data belongs to the job"),
     ],
 )
 def test_a_loader_used_wrongly_says_so(options: dict, message: str):
     job, *_ = alone()
     with pytest.raises(ValueError, match=message):
         job.loader(Numbers(), **options)
+
+
+def test_a_closure_is_refused():
+    *_, optimizer = alone()
+    with pytest.raises(RuntimeError, match="closure"):
+        optimizer.step(lambda: 0.0)
+
+
+def test_a_pass_that_is_left_early_does_not_load_the_rest_of_its_epoch(tmp_path):
+    loaded = tmp_path / "loaded"
+
+    class Counted(Numbers):
+        def __getitem__(self, i: int):
+            with loaded.open("a") as file:
+                file.write(".")
+            return super().__getitem__(i)
+
+    job, model, optimizer = alone()
+    loader = job.loader(Counted(1000), batch_size=4, num_workers=1)
+    for _ in job.epochs(3):
+        for count, x in enumerate(loader):
+            model(x).sum().backward()
+            optimizer.step()
+            if count == 1:
+                break
+    assert len(loaded.read_text()) < 150
 
 
 def test_an_empty_data_set_and_a_second_loader_say_so():

@@ -148,3 +148,20 @@ def test_after_a_broken_collective_no_gradient_is_left_in_memory_into_which_it_m
         flat.fill_(torch.nan)
     assert model.left.weight.grad.isfinite().all()
     assert model.right.weight.grad is None
+
+
+def test_parameters_of_the_optimizer_that_are_not_of_the_model_are_synchronised_too():
+    model, scale = Branches(), nn.Parameter(torch.ones(1))
+    buckets = GradientBuckets(model, others=[scale])
+    buckets.arm(None, nothing_from_others, 0.25, first=True, last=True)
+    (model(torch.ones(1, 2), left=True) + 4 * scale).sum().backward()
+    buckets.install()
+    assert scale.grad.tolist() == [1.0]
+
+
+def test_a_gradient_with_a_graph_of_its_own_is_taken_as_it_is():
+    model = Branches()
+    buckets = armed(model, weight=0.5)
+    model(torch.ones(1, 2), left=True).sum().backward(create_graph=True)
+    buckets.install()
+    assert model.left.weight.grad.tolist() == [[0.5, 0.5]]

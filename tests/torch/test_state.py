@@ -53,6 +53,9 @@ OPTIMIZERS = {
     "rprop": lambda p: torch.optim.Rprop(p, lr=0.1),
     "asgd": lambda p: torch.optim.ASGD(p, lr=0.1, t0=2),
     "adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
+    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
+    "radam": lambda p: torch.optim.RAdam(p, lr=0.1),
+    "adamax": lambda p: torch.optim.Adamax(p, lr=0.1),
 }
 NO_COMPLEX = ("nadam", "radam", "rprop", "adafactor")
 

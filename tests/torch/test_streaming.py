@@ -137,7 +137,7 @@ def test_a_newcomer_wanted_by_both_targets_goes_on_receiving(lab: Lab):
 
 
 def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: Lab):
-    with lab.job(2, **DEEP, epochs=300) as job:
+    with lab.job(2, **DEEP, epochs=300, save_epochs=True) as job:
         job.wait_size(2)
         job.resize(3)
         until(lambda: len(looked_on(lab, "w2")) >= 2)
@@ -146,6 +146,20 @@ def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: 
         job.wait(committed("w1", "w2"))
         assert not any(isinstance(e, ev.WorkerLost) and e.worker == "w2" for _, e in job.events)
         until(lambda: any(r["worker"] == "w2" for r in lab.rows()))
+        told = [e.members for _, e in job.events if isinstance(e, ev.GenerationCommitted)]
+        assert ("w0", "w1", "w2") not in told, "w2 never had the whole state beside w0"
+        assert not (lab.directory / "saved.w2").exists(), "what w2 had of the state was saved"
+
+
+def test_parameters_that_the_script_changes_between_backward_and_step_are_handed_over_as_they_are(lab: Lab):
+    with lab.job(2, **DEEP, epochs=12, decay=True) as job:
+        job.wait_size(2)
+        job.resize(3)
+        job.wait(committed("w0", "w1", "w2"))
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
 def test_a_newcomer_that_dies_in_the_middle_costs_no_step(lab: Lab):

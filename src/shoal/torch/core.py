@@ -36,12 +36,19 @@ class StepKind(Enum):
 class Step:
     kind: StepKind
     part: Part
-    samples: int
+    samples: int  # of this worker
     began_s: float
+    size: int = 0  # samples of all workers: by this the job gets on, whoever is a member when the step ends
     synced: bool = False
     stepped: bool = False
     counted: bool = False
+    resized: bool = False  # the members changed within it: batch and learning rate follow after it
     undo: bytes | None = None
+
+
+def advance(position: Position, step: Step) -> None:
+    position.cursor += step.size
+    position.step += 1
 
 
 class JobCore:
@@ -75,6 +82,7 @@ class JobCore:
         self._rehearsing = False
         self._in_epochs = False
         self._catching_up: Incoming | None = None  # the state is still coming to this worker
+        self._retreated = False  # its generation broke before it had the whole state; it is to join anew
         self._looking_on = 0  # the generation in whose coming step this worker takes part with nothing
         self._looked_flag = 0
         self._looking: Any = None
@@ -112,7 +120,8 @@ class JobCore:
 
     @property
     def _aside(self) -> bool:
-        return self._rehearsing or (self._step is not None and self._step.kind is not StepKind.REAL)
+        real = self._step is None or self._step.kind is StepKind.REAL
+        return self._rehearsing or self._retreated or not real
 
     @property
     def _growing(self) -> bool:
@@ -140,7 +149,7 @@ class JobCore:
     def _facts(self, random: bool = True) -> dict[str, Any]:
         position = replace(self.position)
         if self._step is not None and self._step.stepped and self._step.kind is StepKind.REAL:
-            self._advance(position)  # in the middle of the loop's body, after the optimizer's step
+            advance(position, self._step)  # in the middle of the loop's body, after the optimizer's step
         return {
             "position": position,
             "rule": copy.copy(self._loader.rule) if self._loader is not None else None,
@@ -181,11 +190,6 @@ class JobCore:
                 f"the data set had {samples} samples and has {length} now"
             )
         position.epoch, position.cursor = position.epoch + 1, 0
-
-    def _advance(self, position: Position) -> None:
-        if self._loader is not None:
-            position.cursor += self._loader.step_samples(position.cursor, self._contributors)
-        position.step += 1
 
     def _where(self) -> dict[str, int]:
         position, loader = self.position, self._loader

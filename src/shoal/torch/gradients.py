@@ -30,7 +30,7 @@ def all_reduce(group: Any, flat: Tensor) -> Any:
 class Slot:
     """A parameter's place in its bucket."""
 
-    param: nn.Parameter
+    param: Tensor
     view: Tensor
     taken: bool = False  # in this backward
     holds: bool = False  # what this step's micro-batches gave so far
@@ -73,10 +73,12 @@ class GradientBuckets:
         bucket_mib: float = 25.0,
         first_mib: float = 1.0,
         complete: Callable[[], None] = lambda: None,
+        others: Sequence[Tensor] = (),
     ) -> None:
-        self.params = [p for p in model.parameters() if p.requires_grad]
+        parameters = [*model.parameters(), *others]
+        self.params = [p for p in parameters if p.requires_grad]
         self.stats, self._counts = running_stats(model), batch_counts(model)
-        self._frozen = [p for p in model.parameters() if not p.requires_grad]
+        self._frozen = [p for p in parameters if not p.requires_grad]
         self._complete = complete
         # A small model's all-reduce costs latency, not bandwidth: one bucket (and the vote) instead of several.
         total_mib = sum(p.numel() * p.element_size() for p in self.params) / MIB
@@ -102,7 +104,7 @@ class GradientBuckets:
     def _build(self) -> None:
         """New memory: a broken collective may still write into the old one."""
         self.buckets: list[Bucket] = []
-        run: list[nn.Parameter] = []
+        run: list[Tensor] = []
         run_bytes, limit = 0, self._sizes[0]
         for param in reversed(self.params):
             kind = (param.dtype, param.device)
@@ -115,7 +117,7 @@ class GradientBuckets:
         self._home = {id(s.param): (b, s) for b in self.buckets for s in b.slots}
         self._slots = [self._home[id(p)][1] for p in self.params]
 
-    def _close(self, run: list[nn.Parameter], last: bool = False) -> None:
+    def _close(self, run: list[Tensor], last: bool = False) -> None:
         extra_size = len(self.params) + sum(s.numel() for s in self.stats) if last else 0
         separate = bool(run) and (run[0].dtype != torch.float32 or run[0].device.type != "cpu")
         if run:
@@ -198,6 +200,7 @@ class GradientBuckets:
             return
         if grad.is_sparse:
             raise RuntimeError("sparse gradients are not supported: use Embedding(sparse=False)")
+        grad = grad.detach()  # of backward(create_graph=True)
         if self._weight != 0.0:  # else not 0 x gradient: that of a worker without a part may be NaN
             if slot.holds:
                 slot.view.add_(grad, alpha=self._weight)

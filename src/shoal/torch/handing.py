@@ -78,6 +78,16 @@ class Handing(JobCore):
             link.tell(self._window_step, {**end, **told} if link.index == 0 else end)
         self._pause_s += time.perf_counter() - began_s
 
+    def _wait_read(self) -> None:
+        """At the end of backward: from here on the script may change parameters, as its optimizer will."""
+        began_s = time.perf_counter()
+        for link in self._groups.links if self._groups is not None else []:
+            link.wait_read(self._window_step, self._interrupted)
+        self._pause_s += time.perf_counter() - began_s
+
+    def _interrupted(self) -> bool:
+        return self._worker is not None and self._worker.interrupted
+
     def _close_windows(self, stepping: bool) -> None:
         """Before the optimizer changes the state: wait for what is being sent."""
         links = self._groups.links if self._groups is not None else []
@@ -88,9 +98,7 @@ class Handing(JobCore):
         for link in links:
             link.hold()
         for link in links:
-            link.close_window(
-                self._window_step, end, lambda: self._worker is not None and self._worker.interrupted
-            )
+            link.close_window(self._window_step, end, self._interrupted)
         if self._final:
             links.clear()
         self._pause_s += time.perf_counter() - began_s

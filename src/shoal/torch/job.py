@@ -67,7 +67,8 @@ class Job(Stepping):
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
         if self._worker is not None:
             self._worker.cuda = any(p.is_cuda for p in model.parameters())
-            self._buckets = GradientBuckets(model, bucket_mib, complete=self._end_of_backward)
+            others = self._model_state.others
+            self._buckets = GradientBuckets(model, bucket_mib, complete=self._end_of_backward, others=others)
         return model, optimizer
 
     def loader(
@@ -87,7 +88,7 @@ class Job(Stepping):
         """The training data. `batch_size` is that of all workers together; `options` go to torch's DataLoader."""
         if self._loader is not None:
             raise RuntimeError("a job has one training loader; use a plain DataLoader to evaluate")
-        for name in ("sampler", "batch_sampler", "drop_last", "persistent_workers"):
+        for name in ("sampler", "batch_sampler", "drop_last", "persistent_workers", "in_order"):
             if name in options:
                 raise ValueError(f"{name} cannot be given: the order of the data belongs to the job")
         rule = BatchRule(batch_size, max_batch_size, lr_rule, warmup_steps)

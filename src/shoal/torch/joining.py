@@ -38,7 +38,7 @@ class Joining(Handing):
             worker.member.ready(self._signature(), worker.receiver.address)
         worker.link.say()
         plan = self._await_place()
-        self._joined = True
+        self._joined, self._retreated = True, False
         if plan.kind is Kind.FIRST:
             self._begin_first(plan)
         else:
@@ -85,6 +85,9 @@ class Joining(Handing):
     def _begin_first(self, plan: Plan) -> None:
         worker = self._worker
         assert worker is not None
+        if self._looking is not None and self._buckets is not None:  # on in a plan that came to nothing
+            self._buckets.renew()
+            self._vote, self._looking = torch.zeros_like(self._vote), None
         with worker.lock:
             worker.entering, worker.interrupted = None, False
             worker.member.enter(plan)
@@ -188,14 +191,15 @@ class Joining(Handing):
         if step is not None and apply:
             assert self._buckets is not None
             self._buckets.install()
-            step.synced = step.counted = True
+            step.synced = step.counted = step.resized = True
             step.kind = StepKind.REAL
         elif step is not None:
             step.kind = StepKind.VOID
         if self._buckets is not None and not apply:
             self._buckets.renew()
             self._buckets.restore_stats()
-        self._resized()
+        if step is None or not step.resized:
+            self._resized()
         self.meter.pauses.append((plan.number, time.perf_counter() - began_s))
 
     def _retreat(self) -> None:
@@ -208,7 +212,7 @@ class Joining(Handing):
             worker.receiver.forget(worker.member.generation)
             worker.member.retreat()
         worker.retire(self._groups)
-        self._groups, self._joined = None, False
+        self._groups, self._joined, self._retreated = None, False, True
         self._contributors = self._next_contributors = (0,)
         self._catching_up, self._looking, self._looking_on, self._final = None, None, 0, False
         if self._step is not None:

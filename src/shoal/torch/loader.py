@@ -172,6 +172,8 @@ class _Mapped:
         if self._batches is None:
             self._start()
         assert self._batches is not None
+        if self._ahead and (epoch, wanted) not in self._ahead:
+            self.replan()  # the script has left a pass before its end
         while True:
             batch = next(self._batches)
             if self._ahead.popleft() == (epoch, wanted):

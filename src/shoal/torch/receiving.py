@@ -175,6 +175,8 @@ class Receiver:
             for home in homes:
                 receive_into(sock, as_bytes(home))
             with self.changed:
+                if incoming.broken:
+                    return True  # nothing more may be written into the state
                 incoming.arrived += [(step, got) for got in received]
         with self.changed:
             if int(head["end"]) != step:

@@ -110,8 +110,11 @@ class ModelState:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, box: StateBox) -> None:
         self.model, self.optimizer, self.box = model, optimizer, box
         known = {id(p) for p in model.parameters()}
-        others = [p for g in optimizer.param_groups for p in g["params"] if id(p) not in known]
-        self.parameters: list[Tensor] = [*model.parameters(), *others]
+        #: Of the optimizer and not of the model: those of a criterion, for example.
+        self.others: list[Tensor] = [
+            p for g in optimizer.param_groups for p in g["params"] if id(p) not in known
+        ]
+        self.parameters: list[Tensor] = [*model.parameters(), *self.others]
 
     def sizes(self) -> list[int]:
         """Bytes of each parameter with its optimizer state."""
@@ -237,15 +240,15 @@ class ModelState:
         told = {k: filled(v, own.get(k)) for k, v in facts["box"].items()}
         self.box.restore({k: v for k, v in told.items() if not lacks(v)})
 
-    def digest(self) -> bytes:
-        """SHA-256 over parameters, batch-norm statistics and optimizer state: equal on all members, bit for bit.
+    def digest(self, facts: Any = None) -> bytes:
+        """SHA-256 over parameters, batch-norm statistics, optimizer state and further facts: equal on all members.
 
         Other buffers and `job.state` may hold what each worker sees for itself (a sum of its own losses).
         """
         sha = hashlib.sha256()
         for tensor in (*self.parameters, *running_stats(self.model), *batch_counts(self.model)):
             sha.update(as_bytes(tensor))
-        sha.update(repr(self.groups()).encode())
+        sha.update(repr((self.groups(), facts)).encode())
         for param in self.parameters:
             for key, value in sorted(self.optimizer.state.get(param, {}).items()):
                 sha.update(key.encode())
@@ -266,6 +269,9 @@ class ModelState:
     def signature(self) -> tuple[str, ...]:
         """Two states fit each other if these lines are equal."""
         lines = parameter_lines(list(self.model.named_parameters()), "parameter")
+        lines += parameter_lines(
+            [(str(i), p) for i, p in enumerate(self.others)], "the optimizer's own parameter"
+        )
         lines += parameter_lines(list(self.model.named_buffers()), "buffer")
         sizes = [len(g["params"]) for g in self.optimizer.param_groups]
         return *lines, f"optimizer {type(self.optimizer).__name__} with groups of {sizes} parameters"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from shoal.torch.checkpoint import write_atomically
-from shoal.torch.core import Step, StepKind
+from shoal.torch.core import Step, StepKind, advance
 from shoal.torch.joining import Joining
 from shoal.torch.loader import Loader
 from shoal.torch.order import Part
@@ -42,7 +42,8 @@ class Stepping(Joining):
     def _open(self, part: Part, first: bool, samples: int) -> None:
         if first:
             kind = StepKind.CATCH_UP if self._catching_up is not None else StepKind.REAL
-            self._step = Step(kind, part, samples, time.perf_counter())
+            size = self._loader.step_samples(self.position.cursor, self._contributors) if self._loader else 0
+            self._step = Step(kind, part, samples, time.perf_counter(), size)
         else:
             assert self._step is not None
             self._step.part = part
@@ -90,6 +91,8 @@ class Stepping(Joining):
         if whole and voted:
             step.synced = True
             buckets.install()
+            if self._growing:
+                self._wait_read()
         else:
             self._halt(holds=whole)
         self.meter.sync_s += time.perf_counter() - began_s
@@ -118,6 +121,10 @@ class Stepping(Joining):
         return True
 
     def _optimizer_step(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if any(argument is not None for argument in (*args[:1], kwargs.get("closure"))):
+            raise RuntimeError(
+                "optimizer.step(closure) is not supported: call backward() before it, and step() without one"
+            )
         step = self._step
         if step is None or step.kind is StepKind.REHEARSAL:
             return original(*args, **kwargs)
@@ -163,7 +170,9 @@ class Stepping(Joining):
                 )
             return  # the script has left its loop before this step
         self._close_windows(stepping=False)
-        self._advance(self.position)
+        advance(self.position, step)
+        if step.resized:
+            self._resized()
         self._stepped = step.stepped
         if self._worker is not None:
             self._count(self._worker, step)
@@ -276,7 +285,8 @@ class Stepping(Joining):
         worker, groups = self._worker, self._groups
         assert worker is not None
         assert groups is not None
-        mine = torch.frombuffer(bytearray(self._state().digest()), dtype=torch.uint8).to(torch.int64)
+        digest = self._state().digest((self.position, self._loader.rule if self._loader else None))
+        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(torch.int64)
         both = torch.cat([mine, mine * mine])
         if not worker.wait(groups.vote.allreduce([both])):
             return  # broken for another reason; the next step finds out

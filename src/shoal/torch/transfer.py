@@ -156,9 +156,13 @@ class Link:
 
     def close_window(self, window_step: int, end: dict[str, Any], interrupted: Callable[[], bool]) -> None:
         """Wait until nothing reads the state any more; that the window has ended is told later."""
+        self.tell(window_step, end)
+        self.wait_read(window_step, interrupted)
+
+    def wait_read(self, window_step: int, interrupted: Callable[[], bool]) -> None:
+        """Wait for the piece that is being sent, or for all that is left in a final window."""
         with self._changed:
             final = any(w.final for w in self._windows if w.step == window_step)
-            self.tell(window_step, end)
             while not self._changed.wait_for(
                 lambda: self._over or not (self._reading or (final and self._rest)), 0.05
             ):

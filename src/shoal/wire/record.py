@@ -45,7 +45,8 @@ class Record:
         self._effects.append(Emit(event))
 
     def _break(self) -> None:
-        self.recovering, self.dead, self.pending = True, self.issued, None
+        self.recovering, self.dead = True, self.issued
+        self.pending = self.untold = None  # a generation that not all came to work in is never told of
 
     def to_dict(self) -> dict[str, Any]:
         """All that a later coordinator needs to take this job's workers over. JSON-ready."""

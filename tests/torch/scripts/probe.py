@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -122,6 +123,32 @@ def in_halves(group, flat):
     return Both(group.allreduce([flat[:half]]), group.allreduce([flat[half:]]))
 
 
+def die_holding(job, step: int, voted: bool) -> None:
+    """w2 dies in this step when all hold its gradients: before the vote, or when w0 knows its result, but not w1."""
+    cast, tally = job._cast_vote, job._tally
+
+    def at_hand(name: str) -> bool:
+        (HERE / f"{name}.{ME}").touch()
+        if ME == "w2":
+            while not all((HERE / f"{name}.{other}").exists() for other in ("w0", "w1")):
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return ME != "w1"
+
+    def casting() -> bool:
+        if not voted and job.position.step == step:
+            at_hand("holds")
+        return cast()
+
+    def tallying(work, flag) -> bool:
+        done = tally(work, flag)
+        return done and (
+            at_hand("knows") if voted and (job.position.step, job.generation) == (step, 1) else True
+        )
+
+    job._cast_vote, job._tally = casting, tallying
+
+
 def main() -> None:
     torch.manual_seed(int(word("seed") or 0))
     job = shoal.init(checked=True, **({"sync": in_halves} if OPTIONS.get("halves") else {}))
@@ -151,6 +178,8 @@ def main() -> None:
         accumulate=o["accumulate"],
         num_workers=o["num_workers"],
     )
+    if "die_holding" in o:
+        die_holding(job, *o["die_holding"])
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     for epoch in job.epochs(o["epochs"]):
         for ids, x, y, pids in loader:
@@ -167,6 +196,9 @@ def main() -> None:
             if not job.stepping:
                 record(out, job, epoch, loss, ids, pids, dice, None)
                 continue
+            if o.get("decay"):
+                with torch.no_grad():
+                    torch._foreach_mul_(list(model.parameters()), 0.999)
             if o.get("clip"):
                 scaler.unscale_(optimizer)
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)
@@ -186,6 +218,8 @@ def main() -> None:
                 time.sleep(0.05)
             if not (HERE / "hurry").exists():
                 time.sleep(o["sleep_s"])
+        if o.get("save_epochs") and not job.rehearsing:
+            job.checkpoint(HERE / f"saved.{ME}")
         while word("evaluate") and job.is_main:
             time.sleep(0.02)
     final = {
