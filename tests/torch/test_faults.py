@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import socket
 import threading
 
@@ -177,6 +178,22 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_old_one_valid(tmp_path, monkeypa
     assert "No space left" in job.meter.notes[-1]
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_disk_that_fills_up_while_torch_writes_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "state.pt"
+    monkeypatch.delenv("SHOAL_CONTROL", raising=False)
+    job = shoal.init(checkpoint=path)
+    model = nn.Linear(1000, 100)
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        assert not job.checkpoint()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "File too large; the last one is kept" in job.meter.notes[-1]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_a_file_that_could_not_be_written(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from elastic_lab import until
 
 from shoal.torch import launch
+from shoal.torch.local import LocalJob
 from shoal.torch.zygote import Zygote
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "elastic"
@@ -51,7 +52,7 @@ def test_a_job_is_launched_resized_asked_and_stopped_from_the_command_line(
         process.send_signal(signal.SIGKILL)
         process.wait()
     text = (tmp_path / "out").read_text()
-    assert "generation 1 (first): 1 workers after step 0" in text
+    assert "generation 1 (first): 1 worker after step 0" in text
     assert "generation 2 (switch): 2 workers" in text
     assert "failed: stopped by its user" in text
     assert "Traceback" not in text
@@ -65,12 +66,30 @@ def test_mistakes_on_the_command_line_are_answered_in_one_line(
         (["--dir", str(tmp_path), "no.py"], 2, "there is no script no.py"),
         (["--dir", str(tmp_path), "--workers", "0", str(EXAMPLES / "emulated.py")], 2, "at least one worker"),
         (["--dir", str(tmp_path), "--from", "c.pt", str(EXAMPLES / "emulated.py")], 2, "no checkpoint c.pt"),
-        (["--dir", str(tmp_path), "--status"], 1, "no job answers"),
+        (["--dir", str(tmp_path), "--status"], 1, "none has started there yet"),
+        (
+            ["--dir", "/dev/null/a", str(EXAMPLES / "emulated.py")],
+            2,
+            "cannot use --dir /dev/null/a: Not a dir",
+        ),
     ):
         assert launch.main(argv) == code
         text = capsys.readouterr().err
         assert words in text
         assert text.count("\n") == 1
+
+
+def test_what_a_user_sets_for_all_workers_reaches_warm_ones_too(
+    tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
+):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os; open('told', 'w').write(os.environ['SHOAL_CHECKED']); import shoal.torch; shoal.torch.init()"
+    )
+    monkeypatch.setenv("SHOAL_CHECKED", "1")
+    monkeypatch.chdir(tmp_path)
+    with LocalJob([str(script)], 1, directory=tmp_path / "run", zygote=zygote):
+        until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text() == "1")
 
 
 @pytest.mark.parametrize(

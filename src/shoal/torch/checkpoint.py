@@ -7,6 +7,20 @@ import io
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+
+class Noting(io.BufferedWriter):
+    """Remembers why it could not write: what torch makes of that says nothing of files and disks."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
 
 def write_atomically(path: str | Path, write: Callable[[io.BufferedIOBase], None]) -> None:
@@ -15,8 +29,11 @@ def write_atomically(path: str | Path, write: Callable[[io.BufferedIOBase], None
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
-            write(file)
+        with Noting(io.FileIO(aside, "wb")) as file:
+            try:
+                write(file)
+            except RuntimeError as error:
+                raise file.failure or error from None
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)

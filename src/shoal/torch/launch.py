@@ -26,9 +26,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m shoal.torch.launch", description="Run a training script elastically on this machine."
     )
-    parser.add_argument(
-        "--dir", default="shoal-run", help="for logs, checkpoints, and to reach a running job"
-    )
+    parser.add_argument("--dir", default="shoal-run", help="for checkpoints, and to reach a running job")
     parser.add_argument("--workers", type=int, default=1, help="workers to start with")
     parser.add_argument(
         "--cold", action="store_true", help="start each worker from nothing, not from a warm process"
@@ -81,7 +79,8 @@ def ask(directory: Path, request: Resize | Ask) -> int:
         answer = channel.receive()
         channel.close()
     except (OSError, WireError) as error:
-        print(f"no job answers in {directory}: {error}", file=sys.stderr)
+        why = "none has started there yet" if isinstance(error, FileNotFoundError) else error
+        print(f"no job answers in {directory}: {why}", file=sys.stderr)
         return 1
     if not isinstance(answer, Answer) or not answer.ok:
         print(getattr(answer, "text", "no answer"), file=sys.stderr)
@@ -93,7 +92,9 @@ def ask(directory: Path, request: Resize | Ask) -> int:
 def tell(event: ev.JobEvent) -> None:
     match event:
         case ev.GenerationCommitted(number, members, step, kind):
-            print(f"generation {number} ({kind}): {len(members)} workers after step {step}")
+            workers = "1 worker" if len(members) == 1 else f"{len(members)} workers"
+            anew = " (from the beginning: there was no checkpoint)" if step == 0 and number > 1 else ""
+            print(f"generation {number} ({kind}): {workers} after step {step}{anew}")
         case ev.WorkerLost(worker, why, _):
             print(f"lost {worker}: {why}")
         case ev.WorkerRefused(worker, why):
@@ -113,16 +114,19 @@ def run(args: argparse.Namespace) -> int:
     if is_taken(Path(args.dir)):
         raise ValueError(f"a job runs in {args.dir} already: give this one another --dir, or --stop that one")
     signal.signal(signal.SIGTERM, _interrupt)
-    job = LocalJob(
-        args.script,
-        args.workers,
-        directory=args.dir,
-        warm=not args.cold,
-        keep_size=not args.fixed,
-        replace_stragglers=args.replace_stragglers,
-        begin_from=args.begin_from,
-        quiet=False,
-    )
+    try:
+        job = LocalJob(
+            args.script,
+            args.workers,
+            directory=args.dir,
+            warm=not args.cold,
+            keep_size=not args.fixed,
+            replace_stragglers=args.replace_stragglers,
+            begin_from=args.begin_from,
+            quiet=False,
+        )
+    except OSError as error:
+        raise ValueError(f"cannot use --dir {args.dir}: {error.strerror}") from None
     with job:
         while True:
             with job.changed:

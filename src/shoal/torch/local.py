@@ -30,6 +30,10 @@ from shoal.wire.service import ControlService, JobHandle
 _T = TypeVar("_T")
 
 
+#: What a user may set for all workers; who they are is told by the launcher.
+SETTINGS = ("SHOAL_CHECKED", "SHOAL_STATE_BYTES_PER_S")
+
+
 class LocalJob:
     """One job on this machine. All methods may be called from any thread."""
 
@@ -74,6 +78,7 @@ class LocalJob:
         self._own_zygote = Zygote(preload=preload) if warm and zygote is None else None
         self._zygote = zygote or self._own_zygote
         env = {
+            **{name: os.environ[name] for name in SETTINGS if name in os.environ},
             "SHOAL_JOB": "local",
             "SHOAL_SECRET_FILE": str(secret_file),
             "SHOAL_CHECKPOINT": str(self.directory / "checkpoint.pt"),
