@@ -159,6 +159,7 @@ def test_parameters_of_the_optimizer_that_are_not_of_the_model_are_synchronised_
     assert scale.grad.tolist() == [1.0]
 
 
+@pytest.mark.filterwarnings("ignore:Using backward")
 def test_a_gradient_with_a_graph_of_its_own_is_taken_as_it_is():
     model = Branches()
     buckets = armed(model, weight=0.5)

@@ -42,7 +42,8 @@ class Stepping(Joining):
     def _open(self, part: Part, first: bool, samples: int) -> None:
         if first:
             kind = StepKind.CATCH_UP if self._catching_up is not None else StepKind.REAL
-            size = self._loader.step_samples(self.position.cursor, self._contributors) if self._loader else 0
+            assert self._loader is not None
+            size = self._loader.step_samples(self.position.cursor, self._contributors)
             self._step = Step(kind, part, samples, time.perf_counter(), size)
         else:
             assert self._step is not None
@@ -285,7 +286,8 @@ class Stepping(Joining):
         worker, groups = self._worker, self._groups
         assert worker is not None
         assert groups is not None
-        digest = self._state().digest((self.position, self._loader.rule if self._loader else None))
+        rule = self._loader.rule if self._loader is not None else None
+        digest = self._state().digest((self.position, rule))
         mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(torch.int64)
         both = torch.cat([mine, mine * mine])
         if not worker.wait(groups.vote.allreduce([both])):
