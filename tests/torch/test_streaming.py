@@ -152,7 +152,9 @@ def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: 
 
 
 def test_parameters_that_the_script_changes_between_backward_and_step_are_handed_over_as_they_are(lab: Lab):
-    with lab.job(2, **DEEP, epochs=12, decay=True) as job:
+    # So slow that a piece is under way when backward ends, and so fast that it ends before the optimizer's step.
+    options = {**DEEP, "state_bytes_per_s": 2_000_000, "optimizer": "sgd", "clip": False, "sleep_s": 0.005}
+    with lab.job(2, **options, epochs=12, decay=True) as job:
         job.wait_size(2)
         job.resize(3)
         job.wait(committed("w0", "w1", "w2"))
