@@ -6,8 +6,9 @@
 
 philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
 afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: twice the jobs, again and again, how much more time. Philly comes from ../shared/data when it is
-there, else a generated trace of the same shape stands in; the figures say which.
+policy. linear: twice the jobs, and twice again, how much more time; of one long trace, and of a trace of 25,000
+jobs that comes once, twice and four times, so that the cluster is as busy in all. Philly comes from
+../shared/data when it is there, else a generated trace of the same shape stands in; the figures say which.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import heapq
 import multiprocessing
 import resource
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -124,16 +126,27 @@ def bench_afs(_: list[str]) -> dict[str, Any]:
     return {"target_s": 1.0, "afs-l": {**row, "jobs_per_s": 10_000 / row["cpu_s"]}}
 
 
-def _large(policy: str, count: int) -> dict[str, Any]:
+def repeated(count: int, times: int) -> tuple[list[Job], dict[str, Profile]]:
+    """A generated trace, again and again."""
     jobs, profiles = generated(count, 2_490, 0.9)
+    period_s = jobs[-1].submit_s * count / (count - 1)
+    return [
+        replace(job, name=f"{job.name}-{k}", submit_s=job.submit_s + k * period_s)
+        for k in range(times)
+        for job in jobs
+    ], profiles
+
+
+def _large(policy: str, count: int, times: int) -> dict[str, Any]:
+    jobs, profiles = repeated(count, times)
     row = run(policy, jobs, profiles, 2_490)
     return {**row, "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def in_own_process(policy: str, count: int) -> dict[str, Any]:
+def in_own_process(policy: str, count: int, times: int = 1) -> dict[str, Any]:
     """In a process of its own, so that peak memory is that of the run."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_large, (policy, count))
+        return pool.apply(_large, (policy, count, times))
 
 
 def bench_large(names: list[str]) -> dict[str, Any]:
@@ -141,17 +154,23 @@ def bench_large(names: list[str]) -> dict[str, Any]:
 
 
 def bench_linear(names: list[str]) -> dict[str, Any]:
-    """Twice the jobs. A trace begins with an empty cluster, where decisions are trivial until jobs compete: the
-    figures say how many competed, as those grow more than twofold while this beginning still counts."""
-    return {"target_ratio": 2.3, **{name: growth(name) for name in names}}
+    """Twice the jobs. One trace begins with an empty cluster, where most decisions are trivial, and the longer it
+    is the more long jobs have gathered; so also the same trace repeated, where only the number of jobs grows."""
+    sizes = {
+        "one_trace": [(25_000, 1), (50_000, 1), (100_000, 1), (200_000, 1)],
+        "repeated": [(25_000, 1), (25_000, 2), (25_000, 4)],
+    }
+    return {
+        "target_ratio": 2.3,
+        **{name: {how: growth(name, traces) for how, traces in sizes.items()} for name in names},
+    }
 
 
-def growth(policy: str) -> dict[str, Any]:
-    jobs = [25_000, 50_000, 100_000, 200_000]
-    runs = [in_own_process(policy, count) for count in jobs]
+def growth(policy: str, traces: list[tuple[int, int]]) -> dict[str, Any]:
+    runs = [in_own_process(policy, count, times) for count, times in traces]
     cpu_s = [run["cpu_s"] for run in runs]
     return {
-        "jobs": jobs,
+        "jobs": [count * times for count, times in traces],
         "cpu_s": cpu_s,
         "ratios": [b / a for a, b in pairwise(cpu_s)],
         **{key: [run[key] for run in runs] for key in ("decisions", "contended_decisions", "active")},

@@ -15,6 +15,8 @@ from elastic_lab import until
 from shoal.torch import launch
 from shoal.torch.local import LocalJob
 from shoal.torch.zygote import Zygote
+from shoal.wire import events as ev
+from shoal.wire.messages import Kind
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "elastic"
 
@@ -77,6 +79,18 @@ def test_mistakes_on_the_command_line_are_answered_in_one_line(
         text = capsys.readouterr().err
         assert words in text
         assert text.count("\n") == 1
+
+
+def test_a_job_that_lost_all_it_had_is_said_to_begin_again(capsys: pytest.CaptureFixture[str]):
+    for kind, number, step in (
+        (Kind.FIRST, 1, 0),
+        (Kind.SWITCH, 2, 0),
+        (Kind.FIRST, 3, 7),
+        (Kind.FIRST, 4, 0),
+    ):
+        launch.tell(ev.GenerationCommitted(number, ("w0",), step, kind))
+    told = capsys.readouterr().out.splitlines()
+    assert [line.endswith(", from the beginning") for line in told] == [False, False, False, True]
 
 
 def test_what_a_user_sets_for_all_workers_reaches_warm_ones_too(

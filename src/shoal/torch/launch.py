@@ -19,7 +19,7 @@ from shoal.torch.local import LocalJob
 from shoal.wire import events as ev
 from shoal.wire.auth import read_secret
 from shoal.wire.channel import Channel
-from shoal.wire.messages import Answer, Ask, Resize, WireError
+from shoal.wire.messages import Answer, Ask, Kind, Resize, WireError
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -93,7 +93,7 @@ def tell(event: ev.JobEvent) -> None:
     match event:
         case ev.GenerationCommitted(number, members, step, kind):
             workers = "1 worker" if len(members) == 1 else f"{len(members)} workers"
-            anew = " (from the beginning: there was no checkpoint)" if step == 0 and number > 1 else ""
+            anew = ", from the beginning" if kind is Kind.FIRST and step == 0 and number > 1 else ""
             print(f"generation {number} ({kind}): {workers} after step {step}{anew}")
         case ev.WorkerLost(worker, why, _):
             print(f"lost {worker}: {why}")

@@ -1,10 +1,10 @@
 """A holder's side of handing the state to a newcomer: beside the training, over as many steps as it takes.
 
 From one optimizer step to the next, parameters and optimizer state do not change. In this *window* a holder sends
-pieces of them, straight from the live tensors. Its optimizer step waits only for the piece that is just being sent;
-the window ends, and the next one goes on with the rest. The newcomer looks on meanwhile and applies each step's
-gradients to what it has got, so what was sent once stays true. In the final window the rest is sent, and at its end
-a description of all else.
+pieces of them, straight from the live tensors. The end of its backward waits only for the piece that is just being
+sent (from there on the script may change parameters, too); the window ends, and the next one goes on with the rest.
+The newcomer looks on meanwhile and applies each step's gradients to what it has got, so what was sent once stays
+true. In the final window the rest is sent, and at its end a description of all else.
 
 After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `pieces` is
 followed by the bytes of their large tensors, `end` closes a window.
