@@ -11,7 +11,7 @@ import pytest
 
 import torch
 from shoal.torch.handing import Handing
-from shoal.torch.packing import as_bytes
+from shoal.torch.packing import as_bytes, dumps
 from shoal.torch.receiving import Incoming
 from shoal.torch.state import ModelState, StateBox
 from shoal.wire.messages import Kind, Plan
@@ -146,6 +146,27 @@ def test_a_checkpoint_holds_the_same(optimizer: str):
     file.seek(0)
     loaded.state.load(file)
     assert content(loaded) == content(saved)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        *Zoo(1).state_dict().values(),
+        torch.randn(3, requires_grad=True),
+        torch.randn(2, 3).t(),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=lambda t: f"{t.dtype} {tuple(t.shape)}",
+)
+def test_a_tensor_travels_as_it_is(tensor: torch.Tensor):
+    back = pickle.loads(dumps({"here": [tensor]}))["here"][0]
+    assert (back.dtype, back.shape, back.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert back.requires_grad == tensor.requires_grad
+    assert torch.equal(back.to_dense(), tensor.to_dense())
+    if back.layout is torch.strided:
+        assert back.stride() == tensor.stride()
+        with torch.no_grad():
+            back.zero_()  # its memory is its own, to be written
 
 
 def test_what_cannot_travel_in_the_jobs_state_is_named():

@@ -29,7 +29,7 @@ def committed(*members: str):
 
 
 def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: Lab):
-    options = {**DEEP, "epochs": 24, "average": True, "accumulate": 2, "state_bytes_per_s": 150_000}
+    options = {**DEEP, "epochs": 24, "average": True, "accumulate": 2, "state_bytes_per_s": 60_000}
     with lab.job(2, **options) as job:
         job.wait_size(2)
         job.resize(3)
@@ -158,6 +158,24 @@ def test_parameters_that_the_script_changes_between_backward_and_step_are_handed
         job.wait_size(2)
         job.resize(3)
         job.wait(committed("w0", "w1", "w2"))
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    assert len({f["digest"] for f in lab.finals().values()}) == 1
+
+
+def test_a_newcomer_takes_no_part_in_sums_and_does_not_wipe_those_it_is_handed(lab: Lab):
+    # It sets its gradients to zero in place, when the others' sums of the same step are here already.
+    lab.say("slow.w2")
+    options = {**DEEP, "epochs": 24, "accumulate": 2, "zero_late": True, "halves": True}
+    with lab.job(2, **options) as job:
+        job.wait_size(2)
+        job.resize(3)
+        until(lambda: len(looked_on(lab, "w2")) >= 3)
+        assert not list(lab.directory.glob("synced.w2.*"))
+        job.wait(committed("w0", "w1", "w2"))
+        until(lambda: list(lab.directory.glob("synced.w2.3")))
+        (lab.directory / "slow.w2").unlink()
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)

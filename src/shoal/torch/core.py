@@ -90,6 +90,7 @@ class JobCore:
         self._next_final = False
         self._window_step = 0
         self._groups: Groups | None = None
+        self._former: Groups | None = None  # of the holders alone, as long as newcomers look on
         self._contributors: tuple[int, ...] = (0,)
         self._next_contributors: tuple[int, ...] = (0,)
         self._check_next = False

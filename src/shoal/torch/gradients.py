@@ -26,6 +26,17 @@ def all_reduce(group: Any, flat: Tensor) -> Any:
     return group.allreduce([flat])
 
 
+class Done:
+    """The work of a sum that needs none."""
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+
+def sum_of_one(group: Any, flat: Tensor) -> Any:
+    return Done()
+
+
 @dataclass(slots=True)
 class Slot:
     """A parameter's place in its bucket."""
@@ -148,13 +159,16 @@ class GradientBuckets:
             for slot in bucket.slots:
                 slot.taken, slot.holds = False, slot.holds and not first
 
+    def let_go(self) -> None:
+        """The buckets are for others' sums now: no gradient may be a view of them, to be added to or set to zero."""
+        self.works = []
+        for slot in self._slots:
+            slot.param.grad = None
+
     def look_on(self, group: Any, sync: Sync) -> None:
         """Take part in the coming step with nothing, at once: the others must not wait for this worker's backward."""
-        self.works = []
+        self.let_go()
         for bucket in self.buckets:
-            for slot in bucket.slots:
-                # It may be a view of the bucket, to which this worker's backward must not add.
-                slot.param.grad = None
             bucket.flat.zero_()
             self.works.append(sync(group, bucket.flat))
 
@@ -186,6 +200,7 @@ class GradientBuckets:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         if self._looking_on:
+            param.grad = None  # no one wants it, and its memory serves the next one
             return
         bucket, slot = self._home[id(param)]
         self._take(slot)

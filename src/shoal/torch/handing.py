@@ -32,6 +32,14 @@ class Handing(JobCore):
             return not state.divisible or all(link.nearly_done for link in coming.links)
         return not self._growing or groups is None or all(link.nearly_done for link in groups.links)
 
+    @property
+    def _relays(self) -> bool:
+        """While newcomers look on, the holders add gradients up among themselves and hand them the sums.
+
+        Not on GPUs: there newcomers take part with zeros, for the sums would have to come through the host.
+        """
+        return self._growing and self._worker is not None and not self._worker.cuda
+
     def _send(self, plan: Plan) -> None:
         """Begin to hand the state to the newcomers of a plan. Without holders, rank 0 is the only one."""
         groups, worker = self._groups, self._worker
@@ -44,16 +52,17 @@ class Handing(JobCore):
     def _open_windows(self, first: bool = False) -> None:
         """From here to the next optimizer step the state does not change."""
         self._window_step = self.position.step
-        if self._catching_up is not None and self._worker is not None:
-            self._worker.receiver.open_gate(self._catching_up, self._state(), self.position.step)
+        if self._catching_up is not None:
+            self._open_gate(self._catching_up, self.position.step)
         links = self._groups.links if self._groups is not None else []
         # In a first generation all is told at once: the others wait for it before their first step.
         at_once = self._final and not self._growing
         head = {}
         if first and any(link.index == 0 for link in links):
             head["description"] = self._state().describe(self._facts(random=False), whole=at_once)
+        sums = len(self._buckets.buckets) if self._relays and self._buckets is not None else 0
         for link in links:
-            link.open_window(Window(self.position.step, self._final, head if link.index == 0 else {}))
+            link.open_window(Window(self.position.step, self._final, head if link.index == 0 else {}, sums))
             if at_once:
                 link.tell(self.position.step, {})
 
@@ -105,8 +114,17 @@ class Handing(JobCore):
 
     # The newcomer's side
 
+    def _open_gate(self, incoming: Incoming, step: int) -> None:
+        """From here on what is sent in this window may be written here: state and sums."""
+        worker, buckets = self._worker, self._buckets
+        assert worker is not None
+        assert buckets is not None
+        if self._relays:
+            buckets.let_go()
+        worker.receiver.open_gate(incoming, self._state(), step, [b.flat for b in buckets.buckets])
+
     def _look_on(self, groups: Groups, generation: int) -> None:
-        """Take part in a step with nothing: zeros for the sums, and the vote that ends it, all at once.
+        """Take part in a step with nothing: in the vote that ends it, at once (and on GPUs with zeros in the sums).
 
         So no one waits for this worker: neither for its run through the script nor for what is sent to it.
         """
@@ -116,7 +134,10 @@ class Handing(JobCore):
         if self._looking is not None:
             buckets.renew()  # that of a plan that was dropped may still write into its memory
         flag = worker.member.flag()
-        buckets.look_on(groups.data, self.sync)
+        if worker.cuda:
+            buckets.look_on(groups.data, self.sync)
+        else:
+            buckets.let_go()
         self._vote = torch.tensor([ballot(flag, fits=False)])
         self._looking = groups.vote.allreduce([self._vote])
         self._looking_on, self._looked_flag = generation, flag

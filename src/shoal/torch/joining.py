@@ -107,7 +107,7 @@ class Joining(Handing):
             )
             step = incoming.offered if incoming is not None else None
             if incoming is not None and step is not None:
-                worker.receiver.open_gate(incoming, self._state(), step)
+                self._open_gate(incoming, step)
             if incoming is not None and step is not None and self._take_window(incoming, step):
                 self._resized()
                 self._keep_stats()
@@ -137,7 +137,7 @@ class Joining(Handing):
             self._catching_up, self._final = incoming, incoming.is_final(step)
             self._window_step = step
         self._state().adopt(facts)
-        worker.receiver.open_gate(incoming, self._state(), step)
+        self._open_gate(incoming, step)
         if self._looking_on != plan.number:
             assert self._groups is not None
             self._look_on(self._groups, plan.number)
@@ -151,7 +151,10 @@ class Joining(Handing):
         self._contributors = tuple(i for i, m in enumerate(members) if m in contributors)
         self._next_contributors = tuple(range(len(members)))
         self._check_next, self._check_after = self._checked and len(members) > 1, -1
-        if self._worker is not None:
+        assert self._worker is not None
+        self._worker.retire(self._former)
+        self._former = old if self._relays else None
+        if self._former is None:
             self._worker.retire(old)
 
     def _keep_stats(self) -> None:

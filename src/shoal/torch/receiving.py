@@ -13,6 +13,7 @@ from shoal.torch.state import ModelState, Received
 from shoal.torch.transfer import PURPOSE, sources_of
 from shoal.wire.channel import MAX_STRANGERS, accept, receive_exactly, receive_into
 from shoal.wire.messages import Plan
+from torch import Tensor
 
 MAX_HEAD_BYTES = 1 << 32
 
@@ -24,6 +25,7 @@ class Incoming:
     plan: Plan
     sources: tuple[str, ...]
     state: ModelState | None = None
+    flats: list[Tensor] = field(default_factory=list)  # where the sums of gradients go
     gate: int = -1  # windows up to this one may be written into the state
     windows: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> head
     ends: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> its end
@@ -104,10 +106,10 @@ class Receiver:
     def close(self) -> None:
         self._server.close()
 
-    def open_gate(self, incoming: Incoming, state: ModelState, step: int) -> None:
+    def open_gate(self, incoming: Incoming, state: ModelState, step: int, flats: list[Tensor]) -> None:
         """The state stands as after `step` steps here: what was sent in this window may be written into it."""
         with self.changed:
-            incoming.state, incoming.gate = state, step
+            incoming.state, incoming.flats, incoming.gate = state, flats, step
             self.changed.notify_all()
 
     def _listen(self) -> None:
@@ -170,7 +172,11 @@ class Receiver:
             self.changed.wait_for(lambda: incoming.gate >= step or incoming.broken)
             if incoming.broken or incoming.state is None:
                 return True
-        while "pieces" in (head := receive_head(sock)):
+        while "end" not in (head := receive_head(sock)):
+            if "sum" in head:
+                index, low, high = head["sum"]
+                receive_into(sock, as_bytes(incoming.flats[index][low:high]))
+                continue
             received, homes = incoming.state.unpack(head["pieces"])
             for home in homes:
                 receive_into(sock, as_bytes(home))

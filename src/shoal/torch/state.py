@@ -23,6 +23,7 @@ from shoal.torch.packing import (
     as_bytes,
     compact,
     copied,
+    dumps,
     filled,
     flattened,
     lacks,
@@ -158,7 +159,7 @@ class ModelState:
             others = {k: v for k, v in slot.items() if k not in ranges}
             value = flattened(param)[piece.low : piece.high]
             packed.append((piece, place(value, large), place(ranges, large), place(others, large)))
-        return Capture(pickle.dumps(packed), large)
+        return Capture(dumps(packed), large)
 
     def unpack(self, packed: bytes) -> tuple[list[Received], list[Tensor]]:
         """The pieces to come, and where their streamed tensors shall go: in place wherever bytes can be put there."""
@@ -226,7 +227,7 @@ class ModelState:
         box = copied(self.box.capture(), whole, compact)
         told = {"buffers": buffers, "groups": self.groups(), "box": box, **facts}
         try:
-            return pickle.dumps(told)
+            return dumps(told)
         except Exception as error:
             raise unfit(box) or error from None
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from shoal.torch.checkpoint import write_atomically
 from shoal.torch.core import Step, StepKind, advance
+from shoal.torch.gradients import Sync, sum_of_one
 from shoal.torch.joining import Joining
 from shoal.torch.loader import Loader
 from shoal.torch.order import Part
@@ -62,7 +63,13 @@ class Stepping(Joining):
                 self._look_on(self._groups, self.generation)
             self._buckets.watch()
         else:
-            self._buckets.arm(group, self.sync, part.weight, first, part.last)
+            self._buckets.arm(*self._summing(group), part.weight, first, part.last)
+
+    def _summing(self, group: Any) -> tuple[Any, Sync]:
+        """Where gradients are added up, and how: while newcomers look on, among the holders."""
+        if self._former is None:
+            return group, self.sync
+        return self._former.data, self.sync if self._former.data is not None else sum_of_one
 
     def _end_of_backward(self) -> None:
         """All buckets are on their way: wait for them, then vote."""
@@ -81,8 +88,12 @@ class Stepping(Joining):
         if step.kind is StepKind.CATCH_UP:
             assert self._catching_up is not None
             received = self._take_window(self._catching_up, self.position.step)
-        for work in buckets.works:  # every one: what is under way would write into the buckets later
+        # Every one: what is under way would write into the buckets later.
+        for work, bucket in zip(buckets.works, buckets.buckets):
             whole = worker.wait(work) and whole
+            if whole and self._former is not None and self._groups is not None:
+                for link in self._groups.links:
+                    link.give(bucket.flat)
         if step.kind is StepKind.CATCH_UP:
             looking, self._looking = self._looking, None
             voted = whole and self._tally(looking, self._looked_flag)
@@ -193,6 +204,8 @@ class Stepping(Joining):
         if self._growing and self._final:
             # The newcomers have got everything: from now on they have their part.
             self._contributors, self._catching_up = self._next_contributors, None
+            worker.retire(self._former)
+            self._former = None
             self._resized()
             self.meter.pauses.append((worker.member.generation, self._pause_s))
             worker.link.say()

@@ -1,19 +1,19 @@
 """A holder's side of handing the state to a newcomer: beside the training, over as many steps as it takes.
 
 From one optimizer step to the next, parameters and optimizer state do not change. In this *window* a holder sends
-pieces of them, straight from the live tensors. The end of its backward waits only for the piece that is just being
-sent (from there on the script may change parameters, too); the window ends, and the next one goes on with the rest.
-The newcomer looks on meanwhile and applies each step's gradients to what it has got, so what was sent once stays
-true. In the final window the rest is sent, and at its end a description of all else.
+pieces of them, straight from the live tensors, and at its end the sums of the step's gradients. The end of its
+backward waits for the piece that is just being sent and for the sums (from there on the script may change both); the
+window ends, and the next one goes on with the rest. The newcomer looks on meanwhile and applies each step's gradients
+to what it has got, so what was sent once stays true. In the final window the rest is sent, and at its end a
+description of all else.
 
 After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `pieces` is
-followed by the bytes of their large tensors, `end` closes a window.
+followed by the bytes of their large tensors, `sum` by its part of a bucket of gradients, `end` closes a window.
 """
 
 from __future__ import annotations
 
 import contextlib
-import pickle
 import socket
 import threading
 import time
@@ -22,10 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.torch.packing import Piece, as_bytes
+from shoal.torch.packing import Piece, as_bytes, dumps
 from shoal.torch.state import ModelState
 from shoal.wire.channel import connect
 from shoal.wire.messages import Plan
+from torch import Tensor
 
 PURPOSE = "state"
 MAX_SOURCES = 4
@@ -80,6 +81,7 @@ class Window:
     step: int
     final: bool
     head: dict[str, Any]
+    sums: int = 0  # how many sums of gradients end it
 
 
 class Link:
@@ -88,7 +90,6 @@ class Link:
     def __init__(self, newcomer: str, sock: socket.socket, limit_bytes_per_s: float | None = None) -> None:
         self.newcomer, self._sock, self._limit = newcomer, sock, limit_bytes_per_s
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
         self._state: ModelState | None = None
         self.index = 0  # among the newcomer's sources; the first one describes
         self._rest: deque[tuple[list[Piece], int]] = deque()
@@ -96,6 +97,8 @@ class Link:
         self._windows: deque[Window] = deque()
         self._holding = False
         self._reading = False  # a piece is being sent from the live tensors
+        self._sums: deque[Tensor] = deque()  # of this step's gradients, to be sent
+        self._sources = 1
         self._ends: dict[int, dict[str, Any]] = {}  # step -> how its window ended
         self._over = False
         self._sent_bytes, self._sending_s = 0, 0.0
@@ -105,14 +108,17 @@ class Link:
         sock, _ = connect(plan.addresses[newcomer], secret, job, PURPOSE)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         send_head(sock, {"plan": plan.number, "source": me})
-        return Link(newcomer, sock, limit)
+        link = Link(newcomer, sock, limit)
+        # Now, and not at the switch: the training thread would wait there until the new one runs.
+        threading.Thread(target=link._run, name="shoal-state", daemon=True).start()
+        return link
 
     # The training thread's side
 
     def load(self, plan: Plan, me: str, state: ModelState) -> None:
         """Decide what is to be sent here."""
         sources = sources_of(plan, self.newcomer)
-        self._state, self.index = state, sources.index(me)
+        self._state, self._sources, self.index = state, len(sources), sources.index(me)
         limit_bytes = max(PIECE_BYTES, sum(state.sizes()) / MOST_PIECES)
         if self._limit is not None:
             limit_bytes = min(limit_bytes, self._limit * ONE_STEP_S)
@@ -140,9 +146,6 @@ class Link:
             self._windows.append(window)
             self._holding = False
             self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="shoal-state", daemon=True)
-            self._thread.start()
 
     def tell(self, window_step: int, end: dict[str, Any]) -> None:
         """What the newcomer shall hear at the end of a window. A final one ends when all is sent and this is told."""
@@ -154,17 +157,23 @@ class Link:
         """Begin nothing more in this window unless it is the final one: the optimizer's step is near."""
         self._holding = True
 
+    def give(self, flat: Tensor) -> None:
+        """The next sum of this window; each of the newcomer's sources sends its part. It must not change until read."""
+        with self._changed:
+            self._sums.append(flat)
+            self._changed.notify_all()
+
     def close_window(self, window_step: int, end: dict[str, Any], interrupted: Callable[[], bool]) -> None:
         """Wait until nothing reads the state any more; that the window has ended is told later."""
         self.tell(window_step, end)
         self.wait_read(window_step, interrupted)
 
     def wait_read(self, window_step: int, interrupted: Callable[[], bool]) -> None:
-        """Wait for the piece that is being sent, or for all that is left in a final window."""
+        """Wait for the piece that is being sent, or for all that is left in a final window; and for the sums."""
         with self._changed:
             final = any(w.final for w in self._windows if w.step == window_step)
             while not self._changed.wait_for(
-                lambda: self._over or not (self._reading or (final and self._rest)), 0.05
+                lambda: self._over or not (self._reading or self._sums or (final and self._rest)), 0.05
             ):
                 if interrupted():
                     self.close()
@@ -172,8 +181,6 @@ class Link:
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        if self._thread is None:
-            self._sock.close()
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -190,6 +197,8 @@ class Link:
                     self._send_pieces(pieces)
                     left_bytes -= size
                     self._has_read(size)
+                for index in range(window.sums):
+                    self._send_sum(index)
                 end = self._wait_for_end(window)
                 if end is None:
                     return
@@ -231,6 +240,19 @@ class Link:
             self._changed.wait_for(lambda: window.step in self._ends or self._over)
             return None if self._over else self._ends[window.step]
 
+    def _send_sum(self, index: int) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._sums or self._over)
+            if self._over:
+                raise ConnectionError("closed while sums were awaited")
+            flat = self._sums[0]
+        low, high = (flat.numel() * i // self._sources for i in (self.index, self.index + 1))
+        send_head(self._sock, {"sum": (index, low, high)})
+        self._sock.sendall(as_bytes(flat[low:high]))
+        with self._changed:
+            self._sums.popleft()
+            self._changed.notify_all()
+
     def _send_pieces(self, pieces: list[Piece]) -> None:
         assert self._state is not None
         capture = self._state.pack(pieces)
@@ -250,7 +272,7 @@ class Link:
 
 
 def send_head(sock: socket.socket, head: dict[str, Any]) -> None:
-    body = pickle.dumps(head)
+    body = dumps(head)
     size = len(body).to_bytes(8, "big")
     if len(body) > SLICE_BYTES:  # without another copy of a large one
         sock.sendall(size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -106,7 +108,8 @@ class Worker:
         self._meter, self._where = meter, where
         self._stores: dict[int, BoardStore] = {}
         self._groups: dict[int, Groups] = {}
-        self._retired: list[Groups] = []
+        self._retired: queue.SimpleQueue[Groups] = queue.SimpleQueue()
+        threading.Thread(target=self._close_retired, name="shoal-retire", daemon=True).start()
         self.link = ControlLink(
             identity.control,
             identity.secret,
@@ -207,12 +210,15 @@ class Worker:
         if plan.kind is Kind.RECOVER:
             return []
         receivers = plan.newcomers if plan.holders else plan.members[1:]
-        identity = self.identity
-        return [
-            Link.open(plan, newcomer, self.name, identity.secret, identity.job, identity.state_bytes_per_s)
-            for newcomer in receivers
-            if self.name in sources_of(plan, newcomer)
-        ]
+        me, links = self.identity, []
+        with contextlib.ExitStack() as undo:
+            for newcomer in receivers:
+                if self.name in sources_of(plan, newcomer):
+                    link = Link.open(plan, newcomer, self.name, me.secret, me.job, me.state_bytes_per_s)
+                    undo.callback(link.close)
+                    links.append(link)
+            undo.pop_all()
+        return links
 
     def _drop(self, number: int) -> None:
         store = self._stores.pop(number, None)
@@ -238,12 +244,13 @@ class Worker:
             return
         for link in groups.links:
             link.close()
+        self._retired.put(groups)
 
-        def close(held: list[Groups]) -> None:
+    def _close_retired(self) -> None:
+        while True:
+            groups = self._retired.get()
             time.sleep(1.0)
-            held.clear()
-
-        threading.Thread(target=close, args=([groups],), name="shoal-retire", daemon=True).start()
+            del groups
 
     def wait(self, work: Any) -> bool:
         """Whether a collective completed; False if it broke or its generation was declared dead."""

@@ -181,6 +181,7 @@ def main() -> None:
     if "die_holding" in o:
         die_holding(job, *o["die_holding"])
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
+    zeroed = False
     for epoch in job.epochs(o["epochs"]):
         for ids, x, y, pids in loader:
             job.state["early"] += 1
@@ -192,6 +193,9 @@ def main() -> None:
                 continue
             if word("slow") and not job.rehearsing:
                 time.sleep(0.04)
+            if o.get("zero_late") and not zeroed:
+                optimizer.zero_grad(set_to_none=False)
+                zeroed = True
             scaler.scale(loss).backward()
             if not job.stepping:
                 record(out, job, epoch, loss, ids, pids, dice, None)
@@ -204,7 +208,9 @@ def main() -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.05)
             scaler.step(optimizer)
             scaler.update()
-            optimizer.zero_grad()
+            zeroed = False
+            if not o.get("zero_late"):
+                optimizer.zero_grad()
             scheduler.step()
             average.update_parameters(model)
             job.state["count"] += 1
