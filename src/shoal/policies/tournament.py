@@ -11,7 +11,7 @@ fold is part of the rule, and no sorting can replace it. What makes it quick and
   looked at too many in vain.
 - A search leaves behind the largest gains that were set against the holder. As long as a winner stays
   above them, and beats its predecessor, it wins again without a search.
-- Where all fit at their caps there is nothing to decide.
+- Where all fit at their caps there is nothing to decide, nor is there before a gap between gains (`in_step`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import LENGTH, LONG, SHORT, lift, next_to_beat, plant, set_bar, set_job
+from shoal.policies.in_step import hand_out_in_step
 
 #: A new bar is set this far below the gain of the holder that asked for it.
 _BAR = 0.99
@@ -36,12 +37,13 @@ def hand_out(
     gpus: int,
 ) -> None:
     """Hand out `gpus` one by one among those that have a share below their cap, each to the winner of the fold."""
+    gpus = hand_out_in_step(share, speeds, at, cap, gpus)
     rows, m = np.empty(len(share), np.int32), 0
     for r in range(len(share)):
         if 0 < share[r] < cap[r]:
             rows[m] = r
             m += 1
-    if m == 0:
+    if m == 0 or gpus == 0:
         return
     held, limit = np.empty(m, np.int32), np.empty(m, np.int32)
     begin, left = np.empty(m, np.int32), np.empty(m)
