@@ -17,7 +17,8 @@ from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.lanes import LANES, best_of_blocks, best_of_jobs, first_that_may, first_to_beat
 
 # Rows: the length, and the gains as the shorter and as the longer job: of a candidate, or the shortest length
-# and the largest gains below; then the shortest length of those whose gain as the shorter job reaches the bar.
+# and the largest gains below; then, but for candidates, the shortest length of those whose gain as the shorter
+# job reaches the bar.
 LENGTH, SHORT, LONG, ABOVE = 0, 1, 2, 3
 
 
@@ -26,9 +27,9 @@ def plant(
     held: IntArray, limit: IntArray, left: FloatArray, speeds: FloatArray, begin: IntArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """The candidates and what their blocks and groups carry, without a bar."""
-    jobs = _columns(3, len(held))
-    blocks = _columns(4, jobs.shape[1] // LANES)
-    groups = _columns(4, blocks.shape[1] // LANES)
+    jobs = _columns(len(held))
+    blocks = _columns(jobs.shape[1] // LANES)
+    groups = _columns(blocks.shape[1] // LANES)
     for i in range(len(held)):
         set_job(jobs, i, held[i], limit[i], left[i], speeds, begin[i])
     set_bar(jobs, blocks, groups, np.inf)
@@ -36,13 +37,12 @@ def plant(
 
 
 @njit(cache=True)
-def _columns(rows: int, count: int) -> FloatArray:
+def _columns(count: int) -> FloatArray:
     """Columns that take no part, up to a multiple of LANES."""
-    columns = np.empty((rows, (count + LANES - 1) // LANES * LANES))
+    columns = np.empty((4, (count + LANES - 1) // LANES * LANES))
     for i in range(columns.shape[1]):
         _leave(columns, i)
-        if rows > ABOVE:
-            columns[ABOVE, i] = np.inf
+        columns[ABOVE, i] = np.inf
     return columns
 
 
