@@ -55,13 +55,14 @@ class Stepping(Joining):
         if group is None:
             self._buckets.disarm()
             self._buckets.good = None  # alone, no step is ever done again
-        elif self._step.kind is StepKind.CATCH_UP and not part.last:
-            self._buckets.disarm()
         elif self._step.kind is StepKind.CATCH_UP:
-            if self._looking is None:
+            if self._looking is None:  # before the first micro-batch: the others need not wait for the last one
                 assert self._groups is not None
                 self._look_on(self._groups, self.generation)
-            self._buckets.watch()
+            if part.last:
+                self._buckets.watch()
+            else:
+                self._buckets.disarm()
         else:
             self._buckets.arm(*self._summing(group), part.weight, first, part.last)
 
