@@ -55,6 +55,21 @@ def test_a_parameter_that_someone_used_has_the_sum_and_one_that_no_one_used_has_
     assert model.right.weight.grad is None
 
 
+def test_hooks_of_the_script_see_gradients_also_where_it_only_looks_on():
+    model, seen = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), []
+    buckets = GradientBuckets(model)
+    for param in model.parameters():
+        param.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.shape))
+    for bucket in buckets.buckets:
+        bucket.flat.fill_(7.0)  # the others' sums
+    buckets.let_go()
+    buckets.watch()
+    model(torch.ones(1, 2)).sum().backward()
+    assert sorted(seen) == sorted(p.shape for p in model.parameters())
+    buckets.install()
+    assert all((p.grad == 7.0).all() for p in model.parameters())
+
+
 def test_a_second_backward_in_one_step_is_refused_and_one_after_the_step_is_not():
     model = Branches()
     buckets = armed(model)

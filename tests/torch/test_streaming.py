@@ -182,6 +182,19 @@ def test_a_newcomer_takes_no_part_in_sums_and_does_not_wipe_those_it_is_handed(l
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
+def test_a_newcomer_that_looked_on_in_a_plan_that_came_to_nothing_gets_the_sums_of_the_next(lab: Lab):
+    with lab.job(2, **DEEP, epochs=24, kill_when_looking_on=True) as job:
+        job.wait_size(2)
+        job.resize(3)
+        job.wait(committed("w0", "w2"))
+        lab.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    finals = lab.finals()
+    assert finals.keys() == {"w0", "w2"}
+    assert len({f["digest"] for f in finals.values()}) == 1
+
+
 def test_a_newcomer_that_dies_in_the_middle_costs_no_step(lab: Lab):
     with lab.job(2, **DEEP, epochs=24) as job:
         job.wait_size(2)

@@ -102,6 +102,7 @@ class GradientBuckets:
         self._armed = False
         self._looking_on = False  # the buckets are on their way without this worker's gradients
         self._closed = False  # this step's backward has been
+        self._passing: Tensor | None = None  # looking on: whose gradient was made last
         self._queued = False
         self._next = 0
         self.works: list[Any] = []
@@ -175,7 +176,7 @@ class GradientBuckets:
     def watch(self) -> None:
         """Only call `complete` at the end of the next backward; all buckets are on their way already."""
         self._armed, self._looking_on, self._closed, self._queued = True, True, False, False
-        self._next, self._last = len(self.buckets), True
+        self._next, self._last, self._passing = len(self.buckets), True, None
 
     def disarm(self) -> None:
         self._armed = self._closed = False
@@ -200,7 +201,10 @@ class GradientBuckets:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         if self._looking_on:
-            param.grad = None  # no one wants it, and its memory serves the next one
+            # No one wants it but hooks of the script's own, which come after this one; its memory serves the next.
+            if self._passing is not None:
+                self._passing.grad = None
+            self._passing = param
             return
         bucket, slot = self._home[id(param)]
         self._take(slot)

@@ -137,10 +137,10 @@ class Joining(Handing):
             self._catching_up, self._final = incoming, incoming.is_final(step)
             self._window_step = step
         self._state().adopt(facts)
-        self._open_gate(incoming, step)
         if self._looking_on != plan.number:
             assert self._groups is not None
             self._look_on(self._groups, plan.number)
+        self._open_gate(incoming, step)  # only now: looking on anew may have changed the buckets' memory
         if self._loader is not None:
             self._take_rule(facts)
             self._loader.changed()

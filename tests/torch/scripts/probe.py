@@ -149,6 +149,21 @@ def die_holding(job, step: int, voted: bool) -> None:
     job._cast_vote, job._tally = casting, tallying
 
 
+def kill_when_looking_on(job) -> None:
+    """w2 kills w1 when it first looks on, and hears of the plan after that only when the holders have switched."""
+    (HERE / f"pid.{ME}").write_text(str(os.getpid()))
+    look_on, to_come, looked = job._look_on, job._to_come, []
+
+    def looking_on(groups, generation) -> None:
+        look_on(groups, generation)
+        looked.append(generation)
+        if len(looked) == 1:
+            os.kill(int((HERE / "pid.w1").read_text()), signal.SIGKILL)
+
+    if ME == "w2":
+        job._look_on, job._to_come = looking_on, lambda: None if looked else to_come()
+
+
 def main() -> None:
     torch.manual_seed(int(word("seed") or 0))
     job = shoal.init(checked=True, **({"sync": in_halves} if OPTIONS.get("halves") else {}))
@@ -180,6 +195,8 @@ def main() -> None:
     )
     if "die_holding" in o:
         die_holding(job, *o["die_holding"])
+    if o.get("kill_when_looking_on"):
+        kill_when_looking_on(job)
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     zeroed = False
     for epoch in job.epochs(o["epochs"]):
