@@ -70,6 +70,17 @@ def test_hooks_of_the_script_see_gradients_also_where_it_only_looks_on():
     assert all((p.grad == 7.0).all() for p in model.parameters())
 
 
+def test_what_is_left_of_a_void_step_finds_gradients_where_it_looked_on():
+    model = nn.Linear(2, 3)
+    buckets = GradientBuckets(model)
+    buckets.let_go()
+    buckets.watch()
+    model(torch.ones(1, 2)).sum().backward()
+    buckets.renew()  # its generation broke
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    assert all(p.grad is not None and not p.grad.any() for p in model.parameters())
+
+
 def test_a_second_backward_in_one_step_is_refused_and_one_after_the_step_is_not():
     model = Branches()
     buckets = armed(model)

@@ -29,7 +29,7 @@ def committed(*members: str):
 
 
 def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: Lab):
-    options = {**DEEP, "epochs": 24, "average": True, "accumulate": 2, "state_bytes_per_s": 60_000}
+    options = {**DEEP, "epochs": 24, "average": True, "accumulate": 2, "state_bytes_per_s": 150_000}
     with lab.job(2, **options) as job:
         job.wait_size(2)
         job.resize(3)

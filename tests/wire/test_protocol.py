@@ -10,6 +10,7 @@ from protocol_world import World
 
 from shoal.wire.coordinator import Timing
 from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost, WorkerRefused
+from shoal.wire.messages import Phase
 
 SMALL = st.integers(0, 7)
 
@@ -243,6 +244,24 @@ def test_a_newcomer_that_fails_while_it_is_given_the_state_does_not_end_the_job(
     before = max(world.applied)
     world.peace(10)
     assert max(world.applied) > before
+
+
+def test_a_newcomer_that_fails_after_its_generation_broke_does_not_end_the_job():
+    world = looking_on(trained(2))
+    world.kill("w1")
+    member = world.workers["w2"].member
+    for _ in range(40):
+        if not member.torn:
+            break
+        world.peace(1)
+    assert (member.phase, member.members) == (Phase.READY, ())
+    assert "w2" in world.coordinator.active.members, "the others have not gone on without it yet"
+    member.fail("AttributeError: in what was left of its loop's body")
+    world.say("w2")
+    world.peace(20)
+    assert [e.worker for e in world.events if isinstance(e, WorkerRefused)] == ["w2"]
+    assert world.coordinator.outcome is None
+    assert world.coordinator.active.members == ("w0",)
 
 
 @pytest.mark.parametrize(("away", "found_after_s"), [(False, 120), (True, 1200)])

@@ -145,10 +145,14 @@ class GradientBuckets:
             self.buckets.append(Bucket(flat, [], flat))
 
     def renew(self) -> None:
+        """New buckets, and gradients out of the old ones, too.
+
+        Who looked on kept no gradients of its own; the rest of its loop's body, whose step is void, may want some.
+        """
         self._build()
         for slot in self._slots:
-            if slot.param.grad is not None:
-                slot.param.grad = slot.view  # out of the old memory, too
+            if self._looking_on or slot.param.grad is not None:
+                slot.param.grad = slot.view
 
     def arm(self, group: Any, sync: Sync, weight: float, first: bool, last: bool) -> None:
         """The next backward belongs to this group; `first` and `last` of the step's micro-batches."""

@@ -156,12 +156,15 @@ def _plain(tensor: Tensor) -> bool:
     """Whether its elements, type and shape are all there is to it."""
     usual = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
     special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
-    return usual and not special and not tensor.__dict__
+    return usual and not special and not tensor.is_nested and not tensor.__dict__
 
 
 def rebuilt(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    flat = torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
-    return flat.view(shape)
+    """Its name is in checkpoints."""
+    tensor = torch.empty(shape, dtype=dtype)
+    if data:
+        as_bytes(tensor)[:] = data
+    return tensor
 
 
 def dumps(value: Any) -> bytes:

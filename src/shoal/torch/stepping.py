@@ -56,7 +56,9 @@ class Stepping(Joining):
             self._buckets.disarm()
             self._buckets.good = None  # alone, no step is ever done again
         elif self._step.kind is StepKind.CATCH_UP:
-            if self._looking is None:  # before the first micro-batch: the others need not wait for the last one
+            if (
+                self._looking is None
+            ):  # before the first micro-batch: the others need not wait for the last one
                 assert self._groups is not None
                 self._look_on(self._groups, self.generation)
             if part.last:

@@ -258,17 +258,21 @@ class Link:
         capture = self._state.pack(pieces)
         began_s = time.monotonic()
         send_head(self._sock, {"pieces": capture.description})
-        sent_bytes = 0
+        sent_bytes = len(capture.description)
         for tensor in capture.large:
             data = as_bytes(tensor)
             size = SLICE_BYTES if self._limit else max(1, len(data))
             for low in range(0, len(data), size):
                 self._sock.sendall(data[low : low + size])
                 sent_bytes += len(data[low : low + size])
-                if self._limit:
-                    time.sleep(max(0.0, began_s + sent_bytes / self._limit - time.monotonic()))
+                self._keep_to_limit(began_s, sent_bytes)
+        self._keep_to_limit(began_s, sent_bytes)
         self._sent_bytes += sent_bytes
         self._sending_s += time.monotonic() - began_s
+
+    def _keep_to_limit(self, began_s: float, sent_bytes: int) -> None:
+        if self._limit:
+            time.sleep(max(0.0, began_s + sent_bytes / self._limit - time.monotonic()))
 
 
 def send_head(sock: socket.socket, head: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ log = logging.getLogger("shoal.torch")
 # Each time-out of a wait is an exception with a C++ backtrace (tens of ms), so they must be rare. A peer that dies
 # ends the wait at once by itself; this is only how soon the word that a generation is dead is heard.
 POLL = timedelta(seconds=1)
+AT_ONCE = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Worker:
         self._meter, self._where = meter, where
         self._stores: dict[int, BoardStore] = {}
         self._groups: dict[int, Groups] = {}
-        self._retired: queue.SimpleQueue[Groups] = queue.SimpleQueue()
+        self._retired: queue.SimpleQueue[tuple[float, Groups]] = queue.SimpleQueue()
         threading.Thread(target=self._close_retired, name="shoal-retire", daemon=True).start()
         self.link = ControlLink(
             identity.control,
@@ -244,19 +245,19 @@ class Worker:
             return
         for link in groups.links:
             link.close()
-        self._retired.put(groups)
+        self._retired.put((time.monotonic() + 1.0, groups))
 
     def _close_retired(self) -> None:
         while True:
-            groups = self._retired.get()
-            time.sleep(1.0)
+            due_s, groups = self._retired.get()
+            time.sleep(max(0.0, due_s - time.monotonic()))
             del groups
 
     def wait(self, work: Any) -> bool:
         """Whether a collective completed; False if it broke or its generation was declared dead."""
         while True:
             try:
-                work.wait(POLL)
+                work.wait(AT_ONCE if self.interrupted else POLL)
                 return True
             except RuntimeError:
                 if work.is_completed():

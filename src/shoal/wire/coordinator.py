@@ -167,9 +167,10 @@ class JobCoordinator(Losses):
         self._emit(ev.WorkerReady(view.worker))
 
     def _failed(self, view: WorkerView, why: str) -> None:
-        # Who has not been given the whole state yet is not needed: the others go on without it.
+        # Who has not been given the whole state (or has lost it again) is not needed: the others go on without it.
         member = self.active is not None and view.worker in self.active.members
-        if self.active is not None and (not member or view.status.torn):
+        holds = not view.status.torn and view.worker in view.status.members
+        if self.active is not None and not (member and holds):
             self._emit(ev.WorkerRefused(view.worker, why))
             self._gone(view, why, quiet=True)
             self._effects.append(StopWorker(view.worker, kill=False, why="refused"))
