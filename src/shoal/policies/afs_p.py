@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.in_step import hand_out_in_step
 from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
 from shoal.policies.types import reference_curves
 
@@ -57,6 +58,26 @@ def afs_p_shares(
         if count > 0:
             hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, nonce)
             left = gpus - share.sum()
+    return share
+
+
+def _shares_where_all_start(
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    max_gpus: IntArray,
+    left: int,
+    tie: int,
+    nonce: int,
+) -> IntArray:
+    """What `afs_p_shares` comes to where no one keeps and all minima fit; most GPUs go without a tournament.
+
+    Not compiled as a whole, nor is `in_step` a part of the tournament: kernels that contain it would compile it, too.
+    """
+    share, rows = min_gpus.astype(np.int32), np.flatnonzero(min_gpus < max_gpus).astype(np.int32)
+    left = hand_out_in_step(share, speeds, at, max_gpus, left)
+    if left > 0 and len(rows):
+        hand_out_by_gain(share, rows, speeds, at, max_gpus, left, tie, nonce)
     return share
 
 
@@ -126,18 +147,15 @@ class AfsP(CountPolicy):
             others = others[key].astype(np.int32)
         else:
             others = np.arange(n, dtype=np.int32)
-        shares = afs_p_shares(
-            others,
-            keep,
-            view.gpus,
-            view.speeds,
-            reference_curves(view),
-            view.min_gpus,
-            view.max_gpus,
-            gpus,
-            _TIES[self.options.tie],
-            int(self.rng.integers(1 << 62)),
-        )
+        curves = view.speeds, reference_curves(view)
+        tie, nonce = _TIES[self.options.tie], int(self.rng.integers(1 << 62))
+        left = gpus - int(view.min_gpus.sum())
+        if left >= 0 and not keep.any():
+            shares = _shares_where_all_start(*curves, view.min_gpus, view.max_gpus, left, tie, nonce)
+        else:
+            shares = afs_p_shares(
+                others, keep, view.gpus, *curves, view.min_gpus, view.max_gpus, gpus, tie, nonce
+            )
         _begin_quanta(view.memory_a, shares, keep, now_s + self.options.quantum_s)
         return shares
 

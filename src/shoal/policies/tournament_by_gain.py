@@ -3,8 +3,7 @@
 The same left fold and chain as in `tournament`, of a simpler relation. A job's gain by one GPU more
 counts as `short` if it is the shorter of two and as `long` if it is the longer one; who wins whichever of
 them is longer wins, and where that depends on the unknown lengths a tie rule decides. Blocks of jobs and
-groups of blocks need only carry the largest `short` below them. Before a gap between gains no tournament is
-needed (`in_step`).
+groups of blocks need only carry the largest `short` below them.
 
 Coins that decide by chance are a hash of the decision, the two jobs and their shares, so that a comparison
 made again has the same outcome and need not be made again.
@@ -16,7 +15,6 @@ import numpy as np
 from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
-from shoal.policies.in_step import hand_out_in_step
 from shoal.policies.lanes import LANES, first_at_least, largest_of, lowest_bit, who_beats
 
 #: What decides where lengths would: a coin, or the order of submission.
@@ -58,7 +56,6 @@ def hand_out_by_gain(
         for i in range(m):
             share[rows[i]] = limit[i]
         return
-    gpus = hand_out_in_step(held, speeds, begin, limit, gpus)
     jobs = _columns(2, m)
     blocks = _columns(1, jobs.shape[1] // LANES)
     groups = _columns(1, blocks.shape[1] // LANES)
