@@ -1,6 +1,8 @@
 """How long one decision takes, and how that grows with jobs and GPUs. Prints JSON.
 
 All forms are exact: afs-l is the left fold in order of submission, found eight jobs, blocks and groups at a time.
+With few speed curves most of its GPUs need no fold, so a decision is also measured with a curve of each job's own;
+how decisions grow is measured with these only.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from _figures import median_ms, print_figures
 from shoal.core.cluster import Cluster
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job
+from shoal.core.profile import Profile
 from shoal.policies.base import Supply
 from shoal.policies.registry import make_policy, policy_names
 from shoal.scheduler.scheduler import Scheduler
@@ -28,15 +31,28 @@ FLOOR_NS = 1.0
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py, on nodes and with many users
 
 
-def view_of(policy_name: str, jobs: int, gpus: int, seed: int = 0) -> Scheduler:
+def curves(own: int, rng: np.random.Generator) -> list[Profile]:
+    """The sample's, or so many that all differ."""
+    sample = list(read_profiles(sample_path("profiles.csv")).values())
+    if not own:
+        return sample
+    longest = max(profile.curve("gpu").max_gpus for profile in sample)
+    shares = [2**k for k in range(longest.bit_length())]
+    return [
+        Profile.of(f"m{i}", {n: 1 / n**power for n in shares})
+        for i, power in enumerate(rng.uniform(0.6, 0.95, own))
+    ]
+
+
+def view_of(policy_name: str, jobs: int, gpus: int, own_curves: bool, seed: int = 0) -> Scheduler:
     """A scheduler with all jobs active; from 1,000 jobs per 10,000 GPUs on they request more than there are."""
-    profiles = list(read_profiles(sample_path("profiles.csv")).values())
     cluster = Cluster.pool(gpus)
     rng = np.random.default_rng(seed)
+    profiles = curves(jobs if own_curves else 0, rng)
     scheduler = Scheduler(cluster, make_policy(policy_name, seed=seed))
     events = []
     for i in range(jobs):
-        profile = profiles[rng.integers(len(profiles))]
+        profile = profiles[i] if own_curves else profiles[rng.integers(len(profiles))]
         longest = profile.curve("gpu").max_gpus
         want = int(min(2 ** rng.integers(0, 6), longest))
         work = float(rng.lognormal(9, 2))
@@ -46,8 +62,8 @@ def view_of(policy_name: str, jobs: int, gpus: int, seed: int = 0) -> Scheduler:
     return scheduler
 
 
-def decision_ms(policy_name: str, jobs: int, gpus: int, repeat: int = 15) -> float:
-    scheduler = view_of(policy_name, jobs, gpus)
+def decision_ms(policy_name: str, jobs: int, gpus: int, repeat: int = 15, own_curves: bool = False) -> float:
+    scheduler = view_of(policy_name, jobs, gpus, own_curves)
     supply, view, policy = Supply.of(scheduler.cluster), scheduler.view, scheduler.policy
     clock = iter(range(1, 10_000))
     return median_ms(lambda: policy.decide(view, supply, float(next(clock))), repeat)
@@ -66,7 +82,7 @@ def growth(names: list[str]) -> dict[str, Any]:
     )
     rows = {}
     for name in names:
-        ms = {at: decision_ms(name, *at, 5) for at in grid}
+        ms = {at: decision_ms(name, *at, 5, own_curves=True) for at in grid}
         unit_ns = {at: 1e6 * t / (sum(at) * np.log2(sum(at))) for at, t in ms.items()}
         first, last = (max(unit_ns[at], FLOOR_NS) for at in (TOGETHER[0], TOGETHER[-1]))
         worst = max(unit_ns, key=unit_ns.__getitem__)
@@ -87,11 +103,15 @@ def main() -> None:
     quick = parser.parse_args().quick
     names = [n for n in policy_names() if n not in FAIR]
     at_scale = {
-        name: {"ms": decision_ms(name, 1_000, 10_000), "target_ms": TARGET_MS.get(name, 5.0)}
+        name: {
+            "ms": decision_ms(name, 1_000, 10_000),
+            "ms_with_own_curves": decision_ms(name, 1_000, 10_000, own_curves=True),
+            "target_ms": TARGET_MS.get(name, 5.0),
+        }
         for name in names
     }
     for row in at_scale.values():
-        row["reached"] = row["ms"] <= row["target_ms"]
+        row["reached"] = max(row["ms"], row["ms_with_own_curves"]) <= row["target_ms"]
     figures = {"jobs": 1_000, "gpus": 10_000, "form": "exact", "decision": at_scale}
     if not quick:
         figures |= growth(names)
