@@ -6,10 +6,9 @@
 
 philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
 afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: twice the jobs, and twice again, how much more time (medians of three runs of each size, in turns,
-each in times of a bare loop beside it); of one long trace, and of a trace of 25,000 jobs that comes once, twice and
-four times. Philly comes from ../shared/data when it is there, else a generated trace of the same shape stands in;
-the figures say which.
+policy. linear: twice the jobs, and twice again, how much more time (medians of three runs of each size, in turns);
+of one long trace, and of a trace of 25,000 jobs that comes once, twice and four times. Philly comes
+from ../shared/data when it is there, else a generated trace of the same shape stands in; the figures say which.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -141,18 +140,9 @@ def repeated(count: int, times: int) -> tuple[list[Job], dict[str, Profile]]:
 
 
 def _large(policy: str, count: int, times: int) -> dict[str, Any]:
-    """With the time of the bare loop over 100,000 jobs before and after: how quick the machine was just then."""
-    loop_s = [measured_loop_s()]
     jobs, profiles = repeated(count, times)
     row = run(policy, jobs, profiles, 2_490)
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    loop_s.append(measured_loop_s())
-    return {**row, "peak_memory_mb": peak_mb, "loops": row["cpu_s"] / mean(loop_s)}
-
-
-def measured_loop_s() -> float:
-    jobs, _ = generated(20_000, 2_490, 0.9)
-    return min(cpu_and_wall(lambda: [bare_heap(jobs, 2_490) for _ in range(5)])[1] for _ in range(3))
+    return {**row, "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
 def in_own_process(policy: str, count: int, times: int = 1) -> dict[str, Any]:
@@ -167,7 +157,8 @@ def bench_large(names: list[str]) -> dict[str, Any]:
 
 def bench_linear(names: list[str]) -> dict[str, Any]:
     """Twice the jobs. One trace begins with an empty cluster, where most decisions are trivial, and the longer it
-    is the more long jobs have gathered; so also the same trace repeated, where only the number of jobs grows."""
+    is the more long jobs have gathered; so also the same trace repeated, of the same jobs. The figures say how many
+    compete in both."""
     sizes = {
         "one_trace": [(25_000, 1), (50_000, 1), (100_000, 1)],
         "repeated": [(25_000, 1), (25_000, 2), (25_000, 4)],
@@ -179,17 +170,14 @@ def bench_linear(names: list[str]) -> dict[str, Any]:
 
 
 def growth(policy: str, traces: list[tuple[int, int]]) -> dict[str, Any]:
-    """In turns, and in times of a bare loop beside each run, because a shared machine is now quicker and now slower
-    by more than the ratios may differ; the ratios of plain CPU seconds are told, too."""
+    """In turns, because a shared machine is now quicker and now slower by more than the ratios may differ."""
     turns = [[in_own_process(policy, count, times) for count, times in traces] for _ in range(TURNS)]
-    loops, cpu_s = ([median(run[key] for run in runs) for runs in zip(*turns)] for key in ("loops", "cpu_s"))
+    cpu_s = [median(run["cpu_s"] for run in runs) for runs in zip(*turns)]
     return {
         "jobs": [count * times for count, times in traces],
         "cpu_s": cpu_s,
         "cpu_s_of_each_run": [[run["cpu_s"] for run in runs] for runs in zip(*turns)],
-        "loops_of_each_run": [[run["loops"] for run in runs] for runs in zip(*turns)],
-        "ratios": [b / a for a, b in pairwise(loops)],
-        "ratios_of_cpu_s": [b / a for a, b in pairwise(cpu_s)],
+        "ratios": [b / a for a, b in pairwise(cpu_s)],
         **{key: [run[key] for run in turns[0]] for key in ("decisions", "contended_decisions", "active")},
     }
 

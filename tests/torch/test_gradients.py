@@ -7,17 +7,8 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from shoal.torch.gradients import GradientBuckets
+from shoal.torch.gradients import GradientBuckets, sum_of_one
 from torch import nn
-
-
-class Done:
-    def wait(self, timeout=None) -> bool:
-        return True
-
-
-def nothing_from_others(group, flat):
-    return Done()
 
 
 class Branches(nn.Module):
@@ -33,7 +24,7 @@ class Branches(nn.Module):
 
 def armed(model: nn.Module, weight: float = 1.0) -> GradientBuckets:
     buckets = GradientBuckets(model)
-    buckets.arm(None, nothing_from_others, weight, first=True, last=True)
+    buckets.arm(None, sum_of_one, weight, first=True, last=True)
     return buckets
 
 
@@ -154,7 +145,7 @@ def test_steps_equal_those_of_a_plain_loop_however_gradients_are_zeroed(to_none,
         for i, x in enumerate(batches):
             left = (step + i) % 2 == 0
             (plain(x, left).pow(2).mean() * 0.5).backward()
-            buckets.arm(None, nothing_from_others, 0.5, first=i == 0, last=i == micro_batches - 1)
+            buckets.arm(None, sum_of_one, 0.5, first=i == 0, last=i == micro_batches - 1)
             ours(x, left).pow(2).mean().backward()
         buckets.install()
         for optimizer in optimizers:
@@ -179,7 +170,7 @@ def test_after_a_broken_collective_no_gradient_is_left_in_memory_into_which_it_m
 def test_parameters_of_the_optimizer_that_are_not_of_the_model_are_synchronised_too():
     model, scale = Branches(), nn.Parameter(torch.ones(1))
     buckets = GradientBuckets(model, others=[scale])
-    buckets.arm(None, nothing_from_others, 0.25, first=True, last=True)
+    buckets.arm(None, sum_of_one, 0.25, first=True, last=True)
     (model(torch.ones(1, 2), left=True) + 4 * scale).sum().backward()
     buckets.install()
     assert scale.grad.tolist() == [1.0]

@@ -136,8 +136,6 @@ class Handing(JobCore):
         flag = worker.member.flag()
         if worker.cuda:
             buckets.look_on(groups.data, self.sync)
-        else:
-            buckets.let_go()
         self._vote = torch.tensor([ballot(flag, fits=False)])
         self._looking = groups.vote.allreduce([self._vote])
         self._looking_on, self._looked_flag = generation, flag

@@ -259,6 +259,7 @@ class Link:
         began_s = time.monotonic()
         send_head(self._sock, {"pieces": capture.description})
         sent_bytes = len(capture.description)
+        self._keep_to_limit(began_s, sent_bytes)
         for tensor in capture.large:
             data = as_bytes(tensor)
             size = SLICE_BYTES if self._limit else max(1, len(data))
@@ -266,7 +267,6 @@ class Link:
                 self._sock.sendall(data[low : low + size])
                 sent_bytes += len(data[low : low + size])
                 self._keep_to_limit(began_s, sent_bytes)
-        self._keep_to_limit(began_s, sent_bytes)
         self._sent_bytes += sent_bytes
         self._sending_s += time.monotonic() - began_s
 
