@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
+from shoal.policies.gains import gains
 
 #: With more classes no gap is looked for: each step looks at all of them, and gaps become rare.
 _CLASSES = 16
@@ -76,7 +77,7 @@ def _to_last_gap(classes: IntArray, with_cap: IntArray, speeds: FloatArray, gpus
     short, long_ = np.empty(count), np.empty(count)
     for k in range(count):
         held[k], takers[k] = classes[_SHARE, k], classes[_JOBS, k]
-        short[k], long_[k] = _gains(speeds, classes[_BEGIN, k], held[k], classes[_LAST, k])
+        short[k], long_[k] = gains(speeds, classes[_BEGIN, k], held[k], classes[_LAST, k])
     lowest = np.inf  # of the gains that led here
     while True:
         best, highest = 0, short[0]
@@ -94,13 +95,4 @@ def _to_last_gap(classes: IntArray, with_cap: IntArray, speeds: FloatArray, gpus
         lowest = min(lowest, long_[best])
         held[best] += 1
         takers[best] -= with_cap[best, held[best]]
-        short[best], long_[best] = _gains(speeds, classes[_BEGIN, best], held[best], classes[_LAST, best])
-
-
-@njit(cache=True, inline="always")
-def _gains(speeds: FloatArray, at: int, gpus: int, last: int) -> tuple[float, float]:
-    """What the next GPU gains, as the shorter and as the longer job; at the cap no part is taken."""
-    if gpus >= last:
-        return -np.inf, -np.inf
-    now, then = speeds[at + gpus], speeds[at + gpus + 1]
-    return (then - now) / now, (then - now) / then
+        short[best], long_[best] = gains(speeds, classes[_BEGIN, best], held[best], classes[_LAST, best])

@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
+from shoal.policies.gains import gains
 from shoal.policies.lanes import LANES, first_at_least, largest_of, lowest_bit, who_beats
 
 #: What decides where lengths would: a coin, or the order of submission.
@@ -60,7 +61,7 @@ def hand_out_by_gain(
     blocks = _columns(1, jobs.shape[1] // LANES)
     groups = _columns(1, blocks.shape[1] // LANES)
     for i in range(m):
-        _set_gains(jobs, i, held[i], limit[i], speeds, begin[i])
+        jobs[_SHORT, i], jobs[_LONG, i] = gains(speeds, begin[i], held[i], limit[i])
     for i in range(0, m, LANES):
         _lift(jobs, blocks, groups, i)
     chain, rival = np.empty(m + 1, np.int32), np.empty(m + 1)
@@ -87,7 +88,7 @@ def hand_out_by_gain(
             now, then = speeds[begin[w] + held[w]], speeds[begin[w] + held[w] + 1]
             if not (then - now) / then > trouble:
                 break
-        _set_gains(jobs, w, held[w], limit[w], speeds, begin[w])
+        jobs[_SHORT, w], jobs[_LONG, w] = gains(speeds, begin[w], held[w], limit[w])
         _lift(jobs, blocks, groups, w)
         top -= 1
         start = w
@@ -103,16 +104,6 @@ def _columns(rows: int, count: int) -> FloatArray:
         for i in range(columns.shape[1]):
             columns[row, i] = -np.inf
     return columns
-
-
-@njit(cache=True, inline="always")
-def _set_gains(jobs: FloatArray, i: int, gpus: int, limit: int, speeds: FloatArray, at: int) -> None:
-    """A candidate's gains at its share; at its cap it takes no further part."""
-    if gpus >= limit:
-        jobs[_SHORT, i] = jobs[_LONG, i] = -np.inf
-        return
-    now, then = speeds[at + gpus], speeds[at + gpus + 1]
-    jobs[_SHORT, i], jobs[_LONG, i] = (then - now) / now, (then - now) / then
 
 
 @njit(cache=True, inline="always")
