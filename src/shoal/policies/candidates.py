@@ -1,11 +1,11 @@
-"""The candidates of AFS-L's fold: their lengths and gains, in blocks of jobs and groups of blocks.
+"""The candidates of AFS-L's fold: their lengths and gains, in blocks of eight, blocks of blocks, and so on.
 
-A column per candidate, block or group. Those of a block or a group carry the best values of all below them, so
-that whole blocks and groups are passed over where nobody can beat the holder. All three are looked at eight
-at a time (`lanes`).
+A column per candidate, then one per block of eight candidates, then one per block of eight blocks: level by
+level, until few are left. A block carries the best values of all below it, so that it is passed over where
+nobody can beat the holder. All levels are looked at eight columns at a time (`lanes`).
 
 Nobody beats most holders because the many with gains like theirs are longer and the shorter ones gain less.
-So blocks and groups also carry the shortest length among those whose gain reaches a bar.
+So blocks also carry the shortest length among those whose gain reaches a bar.
 """
 
 from __future__ import annotations
@@ -14,130 +14,114 @@ import numpy as np
 from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
+from shoal.policies.gains import gains
 from shoal.policies.lanes import LANES, best_of_blocks, best_of_jobs, first_that_may, first_to_beat
 
 # Rows: the length, and the gains as the shorter and as the longer job: of a candidate, or the shortest length
 # and the largest gains below; then, but for candidates, the shortest length of those whose gain as the shorter
 # job reaches the bar.
 LENGTH, SHORT, LONG, ABOVE = 0, 1, 2, 3
+#: So many blocks are looked at one after the other, without further ones above them.
+_TOP = 64
 
 
 @njit(cache=True)
 def plant(
     held: IntArray, limit: IntArray, left: FloatArray, speeds: FloatArray, begin: IntArray
-) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """The candidates and what their blocks and groups carry, without a bar."""
-    jobs = _columns(len(held))
-    blocks = _columns(jobs.shape[1] // LANES)
-    groups = _columns(blocks.shape[1] // LANES)
-    for i in range(len(held)):
-        set_job(jobs, i, held[i], limit[i], left[i], speeds, begin[i])
-    set_bar(jobs, blocks, groups, np.inf)
-    return jobs, blocks, groups
-
-
-@njit(cache=True)
-def _columns(count: int) -> FloatArray:
-    """Columns that take no part, up to a multiple of LANES."""
-    columns = np.empty((4, (count + LANES - 1) // LANES * LANES))
+) -> tuple[FloatArray, IntArray]:
+    """The columns of all levels end to end, without a bar; and where each level begins, and the last one ends."""
+    begins = np.zeros(16, np.int32)
+    count, level = _padded(len(held)), 0
+    while level < 2 or begins[level] - begins[level - 1] > _TOP:
+        begins[level + 1] = begins[level] + count
+        count, level = _padded(count // LANES), level + 1
+    columns = np.empty((4, begins[level]))
     for i in range(columns.shape[1]):
-        _leave(columns, i)
+        columns[LENGTH, i], columns[SHORT, i], columns[LONG, i] = np.inf, -np.inf, -np.inf
         columns[ABOVE, i] = np.inf
-    return columns
+    for i in range(len(held)):
+        set_job(columns, i, held[i], limit[i], left[i], speeds, begin[i])
+    begins = begins[: level + 1].copy()
+    set_bar(columns, begins, np.inf)
+    return columns, begins
 
 
 @njit(cache=True, inline="always")
-def _leave(columns: FloatArray, i: int) -> None:
-    columns[LENGTH, i], columns[SHORT, i], columns[LONG, i] = np.inf, -np.inf, -np.inf
+def _padded(count: int) -> int:
+    return (count + LANES - 1) // LANES * LANES
 
 
 @njit(cache=True, inline="always")
 def set_job(
-    jobs: FloatArray, i: int, gpus: int, limit: int, left: float, speeds: FloatArray, at: int
+    columns: FloatArray, i: int, gpus: int, limit: int, left: float, speeds: FloatArray, at: int
 ) -> None:
     """A candidate's length and gains at its share; at its cap it takes no further part."""
-    if gpus >= limit:
-        _leave(jobs, i)
-        return
-    now, then = speeds[at + gpus], speeds[at + gpus + 1]
-    jobs[LENGTH, i] = left / now
-    jobs[SHORT, i], jobs[LONG, i] = (then - now) / now, (then - now) / then
+    columns[LENGTH, i] = left / speeds[at + gpus] if gpus < limit else np.inf
+    columns[SHORT, i], columns[LONG, i] = gains(speeds, at, gpus, limit)
 
 
 @njit(cache=True)
-def set_bar(jobs: FloatArray, blocks: FloatArray, groups: FloatArray, bar: float) -> None:
-    """Bring all blocks and groups up to date, with this bar."""
-    for b in range(jobs.shape[1] // LANES):
-        _pull_block(jobs, blocks, b, bar)
-    for g in range(blocks.shape[1] // LANES):
-        _pull_group(blocks, groups, g)
+def set_bar(columns: FloatArray, begins: IntArray, bar: float) -> None:
+    """Bring all blocks up to date, with this bar."""
+    for b in range(begins[1] // LANES):
+        _pull(columns, begins[1] + b, best_of_jobs(columns, b * LANES, bar))
+    for level in range(2, len(begins) - 1):
+        for b in range((begins[level] - begins[level - 1]) // LANES):
+            _pull(columns, begins[level] + b, best_of_blocks(columns, begins[level - 1] + b * LANES))
 
 
 @njit(cache=True, inline="always")
-def lift(jobs: FloatArray, blocks: FloatArray, groups: FloatArray, i: int, bar: float) -> None:
-    """Bring the block and the group of a candidate up to date."""
-    _pull_block(jobs, blocks, i // LANES, bar)
-    if blocks.shape[1] > LANES:
-        _pull_group(blocks, groups, i // LANES // LANES)
+def lift(columns: FloatArray, begins: IntArray, i: int, bar: float) -> None:
+    """Bring the blocks above a candidate up to date."""
+    b = i // LANES
+    _pull(columns, begins[1] + b, best_of_jobs(columns, b * LANES, bar))
+    for level in range(2, len(begins) - 1):
+        b //= LANES
+        _pull(columns, begins[level] + b, best_of_blocks(columns, begins[level - 1] + b * LANES))
 
 
 @njit(cache=True, inline="always")
-def _pull_block(jobs: FloatArray, blocks: FloatArray, b: int, bar: float) -> None:
-    length, short, long_, above = best_of_jobs(jobs, b * LANES, bar)
-    blocks[LENGTH, b], blocks[SHORT, b], blocks[LONG, b], blocks[ABOVE, b] = length, short, long_, above
-
-
-@njit(cache=True, inline="always")
-def _pull_group(blocks: FloatArray, groups: FloatArray, g: int) -> None:
-    length, short, long_, above = best_of_blocks(blocks, g * LANES)
-    groups[LENGTH, g], groups[SHORT, g], groups[LONG, g], groups[ABOVE, g] = length, short, long_, above
+def _pull(columns: FloatArray, i: int, best: tuple[float, float, float, float]) -> None:
+    columns[LENGTH, i], columns[SHORT, i], columns[LONG, i], columns[ABOVE, i] = best
 
 
 @njit(cache=True, inline="always")
 def next_to_beat(
-    jobs: FloatArray, blocks: FloatArray, groups: FloatArray, start: int, holder: int, bar: float
-) -> tuple[int, float, float, int]:
-    """The first candidate from `start` on that beats the holder, or -1.
-
-    Then the largest gains set against the holder so far: as the shorter job, of those that are not longer,
-    and as the longer job, of all; and how many were looked at because of what their block carries.
-    """
-    length, short, long_ = jobs[LENGTH, holder], jobs[SHORT, holder], jobs[LONG, holder]
-    b = start // LANES
-    at, rival_short, rival_long = first_to_beat(jobs, b * LANES, start - b * LANES, length, short, long_)
-    looked_at = 0
+    columns: FloatArray, begins: IntArray, start: int, holder: int, bar: float
+) -> tuple[int, int]:
+    """The first candidate from `start` on that beats the holder, or -1; and how many were looked at in vain."""
+    length, short, long_ = columns[LENGTH, holder], columns[SHORT, holder], columns[LONG, holder]
+    # Who beats it as the shorter job gains at least `long_`: a bar no higher than that leaves none of them out.
+    row = ABOVE if bar <= long_ else LENGTH
+    b, in_vain = start // LANES, 0
+    at = first_to_beat(columns, b * LANES, start - b * LANES, length, short, long_)
     while at == LANES:
-        b, more_short, more_long = _next_block(blocks, groups, b + 1, length, short, long_, bar)
-        rival_short, rival_long = max(rival_short, more_short), max(rival_long, more_long)
+        b = _next_block(columns, begins, b + 1, row, length, short, long_)
         if b < 0:
-            return -1, rival_short, rival_long, looked_at
-        looked_at += LANES
-        at, more_short, more_long = first_to_beat(jobs, b * LANES, 0, length, short, long_)
-        rival_short, rival_long = max(rival_short, more_short), max(rival_long, more_long)
-    return b * LANES + at, rival_short, rival_long, looked_at
+            return -1, in_vain
+        at = first_to_beat(columns, b * LANES, 0, length, short, long_)
+        in_vain += LANES
+    return b * LANES + at, in_vain
 
 
 @njit(cache=True, inline="always")
 def _next_block(
-    blocks: FloatArray, groups: FloatArray, b: int, length: float, short: float, long_: float, bar: float
-) -> tuple[int, float, float]:
-    """The first block from b on that may have one to beat the holder, or -1; and the largest gains so far."""
-    rival_short, rival_long = -np.inf, -np.inf
-    g = b // LANES
-    skip = b - g * LANES
-    while g * LANES < blocks.shape[1]:
-        at, more_short, more_long = first_that_may(blocks, g * LANES, skip, length, short, long_, bar)
-        rival_short, rival_long = max(rival_short, more_short), max(rival_long, more_long)
+    columns: FloatArray, begins: IntArray, b: int, row: int, length: float, short: float, long_: float
+) -> int:
+    """The first block from b on that may have one to beat the holder, or -1: up the levels, and down again."""
+    level, top = 1, len(begins) - 2
+    while begins[level] + b < begins[level + 1]:
+        eight = b // LANES
+        at = first_that_may(
+            columns, begins[level] + eight * LANES, b - eight * LANES, row, length, short, long_
+        )
         if at < LANES:
-            return g * LANES + at, rival_short, rival_long
-        g, skip = g + 1, 0
-        while g * LANES < blocks.shape[1]:  # on to the next group that may
-            k = g // LANES
-            at, more_short, more_long = first_that_may(
-                groups, k * LANES, g - k * LANES, length, short, long_, bar
-            )
-            rival_short, rival_long = max(rival_short, more_short), max(rival_long, more_long)
-            g = k * LANES + at
-            if at < LANES:
-                break
-    return -1, rival_short, rival_long
+            b = eight * LANES + at
+            if level == 1:
+                return b
+            level, b = level - 1, b * LANES
+        elif level < top:
+            level, b = level + 1, eight + 1
+        else:
+            b = (eight + 1) * LANES
+    return -1

@@ -8,6 +8,7 @@ has narrower vectors they are several instructions. No number is a NaN here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from llvmlite import ir
@@ -24,7 +25,6 @@ _LANE = ir.Constant(_INTS, list(range(LANES)))
 _LOWEST = ir.Constant(_FLOATS, [float("-inf")] * LANES)
 _HIGHEST = ir.Constant(_FLOATS, [float("inf")] * LANES)
 
-_FOUND = types.Tuple((types.int64, types.float64, types.float64))
 _BITS = types.Tuple((types.int64, types.int64))
 _REACHED = types.Tuple((types.int64, types.float64))
 _BEST = types.Tuple((types.float64,) * 4)
@@ -35,59 +35,43 @@ _BEST = types.Tuple((types.float64,) * 4)
 
 @intrinsic
 def first_to_beat(
-    typing: Any, jobs: Any, begin: Any, skip: Any, length: Any, short: Any, long_: Any
+    typing: Any, columns: Any, begin: Any, skip: Any, length: Any, short: Any, long_: Any
 ) -> tuple[Any, Any]:
-    """The first of the eight candidates from `begin` on, but for those to `skip`, that beats the holder.
-
-    LANES if none does; and the largest gains that those before it set against the holder: as the shorter
-    job, of those that are not longer, and as the longer job, of all.
-    """
+    """The first of the eight candidates from `begin` on, but for those to `skip`, that beats the holder, or LANES."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        jobs, begin, skip, *holder = args
-        lengths, shorts, longs = _columns(context, build, signature.args[0], jobs, begin, 3)
+        columns, begin, skip, *holder = args
+        lengths, shorts, longs = _rows(context, build, signature.args[0], columns, begin, range(3))
         length, short, long_ = (_all(build, x, _FLOATS) for x in holder)
-        shorter = build.fcmp_ordered("<=", lengths, length)
         beats = build.select(
-            shorter, build.fcmp_ordered(">=", shorts, long_), build.fcmp_ordered(">", longs, short)
+            build.fcmp_ordered("<=", lengths, length),
+            build.fcmp_ordered(">=", shorts, long_),
+            build.fcmp_ordered(">", longs, short),
         )
-        found = _first_and_rivals(build, beats, skip, shorter, shorts, longs)
-        return context.make_tuple(build, _FOUND, found)
+        return _first(build, beats, skip)
 
-    return _FOUND(jobs, types.int64, types.int64, types.float64, types.float64, types.float64), code
+    return types.int64(columns, types.int64, types.int64, *(types.float64,) * 3), code
 
 
 @intrinsic
 def first_that_may(
-    typing: Any, blocks: Any, begin: Any, skip: Any, length: Any, short: Any, long_: Any, bar: Any
+    typing: Any, columns: Any, begin: Any, skip: Any, row: Any, length: Any, short: Any, long_: Any
 ) -> tuple[Any, Any]:
-    """Likewise, the first of eight blocks (or groups) below which somebody may beat the holder.
+    """Likewise, the first of eight blocks below which somebody may beat the holder.
 
-    A block's values fail the test only if those of all below it fail. If those below it that reach the bar
-    are all longer than the holder, nobody who is not longer beats it, and they gain less than the bar.
+    Somebody does if the largest gain as the longer job is above the holder's as the shorter one. Else it
+    takes one that is not longer, by the lengths in `row`, and gains enough.
     """
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        blocks, begin, skip, length_, short_, long_value, bar = args
-        lengths, shorts, longs, above = _columns(context, build, signature.args[0], blocks, begin, 4)
-        length, short, long_ = (_all(build, x, _FLOATS) for x in (length_, short_, long_value))
-        shorter = build.fcmp_ordered("<=", lengths, length)
-        gains_more = build.fcmp_ordered(">", longs, short)
-        may = build.and_(build.fcmp_ordered(">=", shorts, long_), build.or_(shorter, gains_more))
-        # A bar above what the holder gains says nothing of those who beat it.
-        reach = build.select(
-            build.fcmp_ordered("<=", bar, long_value), length_, ir.Constant(_FLOAT, float("inf"))
-        )
-        barred = build.and_(
-            build.fcmp_ordered(">", above, _all(build, reach, _FLOATS)), build.not_(gains_more)
-        )
-        barred = build.and_(may, barred)
-        shorts = build.select(barred, _all(build, bar, _FLOATS), shorts)
-        found = _first_and_rivals(build, build.and_(may, build.not_(barred)), skip, shorter, shorts, longs)
-        return context.make_tuple(build, _FOUND, found)
+        columns, begin, skip, row, *holder = args
+        lengths, shorts, longs = _rows(context, build, signature.args[0], columns, begin, (row, 1, 2))
+        length, short, long_ = (_all(build, x, _FLOATS) for x in holder)
+        may = build.and_(build.fcmp_ordered("<=", lengths, length), build.fcmp_ordered(">=", shorts, long_))
+        may = build.or_(may, build.fcmp_ordered(">", longs, short))
+        return _first(build, may, skip)
 
-    holder = (types.float64,) * 3
-    return _FOUND(blocks, types.int64, types.int64, *holder, types.float64), code
+    return types.int64(columns, types.int64, types.int64, types.int64, *(types.float64,) * 3), code
 
 
 @intrinsic
@@ -95,7 +79,7 @@ def best_of_jobs(typing: Any, jobs: Any, begin: Any, bar: Any) -> tuple[Any, Any
     """What a block of eight candidates carries: see the rows of `candidates`."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        lengths, shorts, longs = _columns(context, build, signature.args[0], args[0], args[1], 3)
+        lengths, shorts, longs = _rows(context, build, signature.args[0], args[0], args[1], range(3))
         reaches = build.fcmp_ordered(">=", shorts, _all(build, args[2], _FLOATS))
         above = build.select(reaches, lengths, _HIGHEST)
         return context.make_tuple(build, _BEST, _best(build, lengths, shorts, longs, above))
@@ -105,13 +89,29 @@ def best_of_jobs(typing: Any, jobs: Any, begin: Any, bar: Any) -> tuple[Any, Any
 
 @intrinsic
 def best_of_blocks(typing: Any, blocks: Any, begin: Any) -> tuple[Any, Any]:
-    """What a group of eight blocks carries."""
+    """What a block of eight blocks carries."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        rows = _columns(context, build, signature.args[0], args[0], args[1], 4)
+        rows = _rows(context, build, signature.args[0], args[0], args[1], range(4))
         return context.make_tuple(build, _BEST, _best(build, *rows))
 
     return _BEST(blocks, types.int64), code
+
+
+@intrinsic
+def fetch(typing: Any, values: Any, at: Any) -> tuple[Any, Any]:
+    """Have the value brought near, as it will soon be read."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        found = context.make_array(signature.args[0])(context, build, args[0])
+        byte, number = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
+        place = build.bitcast(build.gep(found.data, [args[1]], source_etype=_FLOAT), byte)
+        build.call(function, [place, *(ir.Constant(number, x) for x in (0, 3, 1))])  # to read, closest, data
+        return context.get_dummy_value()
+
+    return types.void(values, types.int64), code
 
 
 # -- for AFS-P: `tournament_by_gain` ------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def who_beats(typing: Any, gains: Any, begin: Any, skip: Any, short: Any, long_:
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
         gains, begin, skip, short, long_ = args
-        shorts, longs = _columns(context, build, signature.args[0], gains, begin, 2)
+        shorts, longs = _rows(context, build, signature.args[0], gains, begin, range(2))
         may = _bits(build, build.fcmp_ordered(">=", shorts, _all(build, long_, _FLOATS)))
         surely = _bits(build, build.fcmp_ordered(">=", longs, _all(build, short, _FLOATS)))
         asked = build.shl(ir.Constant(_INT, -1), skip)
@@ -147,9 +147,9 @@ def first_at_least(typing: Any, rows: Any, begin: Any, skip: Any, bound: Any) ->
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
         rows, begin, skip, bound = args
-        (values,) = _columns(context, build, signature.args[0], rows, begin, 1)
-        first, before = _first(build, build.fcmp_ordered(">=", values, _all(build, bound, _FLOATS)), skip)
-        largest = _reduce(build, "fmax", build.select(before, values, _LOWEST))
+        (values,) = _rows(context, build, signature.args[0], rows, begin, range(1))
+        first = _first(build, build.fcmp_ordered(">=", values, _all(build, bound, _FLOATS)), skip)
+        largest = _reduce(build, "fmax", build.select(_between(build, skip, first), values, _LOWEST))
         return context.make_tuple(build, _REACHED, [first, largest])
 
     return _REACHED(rows, types.int64, types.int64, types.float64), code
@@ -161,10 +161,8 @@ def largest_of(typing: Any, rows: Any, begin: Any, skip: Any, end: Any) -> tuple
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
         rows, begin, skip, end = args
-        (values,) = _columns(context, build, signature.args[0], rows, begin, 1)
-        asked = build.icmp_signed(">=", _LANE, _all(build, skip, _INTS))
-        asked = build.and_(asked, build.icmp_signed("<", _LANE, _all(build, end, _INTS)))
-        return _reduce(build, "fmax", build.select(asked, values, _LOWEST))
+        (values,) = _rows(context, build, signature.args[0], rows, begin, range(1))
+        return _reduce(build, "fmax", build.select(_between(build, skip, end), values, _LOWEST))
 
     return types.float64(rows, types.int64, types.int64, types.int64), code
 
@@ -172,14 +170,14 @@ def largest_of(typing: Any, rows: Any, begin: Any, skip: Any, end: Any) -> tuple
 # -- what they are made of ----------------------------------------------------------------------------------
 
 
-def _columns(context: Any, build: Any, kind: Any, array: Any, begin: Any, rows: int) -> list[Any]:
-    """Eight columns from `begin` on of the first few rows of a two-dimensional array."""
+def _rows(context: Any, build: Any, kind: Any, array: Any, begin: Any, rows: Iterable[Any]) -> list[Any]:
+    """Eight columns from `begin` on of some rows of a two-dimensional array."""
     found = context.make_array(kind)(context, build, array)
-    width, at, loaded = build.extract_value(found.shape, 1), begin, []
-    for _ in range(rows):
-        place = build.gep(found.data, [at], source_etype=_FLOAT)
+    width, loaded = build.extract_value(found.shape, 1), []
+    for row in rows:
+        number = ir.Constant(_INT, row) if isinstance(row, int) else row
+        place = build.gep(found.data, [build.add(begin, build.mul(number, width))], source_etype=_FLOAT)
         loaded.append(build.load(build.bitcast(place, _FLOATS.as_pointer()), align=8))
-        at = build.add(at, width)
     return loaded
 
 
@@ -198,19 +196,16 @@ def _lowest(build: Any, bits: Any) -> Any:
     return build.cttz(bits, ir.Constant(ir.IntType(1), 1))
 
 
-def _first(build: Any, passes: Any, skip: Any) -> tuple[Any, Any]:
-    """The first lane from `skip` on that passes, or LANES; and the lanes from `skip` to it."""
-    asked = build.icmp_signed(">=", _LANE, _all(build, skip, _INTS))
-    bits = build.or_(_bits(build, build.and_(passes, asked)), ir.Constant(_INT, 1 << LANES))
-    first = _lowest(build, bits)
-    return first, build.and_(asked, build.icmp_signed("<", _LANE, _all(build, first, _INTS)))
+def _first(build: Any, passes: Any, skip: Any) -> Any:
+    """The first lane from `skip` on that passes, or LANES."""
+    asked = build.and_(_bits(build, passes), build.shl(ir.Constant(_INT, -1), skip))
+    return _lowest(build, build.or_(asked, ir.Constant(_INT, 1 << LANES)))
 
 
-def _first_and_rivals(build: Any, passes: Any, skip: Any, shorter: Any, shorts: Any, longs: Any) -> list[Any]:
-    first, before = _first(build, passes, skip)
-    as_short = build.select(build.and_(before, shorter), shorts, _LOWEST)
-    as_long = build.select(before, longs, _LOWEST)
-    return [first, _reduce(build, "fmax", as_short), _reduce(build, "fmax", as_long)]
+def _between(build: Any, begin: Any, end: Any) -> Any:
+    """The lanes from `begin` to before `end`."""
+    asked = build.icmp_signed(">=", _LANE, _all(build, begin, _INTS))
+    return build.and_(asked, build.icmp_signed("<", _LANE, _all(build, end, _INTS)))
 
 
 def _best(build: Any, lengths: Any, shorts: Any, longs: Any, above: Any) -> list[Any]:

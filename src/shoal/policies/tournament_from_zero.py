@@ -44,7 +44,7 @@ def hand_out_from_zero(
     size = 1
     while size < n:
         size *= 2
-    jobs, blocks, groups = plant(cap, cap, remaining, speeds, at)  # no one has a share
+    columns, begins = plant(cap, cap, remaining, speeds, at)  # no one has a share
     wait = np.full(2 * size, np.inf)
     for j in range(n):
         time = remaining[j] / speeds[at[j] + min_gpus[j]]
@@ -63,7 +63,7 @@ def hand_out_from_zero(
             gone += 1
         if waiting == 0:
             break
-        w = _winner(wait, size, jobs, blocks, groups, doubles, counts)
+        w = _winner(wait, size, columns, begins, doubles, counts)
         step = 1
         if share[w] == 0:
             step = min_gpus[w]
@@ -71,10 +71,10 @@ def hand_out_from_zero(
             waiting -= 1
         share[w] += step
         gpus -= step
-        set_job(jobs, w, share[w], cap[w], remaining[w], speeds, at[w])
-        lift(jobs, blocks, groups, w, _BAR)
+        set_job(columns, w, share[w], cap[w], remaining[w], speeds, at[w])
+        lift(columns, begins, w, _BAR)
         counts[w // _STRIDE] -= doubles[w]
-        doubles[w] = jobs[SHORT, w] >= 1.0
+        doubles[w] = columns[SHORT, w] >= 1.0
         counts[w // _STRIDE] += doubles[w]
     return gpus
 
@@ -83,9 +83,8 @@ def hand_out_from_zero(
 def _winner(
     wait: FloatArray,
     size: int,
-    jobs: FloatArray,
-    blocks: FloatArray,
-    groups: FloatArray,
+    columns: FloatArray,
+    begins: IntArray,
     doubles: BoolArray,
     counts: NDArray[np.int64],
 ) -> int:
@@ -97,7 +96,7 @@ def _winner(
     holder = _next_waiting(wait, size, 0)
     if first < holder:
         holder = 0
-        while jobs[SHORT, holder] == -np.inf:
+        while columns[SHORT, holder] == -np.inf:
             holder += 1
     while True:
         if wait[size + holder] < np.inf:
@@ -108,7 +107,7 @@ def _winner(
             continue
         found = -1
         if holder + 1 < n:
-            found, _, _, _ = next_to_beat(jobs, blocks, groups, holder + 1, holder, _BAR)
+            found, _ = next_to_beat(columns, begins, holder + 1, holder, _BAR)
         if not doubles[holder] and holder + 1 < size:
             waits = _next_waiting(wait, size, holder + 1)
             if waits < n and (found < 0 or waits < found):
