@@ -7,11 +7,13 @@ With few speed curves most of its GPUs need no fold, so all is measured with a c
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from _figures import median_ms, print_figures
+from _figures import median_ms, medians_in_turns_ms, print_figures
 from shoal.core.cluster import Cluster
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job
@@ -61,11 +63,12 @@ def view_of(policy_name: str, jobs: int, gpus: int, own_curves: bool, seed: int 
     return scheduler
 
 
-def decision_ms(policy_name: str, jobs: int, gpus: int, repeat: int = 15, own_curves: bool = False) -> float:
+def decision(policy_name: str, jobs: int, gpus: int, own_curves: bool = False) -> Callable[[], object]:
+    """A call that decides for all jobs, each time a second later."""
     scheduler = view_of(policy_name, jobs, gpus, own_curves)
     supply, view, policy = Supply.of(scheduler.cluster), scheduler.view, scheduler.policy
-    clock = iter(range(1, 10_000))
-    return median_ms(lambda: policy.decide(view, supply, float(next(clock))), repeat)
+    clock = count(1)
+    return lambda: policy.decide(view, supply, float(next(clock)))
 
 
 def growth(names: list[str], own_curves: bool) -> dict[str, Any]:
@@ -81,7 +84,7 @@ def growth(names: list[str], own_curves: bool) -> dict[str, Any]:
     )
     rows = {}
     for name in names:
-        ms = {at: decision_ms(name, *at, 5, own_curves) for at in grid}
+        ms = medians_in_turns_ms({at: decision(name, *at, own_curves) for at in grid})
         unit_ns = {at: 1e6 * t / (sum(at) * np.log2(sum(at))) for at, t in ms.items()}
         first, last = (max(unit_ns[at], FLOOR_NS) for at in (TOGETHER[0], TOGETHER[-1]))
         worst = max(unit_ns, key=unit_ns.__getitem__)
@@ -103,8 +106,8 @@ def main() -> None:
     names = [n for n in policy_names() if n not in FAIR]
     at_scale = {
         name: {
-            "ms": decision_ms(name, 1_000, 10_000),
-            "ms_with_own_curves": decision_ms(name, 1_000, 10_000, own_curves=True),
+            "ms": median_ms(decision(name, 1_000, 10_000)),
+            "ms_with_own_curves": median_ms(decision(name, 1_000, 10_000, own_curves=True)),
             "target_ms": TARGET_MS.get(name, 5.0),
         }
         for name in names
