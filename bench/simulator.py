@@ -6,7 +6,7 @@
 
 philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
 afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: twice the jobs, and twice again, how much more time (medians of three runs of each size, in turns);
+policy. linear: twice the jobs, and twice again, how much more time (three runs of each size, in turns);
 of one long trace, and of a trace of 25,000 jobs that comes once, twice and four times. Philly comes
 from ../shared/data when it is there, else a generated trace of the same shape stands in; the figures say which.
 """
@@ -18,6 +18,8 @@ import heapq
 import multiprocessing
 import resource
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,6 +40,7 @@ from shoal.sim.samples import sample_path
 
 PHILLY = Path(__file__).resolve().parents[2] / "shared" / "data" / "philly" / "philly.csv"
 TURNS = 3
+EVERY = 50  # plans between two measurements of the pace
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py
 
 
@@ -81,10 +84,31 @@ def philly(count: int) -> tuple[list[Job], dict[str, Profile], str]:
     return jobs, {str(g): Profile.of(str(g), {g: 1.0}) for g in {r[2] for r in rows}}, "philly"
 
 
-def run(policy: str, jobs: list[Job], profiles: dict[str, Profile], gpus: int, **more: Any) -> dict[str, Any]:
+class Pace:
+    """A fixed piece of work, done every few plans of a run and timed.
+
+    A shared machine is now quicker and now slower by more than a doubling may differ from another; in times of
+    this work, which had the same good and bad moments, runs compare to a few per cent.
+    """
+
+    def __init__(self) -> None:
+        self.cpu_s, self.times = 0.0, 0
+
+    def __call__(self, now_s: float, done: int, total: int) -> bool:
+        began, x = time.process_time(), 1
+        for k in range(2_500):
+            x = x * 3 + k & 0xFFFF
+        self.cpu_s += time.process_time() - began
+        self.times += 1
+        return True
+
+
+def run(
+    policy: str, jobs: list[Job], profiles: dict[str, Profile], gpus: int, pace: Pace | None = None
+) -> dict[str, Any]:
     Simulation(jobs[:100], profiles, Cluster.pool(64), make_policy(policy)).run()  # compile
-    simulation = Simulation(jobs, profiles, Cluster.pool(gpus), make_policy(policy), **more)
-    record, cpu, wall = cpu_and_wall(simulation.run)
+    simulation = Simulation(jobs, profiles, Cluster.pool(gpus), make_policy(policy))
+    record, cpu, wall = cpu_and_wall(simulation.run if pace is None else lambda: simulation.run(pace, EVERY))
     jct = float(np.mean(record.finish_s - [j.submit_s for j in jobs]))
     return {"cpu_s": cpu, "wall_s": wall, "avg_jct_s": jct, "decisions": record.decisions,
             "active": float(np.mean(record.active)),
@@ -139,47 +163,55 @@ def repeated(count: int, times: int) -> tuple[list[Job], dict[str, Profile]]:
     ], profiles
 
 
-def _large(policy: str, count: int, times: int) -> dict[str, Any]:
-    jobs, profiles = repeated(count, times)
-    row = run(policy, jobs, profiles, 2_490)
+def large(policy: str, count: int) -> dict[str, Any]:
+    row = run(policy, *generated(count, 2_490, 0.9), 2_490)
     return {**row, "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 
-def in_own_process(policy: str, count: int, times: int = 1) -> dict[str, Any]:
+def paced(policy: str, count: int, times: int) -> dict[str, Any]:
+    pace = Pace()
+    row = run(policy, *repeated(count, times), 2_490, pace)
+    row["cpu_s"] -= pace.cpu_s
+    return {**row, "cost": row["cpu_s"] / (pace.cpu_s / pace.times)}
+
+
+def in_own_process(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """In a process of its own, so that peak memory is that of the run."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_large, (policy, count, times))
+        return pool.apply(function, args)
 
 
 def bench_large(names: list[str]) -> dict[str, Any]:
-    return {"target_s": 60.0, "target_mb": 2_000, **{name: in_own_process(name, 100_000) for name in names}}
+    return {
+        "target_s": 60.0,
+        "target_mb": 2_000,
+        **{name: in_own_process(large, name, 100_000) for name in names},
+    }
 
 
 def bench_linear(names: list[str]) -> dict[str, Any]:
-    """Twice the jobs. One trace begins with an empty cluster, where most decisions are trivial, and the longer it
-    is the more long jobs have gathered; so also the same trace repeated, of the same jobs. The figures say how many
-    compete in both."""
-    sizes = {
-        "one_trace": [(25_000, 1), (50_000, 1), (100_000, 1)],
-        "repeated": [(25_000, 1), (25_000, 2), (25_000, 4)],
-    }
-    return {
-        "target_ratio": 2.3,
-        **{name: {how: growth(name, traces) for how, traces in sizes.items()} for name in names},
-    }
+    """Twice the jobs, and twice again. One trace begins with an empty cluster, where most decisions are trivial, and
+    the longer it is the more long jobs have gathered; so also the same trace repeated, of the same jobs. The figures
+    say how many compete in both."""
+    return {"target_ratio": 2.3, **{name: growth(name) for name in names}}
 
 
-def growth(policy: str, traces: list[tuple[int, int]]) -> dict[str, Any]:
-    """In turns, because a shared machine is now quicker and now slower by more than the ratios may differ."""
-    turns = [[in_own_process(policy, count, times) for count, times in traces] for _ in range(TURNS)]
-    cpu_s = [median(run["cpu_s"] for run in runs) for runs in zip(*turns)]
-    return {
-        "jobs": [count * times for count, times in traces],
-        "cpu_s": cpu_s,
-        "cpu_s_of_each_run": [[run["cpu_s"] for run in runs] for runs in zip(*turns)],
-        "ratios": [b / a for a, b in pairwise(cpu_s)],
-        **{key: [run[key] for run in turns[0]] for key in ("decisions", "contended_decisions", "active")},
-    }
+def growth(policy: str) -> dict[str, Any]:
+    """By the medians of runs of each size, made in turns: in times of `Pace`'s work, and in CPU seconds."""
+    traces = {"one_trace": [(25_000, 1), (50_000, 1), (100_000, 1)],
+              "repeated": [(25_000, 1), (25_000, 2), (25_000, 4)]}  # fmt: skip
+    different = sorted({trace for row in traces.values() for trace in row})
+    turns = [{trace: in_own_process(paced, policy, *trace) for trace in different} for _ in range(TURNS)]
+    figures: dict[str, Any] = {}
+    for how, row in traces.items():
+        figures[how] = {"jobs": [count * times for count, times in row]}
+        for key in ("cost", "cpu_s"):
+            runs = [[turn[trace][key] for turn in turns] for trace in row]
+            figures[how][f"{key}_of_each_run"] = runs
+            figures[how][f"ratios_of_{key}"] = [b / a for a, b in pairwise(map(median, runs))]
+        for key in ("decisions", "contended_decisions", "active"):
+            figures[how][key] = [turns[0][trace][key] for trace in row]
+    return figures
 
 
 PARTS = {"philly": bench_philly, "afs": bench_afs, "large": bench_large, "linear": bench_linear}
