@@ -141,9 +141,12 @@ class Ledger:
         if users > len(self.users):
             raise ValueError(f"{users} users, but the ledger has {len(self.users)}; add them with `join`")
         want = view.requested_gpus if want_gpus is None else want_gpus
-        demand, may_use, received = demand_and_use(
-            view.user, want, view.gpus, view.gpu_type, view.type_max, users
-        )
+        demand, may_use = np.zeros(users), np.zeros((users, len(gpus_of_type)))
+        received = np.zeros_like(may_use)
+        if len(view):  # else the kernel would be compiled for empty arrays, which are of another kind
+            demand, may_use, received = demand_and_use(
+                view.user, want, view.gpus, view.gpu_type, view.type_max, users
+            )
         if entitled is None:
             entitled = entitlement(
                 tickets, demand, may_use, gpus_of_type.astype(np.float64), self._fast_first

@@ -86,6 +86,8 @@ class View:
         return self.tables.values
 
     def _grow(self) -> None:
+        """Before the storage is full: slices of all of it are of another layout, and kernels compiled again for it."""
+
         def double(a: NDArray[np.generic]) -> NDArray[np.generic]:
             return np.concatenate([a, np.zeros_like(a)], axis=-1)
 
@@ -130,7 +132,7 @@ class View:
         n = self.n
         if n and job_id <= self._order[-1]:
             raise ValueError(f"job ids must ascend: {job_id} after {self._order[-1]}")
-        if n == len(self._ids):
+        if n + 1 == len(self._ids):
             self._grow()
         self.n = n + 1
         self._ids[n] = job_id
@@ -257,7 +259,7 @@ class View:
     def unpark(self, job_id: int, kept: tuple[FloatArray, IntArray]) -> None:
         """Put a parked job back at its place in the order of submission."""
         n = self.n
-        if n == len(self._ids):
+        if n + 1 == len(self._ids):
             self._grow()
         row = bisect_left(self._order, job_id)
         self._order.insert(row, job_id)

@@ -133,7 +133,7 @@ def _optimus(
     order_by: int,
 ) -> IntArray:
     rows = np.empty((int((ps + workers).sum()), 4), np.int32)
-    n = 0
+    n = np.int64(0)  # no literal, for which what is called would be compiled on its own
     nodes = [(float(-free[m, order_by]), m) for m in range(len(free))]
     heapify(nodes)
     chosen = np.empty(len(free), np.int64)
@@ -183,6 +183,7 @@ def _first_fit(
     Tasks of one kind are alike, so a node that refused one refuses the next: two pointers suffice.
     """
     start, ps_at, worker_at = n, 0, 0
+    none, one = np.int64(0), np.int64(1)
     placed_ps = placed_workers = 0
     nodes = len(free)
     for turn in range(2 * max(p, w)):
@@ -190,18 +191,18 @@ def _first_fit(
         if is_ps:
             if placed_ps == p:
                 continue
-            while ps_at < nodes and not _fits(free[ps_at], 1, 0, ps_need, worker_need):
+            while ps_at < nodes and not _fits(free[ps_at], one, none, ps_need, worker_need):
                 ps_at += 1
             node = ps_at
         else:
             if placed_workers == w:
                 continue
-            while worker_at < nodes and not _fits(free[worker_at], 0, 1, ps_need, worker_need):
+            while worker_at < nodes and not _fits(free[worker_at], none, one, ps_need, worker_need):
                 worker_at += 1
             node = worker_at
         if node == nodes:
             break
-        _take(free[node], 1 if is_ps else 0, 0 if is_ps else 1, ps_need, worker_need)
+        _take(free[node], one if is_ps else none, none if is_ps else one, ps_need, worker_need)
         placed_ps += is_ps
         placed_workers += not is_ps
         row = n

@@ -104,7 +104,7 @@ def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: Int
     taken = np.zeros(len(avail), np.int32)
     avail = narrow(avail, need, rack_of_node, domain_of_node)
     while need > 0:
-        node = best_node(avail, need, rack_of_node, -1)
+        node = best_node(avail, need, rack_of_node, np.int64(-1))
         if node < 0:
             node = _largest(avail, need)
             if node < 0:

@@ -149,7 +149,7 @@ class CountPolicy(Policy):
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
         shares = self.shares(view, supply.total_gpus, now_s)
-        if len(supply.gpus_of_type) == 1:
+        if len(supply.gpus_of_type) == 1 or not len(view):
             return Decision(shares, wake_s=self.wake_s(view, shares, now_s))
         from shoal.policies.types import give_types
 

@@ -182,7 +182,15 @@ class FairAfs(Policy):
                     ]
                 )
                 for row, t in homes.retype(
-                    rows[::-1], view.user, cap, types, speed, target, bound, rested, self.options.migrations
+                    rows[::-1].copy(),
+                    view.user,
+                    cap,
+                    types,
+                    speed,
+                    target,
+                    bound,
+                    rested,
+                    self.options.migrations,
                 ):
                     types[row] = t
                     self.moved_s[int(view.job_ids[row])] = now_s

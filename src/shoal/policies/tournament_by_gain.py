@@ -57,9 +57,9 @@ def hand_out_by_gain(
         for i in range(m):
             share[rows[i]] = limit[i]
         return
-    jobs = _columns(2, m)
-    blocks = _columns(1, jobs.shape[1] // LANES)
-    groups = _columns(1, blocks.shape[1] // LANES)
+    jobs = _columns(m)
+    blocks = _columns(jobs.shape[1] // LANES)
+    groups = _columns(blocks.shape[1] // LANES)
     for i in range(m):
         jobs[_SHORT, i], jobs[_LONG, i] = gains(speeds, begin[i], held[i], limit[i])
     for i in range(0, m, LANES):
@@ -97,12 +97,11 @@ def hand_out_by_gain(
 
 
 @njit(cache=True)
-def _columns(rows: int, count: int) -> FloatArray:
+def _columns(count: int) -> FloatArray:
     """Columns that take no part, up to a multiple of LANES."""
-    columns = np.empty((rows, (count + LANES - 1) // LANES * LANES))
-    for row in range(rows):
-        for i in range(columns.shape[1]):
-            columns[row, i] = -np.inf
+    columns = np.empty((2, (count + LANES - 1) // LANES * LANES))
+    for i in range(columns.shape[1]):
+        columns[_SHORT, i] = columns[_LONG, i] = -np.inf
     return columns
 
 

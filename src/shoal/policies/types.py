@@ -18,7 +18,7 @@ _WORTH_A_MOVE = 1.25
 
 def reference_curves(view: View) -> IntArray:
     """Where each job's speed curve begins, for its fastest type: what counting policies reason with."""
-    if len(view.gpu_types) == 1:
+    if len(view.gpu_types) == 1 or not len(view):
         return view.speed_at[0]
     return _fastest(view.speeds, view.speed_at, view.type_max, view.requested_gpus)
 

@@ -87,7 +87,7 @@ class Binding:
         moves = visits
         if self._due(r):
             # Those furthest ahead of their due go first, and before them those that have none where they are.
-            last_first = order()[::-1]
+            last_first = np.ascontiguousarray(order()[::-1])
             moved = homes.retype(
                 last_first, r.view.user, r.size, r.types, r.speed, target, bound, self._rested(r), self.most
             )
