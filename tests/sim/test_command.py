@@ -134,14 +134,22 @@ def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which
     assert names == {"out.json", "rows.csv" if verb == "run" else "page.html"}
 
 
-def test_kernels_are_compiled_once_and_it_is_said(tmp_path):
-    command = [sys.executable, "-m", "shoal.cli.main", "sim", "run", "--sample", "--policy", "optimus"]
+@pytest.mark.parametrize(
+    ("words", "policies"), [("run --policy afs-l", 1), ("compare --policies fifo,srtf --workers 1", 2)]
+)
+def test_kernels_are_compiled_once_and_it_is_said(tmp_path, words, policies):
+    command = [sys.executable, "-m", "shoal.cli.main", "sim", *words.split(), "--sample", "-o", "json"]
     where = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-    said = [
-        subprocess.run(command, env=where, capture_output=True, text=True, check=True).stderr
-        for _ in range(2)
-    ]
-    assert ["compiling" in words for words in said] == [True, False]
+    first, again = (
+        subprocess.run(command, env=where, capture_output=True, text=True, check=True) for _ in range(2)
+    )
+    assert first.stderr.count("first use: compiling kernels") == 1
+    assert "compiling" not in again.stderr
+    for ran, compiled in ((first, True), (again, False)):
+        runs = json.loads(ran.stdout)
+        runs = runs.get("items", [runs])
+        assert len(runs) == policies
+        assert (sum(run["compile_s"] for run in runs) > 0) == compiled
 
 
 def test_a_killed_process_of_a_comparison_is_one_line(long_trace):

@@ -159,7 +159,7 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     from shoal.cli.out import say
     from shoal.cli.sim_progress import Watch
     from shoal.core.errors import RunLost
-    from shoal.sim.runner import check_placement, is_compiled, load, remarks
+    from shoal.sim.runner import check_placement, load, remarks
 
     inputs = load(setups[0])  # every mistake in the files is found here, once
     for setup in setups:
@@ -168,8 +168,6 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
         say(line)
     total = len(inputs.jobs)
     labels = label_all(setups)
-    if not all(is_compiled(s.policy) for s in setups):
-        say("first use of some of these policies: compiling their kernels, some seconds each, once")
     context = multiprocessing.get_context("spawn")
     stopped = False
     # Processes ignore Ctrl-C if they were started while this one did: here it is decided what it means.
@@ -193,6 +191,7 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
             stop.set()
             for future in futures:
                 future.cancel()
+        _drain(queue, watch)
         done = [f for f in futures if not f.cancelled()]
         try:
             return [f.result() for f in done], stopped
@@ -222,7 +221,11 @@ def label_all(setups: list[Any]) -> list[str]:
 
 def _drain(queue: Any, watch: Any) -> None:
     while not queue.empty():
-        watch.tell(*queue.get())
+        news = queue.get()
+        if news is None:
+            watch.first_use()
+        else:
+            watch.tell(*news)
 
 
 def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any]:
@@ -232,7 +235,7 @@ def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -
         queue.put((label, now_s, done))
         return not stop.is_set()
 
-    result = run(setup, progress)
+    result = run(setup, progress, compiles=lambda: queue.put(None))
     queue.put((label, result.record.end_s, result.summary["finished"]))
     summary = {"label": label, **result.summary, "costs": setup.costs.kind, "seed": setup.seed}
     summary["knowledge"] = str(setup.knowledge)

@@ -39,8 +39,11 @@ def paper(
     if plot:
         check_plot(plot)
     from shoal.cli.out import print_json, say
+    from shoal.cli.sim_progress import FIRST_USE
+    from shoal.sim.compiling import compiling
 
-    result = module.run(seed=seed, quick=quick)
+    with compiling(lambda: say(FIRST_USE)):
+        result = module.run(seed=seed, quick=quick)
     if plot:
         draw(module, result, plot)
         say(f"plot: {plot}")

@@ -8,7 +8,9 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from shoal.cli.out import duration
+from shoal.cli.out import duration, say
+
+FIRST_USE = "first use: compiling kernels, some seconds, once"
 
 
 class Watch:
@@ -19,6 +21,7 @@ class Watch:
         self.began = time.monotonic()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
+        self._told_of_first_use = False
 
     def __enter__(self) -> Watch:
         if sys.stderr.isatty():
@@ -48,6 +51,12 @@ class Watch:
     def tell(self, name: str, now_s: float, done: int) -> None:
         if self._bars:
             self._bars.update(self._tasks[name], completed=done, simulated=duration(now_s))
+
+    def first_use(self) -> None:
+        """Say why this takes longer, once for all runs."""
+        if not self._told_of_first_use:
+            self._told_of_first_use = True
+            say(FIRST_USE)
 
     def of(self, name: str) -> Callable[[float, int, int], bool]:
         """What a simulation calls as it goes."""

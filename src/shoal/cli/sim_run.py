@@ -51,7 +51,7 @@ def run(
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable
-    from shoal.sim.runner import is_compiled, load, remarks
+    from shoal.sim.runner import load, remarks
     from shoal.sim.runner import run as run_one
 
     setup = so.setup(
@@ -67,10 +67,8 @@ def run(
     inputs = load(setup)
     for line in remarks(setup, inputs):
         say(line)
-    if not is_compiled(policy):
-        say(f"first use of {policy}: compiling its kernels, some seconds, once")
     with Watch({policy: len(inputs.jobs)}) as watch:
-        result = run_one(setup, watch.of(policy), inputs)
+        result = run_one(setup, watch.of(policy), inputs, watch.first_use)
     if per_job:
         write_per_job(per_job, result.record)
     if output == "json":

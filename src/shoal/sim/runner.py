@@ -28,6 +28,7 @@ from shoal.placement.sharing import SharingRule
 from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy, policy_class
 from shoal.sim.beliefs import Knowledge
+from shoal.sim.compiling import compiling
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
@@ -177,8 +178,13 @@ def _make_simulation(setup: Setup) -> Callable[..., Simulation]:
     )
 
 
-def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = None) -> Result:
-    """Run one policy over one trace."""
+def run(
+    setup: Setup,
+    progress: Progress | None = None,
+    inputs: Inputs | None = None,
+    compiles: Callable[[], None] | None = None,
+) -> Result:
+    """Run one policy over one trace; `compiles` is called where that takes longer because it is the first use."""
     inputs = inputs or load(setup)
     policy = make_policy(setup.policy, setup.options, setup.seed)
     believed = _Believed()
@@ -197,9 +203,11 @@ def run(setup: Setup, progress: Progress | None = None, inputs: Inputs | None = 
     )
     believed.profiles = simulation.scheduler.profiles
     began = time.perf_counter()
-    record = simulation.run(progress)
-    record.wall_s = time.perf_counter() - began
+    with compiling(compiles) as compiled:
+        record = simulation.run(progress)
+    record.wall_s = time.perf_counter() - began - compiled.seconds
     figures = summary(record, inputs.profiles, inputs.cluster.gpu_types[0])
+    figures["compile_s"] = compiled.seconds
     figures["peak_memory_mb"] = peak_memory_mb()
     figures["placement"] = setup.placement
     return Result(figures, record, inputs)
@@ -209,17 +217,3 @@ def peak_memory_mb() -> float:
     """The most memory this process has had."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-
-
-def is_compiled(policy: str) -> bool:
-    """Whether the policy's kernels were compiled before; if not, its first use takes some seconds more."""
-    module = policy_class(policy).__module__
-    kernels = [
-        f
-        for f in vars(sys.modules[module]).values()
-        # What is inlined, or called by a kernel of another file only, may have nothing of its own.
-        if hasattr(f, "py_func") and f.py_func.__module__ == module and "inline" not in f.targetoptions
-    ]
-    # Where numba keeps what it compiled; it has no public way to ask.
-    indexes = [getattr(getattr(f._cache, "_cache_file", None), "_index_path", None) for f in kernels]
-    return all(index is None or Path(index).exists() for index in indexes)
