@@ -9,6 +9,7 @@ from shoal.cli.columns import lines
 from shoal.cli.down import _fate
 from shoal.cli.fair_tables import ledger_rows
 from shoal.cli.follow import exit_code
+from shoal.cli.out import duration
 from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
@@ -107,6 +108,22 @@ def test_a_point_in_time_is_given_by_its_distance_or_by_itself():
     assert since(None) is None
     with pytest.raises(ShoalError, match="is not a time"):
         since("2026-99-99")
+
+
+@pytest.mark.parametrize(
+    ("length_s", "text"),
+    [
+        (None, "-"),
+        (0, "0.0s"),
+        (9.96, "10s"),
+        (59.7, "1m 0s"),
+        (3599.6, "1h 0m"),
+        (12_179, "3h 23m"),
+        (86_399, "1d 0h"),
+    ],
+)
+def test_lengths_of_time_are_rounded_to_two_units(length_s, text):
+    assert duration(length_s) == text
 
 
 def test_ages_have_one_unit():

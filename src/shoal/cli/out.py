@@ -54,9 +54,8 @@ def duration(seconds: float | None) -> str:
     if seconds is None or not math.isfinite(seconds):
         return "-"
     seconds = max(seconds, 0.0)
-    if seconds < 60:
-        return f"{seconds:.1f}s" if seconds < 10 else f"{seconds:.0f}s"
     for unit, size, small, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit} {int(seconds % size // part)}{small}"
-    return f"{seconds:.0f}s"
+        parts = math.floor(seconds / part + 0.5)  # rounded first, so that 59.7 s are a minute
+        if parts * part >= size:
+            return f"{parts * part // size}{unit} {parts * part % size // part}{small}"
+    return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
