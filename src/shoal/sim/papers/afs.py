@@ -7,7 +7,7 @@
    of the same shape and analytic speeds, so that the figures say which way it goes and how far, not the
    same numbers. Where the cluster is idle, non-elastic policies lose because they leave GPUs unused;
    contended and idle traces are therefore told apart.
-2. Thrashing: a job submitted at time zero under AFS-P, while bursts of jobs come and go. With stop and
+2. Thrashing: a job submitted at time zero under AFS-P, while jobs of minutes come and go. With stop and
    restart every new share stops it; reconfiguring concurrently with training hides that.
 """
 
@@ -54,8 +54,9 @@ TRACES = {
     ),
     "idle": Recipe(gpus=GPUS, load=0.6, sizes=PHILLY_SIZES),
 }
-#: Where reconfiguration hurts most: jobs of minutes, so that shares change all the time.
-THRASHING = TRACES["short jobs, bursts"]
+#: Where reconfiguration hurts most: jobs of minutes, and fewer of them than GPUs, so that AFS-P divides all GPUs anew
+#: whenever one comes or goes.
+THRASHING = Recipe(gpus=GPUS, load=0.5, sizes=PHILLY_SIZES, longest_s=3_600.0)
 
 #: What stopping and starting again takes, and what newcomers take to prepare while the others train on.
 RESTART_S = 30.0
@@ -129,7 +130,7 @@ def share_changes(traces: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def thrashing(profiles: dict[str, Profile], jobs: int, seed: int) -> dict[str, Any]:
-    """A long job at time zero under AFS-P amid bursts of short jobs, by cost model."""
+    """A long job at time zero under AFS-P amid short jobs, by cost model."""
     recipe = replace(THRASHING, jobs=jobs)
     trace = with_long_job(generate(recipe, profiles, np.random.default_rng(seed)), profiles)
     out: dict[str, Any] = {"policy": "afs-p", "restart_s": RESTART_S, "pause_s": PAUSE_S, "costs": {}}
