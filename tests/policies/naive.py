@@ -60,10 +60,10 @@ def afs_l(remaining, curves, least, most, gpus):
     return share
 
 
-def hand_out_without_lengths(share, curves, most, gpus, rule, nonce):
+def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None):
     """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last."""
     share = list(share)
-    candidates = [j for j in range(len(share)) if 0 < share[j] < most[j]]
+    candidates = [j for j in (range(len(share)) if order is None else order) if 0 < share[j] < most[j]]
     place = {j: i for i, j in enumerate(candidates)}
 
     def gains(j):
@@ -81,7 +81,7 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce):
                 c = m
             elif c2 >= m1:
                 pass
-            elif rule == "last" or (rule == "random" and coin(nonce, place[c], place[m], share[c], share[m])):
+            elif rule == "last" or (rule == "random" and coin(nonce, gpus, place[m])):
                 c = m
         share[c] += 1
         gpus -= 1

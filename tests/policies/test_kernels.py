@@ -62,18 +62,22 @@ def test_afs_l_and_optimus_equal_their_rules_on_views_of_many_jobs():
 
 
 @pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
-def test_afs_p_equals_a_left_fold_of_compare(rule, code):
-    for seed in VIEWS:
-        view, gpus = naive.random_view(seed, min_one=True)
+@pytest.mark.parametrize("size", [{}, {"jobs": 700, "most_gpus": 2500}])
+def test_afs_p_equals_a_left_fold_of_compare(rule, code, size):
+    for seed in range(12) if size else VIEWS:
+        view, gpus = naive.random_view(seed, min_one=True, **size)
         n = len(view)
-        everyone, keep = np.arange(n, dtype=np.int32), np.zeros(n, bool)
+        order, keep = np.random.default_rng(seed).permutation(n).astype(np.int32), np.zeros(n, bool)
         got = afs_p_shares(
-            everyone, keep, view.gpus, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus,
+            order, keep, view.gpus, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus,
             code, seed,
         )  # fmt: skip
-        start = [1] * min(n, gpus) + [0] * max(n - gpus, 0)
+        start = np.zeros(n, int)
+        start[order[:gpus]] = 1
         spare = gpus - sum(start)
-        want = naive.hand_out_without_lengths(start, naive.curves_of(view), view.max_gpus, spare, rule, seed)
+        want = naive.hand_out_without_lengths(
+            start, naive.curves_of(view), view.max_gpus, spare, rule, seed, order
+        )
         assert got.tolist() == want, f"seed {seed}"
 
 

@@ -30,11 +30,11 @@ def test_average_completion_equals_the_afs_authors_simulator(shared_data, cluste
     for policy, row in expected.items():
         record = Simulation(jobs, profiles, pool, make_policy(policy), whole_seconds=True).run()
         got, want = float((record.finish_s - submit).mean()) / 60, float(row["avg_jct_min"])
-        bound = 0.0002 if policy in EXACT else 0.01 if policy == "tiresias-l" else 0.03
+        # The coins of afs-p are not theirs: its seeds differ by some 0.1 %.
+        bound = 0.0002 if policy in EXACT else 0.01 if policy == "tiresias-l" else 0.005
         assert got == pytest.approx(want, rel=bound), policy
-        if policy != "afs-p":  # whose ties are tossed
-            changes = float(row["share_changes_per_job"])
-            assert float(record.changes.mean()) == pytest.approx(changes, rel=0.05), policy
+        changes = float(row["share_changes_per_job"])
+        assert float(record.changes.mean()) == pytest.approx(changes, rel=0.05), policy
 
 
 def philly_jobs(path, count):

@@ -33,12 +33,14 @@ def afs_p_shares(
 ) -> IntArray:
     """Kept jobs keep; `others`, in their order, get their minimum while it fits; the rest goes by gain."""
     n = len(keep)
-    share = np.zeros(n, np.int32)
-    left = gpus
+    share, kept = np.zeros(n, np.int32), np.empty(n - len(others), np.int32)
+    left, count = gpus, 0
     for j in range(n):
         if keep[j]:
             share[j] = now_gpus[j]
             left -= now_gpus[j]
+            kept[count] = j
+            count += 1
     for j in others:
         if left <= 0:
             break
@@ -46,13 +48,12 @@ def afs_p_shares(
             share[j] = min_gpus[j]
             left -= min_gpus[j]
     # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
-    for kept in (False, True):
+    for line in (others, kept):
         if left <= 0:
             break
-        count = 0
-        rows = np.empty(n, np.int32)
-        for j in range(n):  # the fold goes in order of submission
-            if keep[j] == kept and share[j] > 0 and share[j] < max_gpus[j]:
+        rows, count = np.empty(len(line), np.int32), 0
+        for j in line:
+            if share[j] > 0 and share[j] < max_gpus[j]:
                 rows[count] = j
                 count += 1
         if count > 0:
@@ -62,6 +63,7 @@ def afs_p_shares(
 
 
 def _shares_where_all_start(
+    others: IntArray,
     speeds: FloatArray,
     at: IntArray,
     min_gpus: IntArray,
@@ -74,11 +76,21 @@ def _shares_where_all_start(
 
     Not compiled as a whole, nor is `in_step` a part of the tournament: kernels that contain it would compile it, too.
     """
-    share, rows = min_gpus.astype(np.int32), np.flatnonzero(min_gpus < max_gpus).astype(np.int32)
+    share = min_gpus.astype(np.int32)
+    rows = others[min_gpus[others] < max_gpus[others]]
     left = hand_out_in_step(share, speeds, at, max_gpus, left)
     if left > 0 and len(rows):
         hand_out_by_gain(share, rows, speeds, at, max_gpus, left, tie, nonce)
     return share
+
+
+@njit(cache=True)
+def _in_turn(turns: FloatArray, first_start_s: FloatArray) -> bool:
+    """Whether rows, in order of submission, are in order of turns used and of their first start, too."""
+    for j in range(1, len(turns)):
+        if turns[j] < turns[j - 1] or (turns[j] == turns[j - 1] and first_start_s[j] < first_start_s[j - 1]):
+            return False
+    return True
 
 
 @njit(cache=True)
@@ -104,7 +116,7 @@ def _first_end(ends_s: FloatArray, share: IntArray, now_s: float, end_s: float) 
 class AfsPOptions:
     #: How long a job keeps its share while jobs outnumber GPUs.
     quantum_s: float = 7200.0
-    #: Who gets a GPU when it depends on the unknown lengths: random, first or last in order of submission.
+    #: Who gets a GPU when it depends on the unknown lengths: by a coin (random), or the first or last of the fold.
     tie: str = "random"
 
     def __post_init__(self) -> None:
@@ -118,14 +130,14 @@ class AfsP(CountPolicy):
     """AFS-P: AFS where nobody knows the lengths, by processor sharing (Hwang et al., NSDI'21).
 
     While there are fewer jobs than GPUs all are shared out anew at each event: everyone gets a GPU, and
-    each further one goes to the winner of a left fold of
+    each further one goes to the winner of a left fold, in order of (quanta used, first start, arrival), of
 
         COMPARE(c, m) = m if F2(m) <= F1(c);  c if F2(c) <= F1(m);  else a coin,
         F1 = p / (p' - p),  F2 = p' / (p' - p),
 
     that is, to the job whose gain wins the rule of AFS whichever of the two is longer, a coin deciding
     where that depends on the unknown lengths. With as many jobs as GPUs or more, a job that runs keeps its
-    share until its quantum ends; the others follow in order of (quanta used, first start, arrival).
+    share until its quantum ends; the others follow in the same order.
 
     Remembers of each job: `memory_a` when its quantum ends, `memory_b` how many quanta it has used.
     """
@@ -142,17 +154,16 @@ class AfsP(CountPolicy):
             fits = (view.gpus >= view.min_gpus) & (view.gpus <= view.max_gpus)
             keep = running & fits & (view.memory_a > now_s)
             view.memory_b[running & ~keep] += 1
-            others = np.flatnonzero(~keep)
-            key = np.lexsort((view.submit_s[others], view.first_start_s[others], view.memory_b[others]))
-            others = others[key].astype(np.int32)
-        else:
-            others = np.arange(n, dtype=np.int32)
+        others = np.arange(n, dtype=np.int32)
+        if not _in_turn(view.memory_b, view.first_start_s):
+            others = np.lexsort((view.first_start_s, view.memory_b)).astype(np.int32)
         curves = view.speeds, reference_curves(view)
         tie, nonce = _TIES[self.options.tie], int(self.rng.integers(1 << 62))
         left = gpus - int(view.min_gpus.sum())
         if left >= 0 and not keep.any():
-            shares = _shares_where_all_start(*curves, view.min_gpus, view.max_gpus, left, tie, nonce)
+            shares = _shares_where_all_start(others, *curves, view.min_gpus, view.max_gpus, left, tie, nonce)
         else:
+            others = others[~keep[others]]
             shares = afs_p_shares(
                 others, keep, view.gpus, *curves, view.min_gpus, view.max_gpus, gpus, tie, nonce
             )

@@ -15,7 +15,14 @@ from numba import njit
 
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
-from shoal.policies.lanes import LANES, best_of_blocks, best_of_jobs, first_that_may, first_to_beat
+from shoal.policies.lanes import (
+    LANES,
+    best_of_blocks,
+    best_of_jobs,
+    first_that_may,
+    first_to_beat,
+    last_gain_above,
+)
 
 # Rows: the length, and the gains as the shorter and as the longer job: of a candidate, or the shortest length
 # and the largest gains below; then, but for candidates, the shortest length of those whose gain as the shorter
@@ -96,7 +103,7 @@ def next_to_beat(
     b, in_vain = start // LANES, 0
     at = first_to_beat(columns, b * LANES, start - b * LANES, length, short, long_)
     while at == LANES:
-        b = _next_block(columns, begins, b + 1, row, length, short, long_)
+        b = next_block(columns, begins, b + 1, row, length, short, long_)
         if b < 0:
             return -1, in_vain
         at = first_to_beat(columns, b * LANES, 0, length, short, long_)
@@ -105,7 +112,7 @@ def next_to_beat(
 
 
 @njit(cache=True, inline="always")
-def _next_block(
+def next_block(
     columns: FloatArray, begins: IntArray, b: int, row: int, length: float, short: float, long_: float
 ) -> int:
     """The first block from b on that may have one to beat the holder, or -1: up the levels, and down again."""
@@ -125,3 +132,52 @@ def _next_block(
         else:
             b = (eight + 1) * LANES
     return -1
+
+
+# -- from behind, and in sum: for AFS-P ------------------------------------------------------------------------
+
+
+@njit(cache=True, inline="always")
+def last_above(columns: FloatArray, begins: IntArray, end: int, bound: float) -> int:
+    """The last candidate before `end` that gains more than this as the shorter job, or -1."""
+    level, top, at = 0, len(begins) - 2, end
+    while at > 0:
+        eight = (at - 1) // LANES
+        lane = last_gain_above(columns, begins[level] + eight * LANES, at - eight * LANES, bound)
+        if lane >= 0:
+            at = eight * LANES + lane
+            if level == 0:
+                return at
+            level, at = level - 1, (at + 1) * LANES
+        elif level < top:
+            level, at = level + 1, eight
+        else:
+            at = eight * LANES
+    return -1
+
+
+@njit(cache=True, inline="always")
+def largest_before(columns: FloatArray, begins: IntArray, end: int) -> float:
+    """The largest gain as the shorter job of all candidates before `end`."""
+    largest, at = -np.inf, end
+    for level in range(len(begins) - 1):
+        first = at // LANES * LANES if level < len(begins) - 2 else 0
+        for i in range(begins[level] + first, begins[level] + at):
+            largest = max(largest, columns[SHORT, i])
+        at //= LANES
+    return largest
+
+
+@njit(cache=True, inline="always")
+def with_largest(columns: FloatArray, begins: IntArray, row: int) -> int:
+    """The first candidate with the largest gain: from the uppermost blocks down."""
+    level = len(begins) - 2
+    at, end = 0, begins[level + 1] - begins[level]
+    while True:
+        best = at
+        for i in range(at + 1, end):
+            if columns[row, begins[level] + i] > columns[row, begins[level] + best]:
+                best = i
+        if level == 0:
+            return best
+        level, at, end = level - 1, best * LANES, (best + 1) * LANES

@@ -20,13 +20,10 @@ from numba.extending import intrinsic
 LANES = 8
 
 _FLOAT, _INT = ir.DoubleType(), ir.IntType(64)
-_FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
-_LANE = ir.Constant(_INTS, list(range(LANES)))
-_LOWEST = ir.Constant(_FLOATS, [float("-inf")] * LANES)
+_FLOATS = ir.VectorType(_FLOAT, LANES)
 _HIGHEST = ir.Constant(_FLOATS, [float("inf")] * LANES)
 
 _BITS = types.Tuple((types.int64, types.int64))
-_REACHED = types.Tuple((types.int64, types.float64))
 _BEST = types.Tuple((types.float64,) * 4)
 
 
@@ -118,21 +115,21 @@ def fetch(typing: Any, values: Any, at: Any) -> tuple[Any, Any]:
 
 
 @intrinsic
-def who_beats(typing: Any, gains: Any, begin: Any, skip: Any, short: Any, long_: Any) -> tuple[Any, Any]:
+def who_beats(typing: Any, columns: Any, begin: Any, skip: Any, short: Any, long_: Any) -> tuple[Any, Any]:
     """Of eight candidates from `begin` on, as bits: who may beat the holder, and who does if it may.
 
-    Rows are the gains as the shorter and as the longer job. Those before `skip` are left out of the first.
+    Those before `skip` are left out of the first.
     """
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        gains, begin, skip, short, long_ = args
-        shorts, longs = _rows(context, build, signature.args[0], gains, begin, range(2))
+        columns, begin, skip, short, long_ = args
+        shorts, longs = _rows(context, build, signature.args[0], columns, begin, (1, 2))
         may = _bits(build, build.fcmp_ordered(">=", shorts, _all(build, long_, _FLOATS)))
         surely = _bits(build, build.fcmp_ordered(">=", longs, _all(build, short, _FLOATS)))
         asked = build.shl(ir.Constant(_INT, -1), skip)
         return context.make_tuple(build, _BITS, [build.and_(may, asked), surely])
 
-    return _BITS(gains, types.int64, types.int64, types.float64, types.float64), code
+    return _BITS(columns, types.int64, types.int64, types.float64, types.float64), code
 
 
 @intrinsic
@@ -142,29 +139,17 @@ def lowest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
 
 
 @intrinsic
-def first_at_least(typing: Any, rows: Any, begin: Any, skip: Any, bound: Any) -> tuple[Any, Any]:
-    """The first of eight values of the first row that reaches the bound, or LANES; and the largest before it."""
+def last_gain_above(typing: Any, columns: Any, begin: Any, end: Any, bound: Any) -> tuple[Any, Any]:
+    """The last of eight columns, but for those from `end` on, whose gain as the shorter job is above this, or -1."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        rows, begin, skip, bound = args
-        (values,) = _rows(context, build, signature.args[0], rows, begin, range(1))
-        first = _first(build, build.fcmp_ordered(">=", values, _all(build, bound, _FLOATS)), skip)
-        largest = _reduce(build, "fmax", build.select(_between(build, skip, first), values, _LOWEST))
-        return context.make_tuple(build, _REACHED, [first, largest])
+        columns, begin, end, bound = args
+        (shorts,) = _rows(context, build, signature.args[0], columns, begin, (1,))
+        passes = _bits(build, build.fcmp_ordered(">", shorts, _all(build, bound, _FLOATS)))
+        asked = build.and_(passes, build.not_(build.shl(ir.Constant(_INT, -1), end)))
+        return build.sub(ir.Constant(_INT, 63), build.ctlz(asked, ir.Constant(ir.IntType(1), 0)))
 
-    return _REACHED(rows, types.int64, types.int64, types.float64), code
-
-
-@intrinsic
-def largest_of(typing: Any, rows: Any, begin: Any, skip: Any, end: Any) -> tuple[Any, Any]:
-    """The largest of eight values of the first row, but for those before `skip` and from `end` on."""
-
-    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        rows, begin, skip, end = args
-        (values,) = _rows(context, build, signature.args[0], rows, begin, range(1))
-        return _reduce(build, "fmax", build.select(_between(build, skip, end), values, _LOWEST))
-
-    return types.float64(rows, types.int64, types.int64, types.int64), code
+    return types.int64(columns, types.int64, types.int64, types.float64), code
 
 
 # -- what they are made of ----------------------------------------------------------------------------------
@@ -200,12 +185,6 @@ def _first(build: Any, passes: Any, skip: Any) -> Any:
     """The first lane from `skip` on that passes, or LANES."""
     asked = build.and_(_bits(build, passes), build.shl(ir.Constant(_INT, -1), skip))
     return _lowest(build, build.or_(asked, ir.Constant(_INT, 1 << LANES)))
-
-
-def _between(build: Any, begin: Any, end: Any) -> Any:
-    """The lanes from `begin` to before `end`."""
-    asked = build.icmp_signed(">=", _LANE, _all(build, begin, _INTS))
-    return build.and_(asked, build.icmp_signed("<", _LANE, _all(build, end, _INTS)))
 
 
 def _best(build: Any, lengths: Any, shorts: Any, longs: Any, above: Any) -> list[Any]:
