@@ -1,4 +1,4 @@
-"""Whole runs of Tiresias and Themis end every job when their plain twins do."""
+"""Whole runs of Tiresias, Themis and AFS-P end every job when their plain twins do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.core.profile import Profile
 from shoal.policies.registry import make_policy
 from shoal.sim.engine import Simulation
 
-from .twins import Rule, Themis, Tiresias, TiresiasOfAfs, Twin, play
+from .twins import AfsP, Rule, Themis, Tiresias, TiresiasOfAfs, Twin, play
 
 GPUS, JOBS, SEEDS = 16, 60, range(20)
 
@@ -58,3 +58,11 @@ def test_themis_gives_to_the_worst_treated_when_leases_end(lease_s: float) -> No
     options = {"lease_s": str(lease_s)}
     changes = [compare("themis", options, Themis(GPUS, lease_s), seed) for seed in SEEDS]
     assert sum(changes) > 1.2 * JOBS * len(SEEDS), "shares changed while jobs ran"
+
+
+@pytest.mark.parametrize("tie", ["first", "last"])
+@pytest.mark.parametrize("quantum_s", [20.0, 200.0])
+def test_afs_p_takes_turns_and_folds_in_their_order(tie: str, quantum_s: float) -> None:
+    options = {"quantum_s": str(quantum_s), "tie": tie}
+    changes = [compare("afs-p", options, AfsP(GPUS, quantum_s, tie), seed) for seed in SEEDS]
+    assert sum(changes) > 2 * JOBS * len(SEEDS), "jobs were stopped, resumed and resized"

@@ -1,10 +1,12 @@
-"""Whole runs of Tiresias and Themis in plain Python: jobs as objects, queues as lists, no arrays."""
+"""Whole runs of Tiresias, Themis and AFS-P in plain Python: jobs as objects, queues as lists, no arrays."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from . import naive
 
 EPS = 1e-9
 #: A queue before all others.
@@ -28,7 +30,14 @@ class Twin:
     since_s: float = math.inf  # when it last got its GPUs
     changed_s: float = 0.0
     ran_s: float = 0.0  # its last run
+    turns: int = 0  # quanta used
+    ends_s: float = 0.0  # its quantum
     finish_s: float = math.nan
+
+    @property
+    def fastest(self) -> int:
+        """The share of up to `want` at which it is fastest."""
+        return max(range(self.want + 1), key=self.speed.__getitem__)
 
     def run(self, seconds: float) -> None:
         self.done += self.speed[self.gpus] * seconds
@@ -195,3 +204,31 @@ class Themis:
         for j, share in shares.items():
             j.give(share, now)
         return self.ends_s
+
+
+@dataclass
+class AfsP:
+    """By turns while jobs are as many as GPUs or more; a fold for each GPU beyond the first ones, in the same order."""
+
+    gpus: int
+    quantum_s: float
+    tie: str
+
+    def __call__(self, here: list[Twin], now: float) -> float:
+        kept = [j for j in here if j.gpus and j.ends_s > now and len(here) >= self.gpus]
+        for job in here:
+            job.turns += bool(job.gpus) and job not in kept and len(here) >= self.gpus
+        others = [j for j in here if j not in kept]
+        others.sort(key=lambda j: (j.turns, j.first_s, j.submit_s))
+        left = self.gpus - sum(j.gpus for j in kept)
+        shares = [j.gpus if j in kept else int(j in others[:left]) for j in here]
+        for line in (others, kept):  # who keeps a share gets what the others cannot use
+            shares = naive.hand_out_without_lengths(
+                shares, [j.speed for j in here], [j.fastest for j in here], self.gpus - sum(shares), self.tie, 0,
+                [here.index(j) for j in line],
+            )  # fmt: skip
+        for job, share in zip(here, shares):
+            job.give(share, now)
+            if share and job not in kept:
+                job.ends_s = now + self.quantum_s
+        return min([math.inf, *(j.ends_s for j in here if j.gpus)])
