@@ -49,6 +49,17 @@ def _grant_below(
     return gpus
 
 
+@njit(cache=True, inline="always")
+def _next_level(low: float, high: float, granted: bool, step: float) -> float:
+    """Between a level whose GPUs were granted and one for which they do not last; until both are known, a step on."""
+    if high == np.inf:
+        return low / step if step < 1e6 else 0.0
+    if high == 0:
+        return low / 8
+    between = -np.sqrt(low * high)
+    return between if granted else max(between, high * step)
+
+
 @njit(cache=True)
 def optimus_shares(
     remaining: FloatArray,
@@ -57,12 +68,14 @@ def optimus_shares(
     min_gpus: IntArray,
     max_gpus: IntArray,
     gpus: int,
-) -> IntArray:
+    guess: float,
+) -> tuple[IntArray, float]:
     """One GPU at a time to argmax L_j(n) - L_j(n+1), the first of equals; a heap holds the gains.
 
     L(0) is infinite, so every job gets its minimum first, in order of submission. As long as anyone gains
     more than some level nobody gets a GPU for less, so those above a level that are no more than there are
-    GPUs can be granted at once, in any order; only the last few go through the heap.
+    GPUs can be granted at once, in any order; only the last few go through the heap. The level is searched
+    from a guess on, in steps that grow, and returned for the next time; shares do not depend on it.
     """
     n = len(remaining)
     share, loss = np.zeros(n, np.int32), np.zeros(n)
@@ -72,17 +85,19 @@ def optimus_shares(
             gpus -= min_gpus[j]
             loss[j] = _loss(remaining[j], speeds, at[j], share[j], max_gpus[j])
     if n == 0 or gpus == 0:
-        return share
+        return share, guess
     # All above the gain `-low` is granted; the GPUs do not last for all above `-high`.
-    low, high, level = loss.min(), 0.0, 0.0
+    low, high, level, step = loss.min(), np.inf, min(guess, 0.0), 1.1
+    granted = False
     while gpus > _LAST_FEW and low < level * 1.02:
         tried, tried_loss = share.copy(), loss.copy()
         left = _grant_below(level, gpus, tried, tried_loss, remaining, speeds, at, max_gpus)
         if left < 0:
             high = level
         else:
-            share, loss, gpus, low = tried, tried_loss, left, level
-        level = -np.sqrt(low * high) if high < 0 else low / 8
+            share, loss, gpus, low, granted = tried, tried_loss, left, level, True
+        level = _next_level(low, high, granted, step)
+        step *= step
     heap = [(loss[j], j) for j in range(n) if loss[j] < 0]
     heapq.heapify(heap)
     while gpus > 0 and len(heap) > 0:
@@ -94,7 +109,7 @@ def optimus_shares(
             heapq.heapreplace(heap, (loss[j], j))
         else:
             heapq.heappop(heap)
-    return share
+    return share, low if granted else min(high, 0.0)
 
 
 @dataclass(frozen=True)
@@ -132,16 +147,15 @@ class Optimus(CountPolicy):
     summary = "each GPU where it saves most remaining time; lengths known (EuroSys'18)"
     needs_lengths = True
     Options = OptimusOptions
+    #: Where the search for the last gain begins: at that of the last decision.
+    _level = 0.0
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
-        return optimus_shares(
-            view.remaining_now(now_s),
-            view.speeds,
-            reference_curves(view),
-            view.min_gpus,
-            view.max_gpus,
-            gpus,
+        left, at = view.remaining_now(now_s), reference_curves(view)
+        shares, self._level = optimus_shares(
+            left, view.speeds, at, view.min_gpus, view.max_gpus, gpus, self._level
         )
+        return shares
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
         if not view.by_servers or supply.total_gpus == 0:
