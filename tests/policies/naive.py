@@ -63,7 +63,7 @@ def afs_l(remaining, curves, least, most, gpus):
 def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None):
     """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last."""
     share = list(share)
-    candidates = [j for j in (range(len(share)) if order is None else order) if 0 < share[j] < most[j]]
+    candidates = [j for j in (range(len(share)) if order is None else order) if share[j] > 0]
     place = {j: i for i, j in enumerate(candidates)}
 
     def gains(j):

@@ -53,12 +53,11 @@ def afs_p_shares(
             break
         rows, count = np.empty(len(line), np.int32), 0
         for j in line:
-            if share[j] > 0 and share[j] < max_gpus[j]:
+            if share[j] > 0:
                 rows[count] = j
                 count += 1
-        if count > 0:
-            hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, nonce)
-            left = gpus - share.sum()
+        hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, nonce)
+        left = gpus - share.sum()
     return share
 
 
@@ -77,10 +76,9 @@ def _shares_where_all_start(
     Not compiled as a whole, nor is `in_step` a part of the tournament: kernels that contain it would compile it, too.
     """
     share = min_gpus.astype(np.int32)
-    rows = others[min_gpus[others] < max_gpus[others]]
     left = hand_out_in_step(share, speeds, at, max_gpus, left)
-    if left > 0 and len(rows):
-        hand_out_by_gain(share, rows, speeds, at, max_gpus, left, tie, nonce)
+    if left > 0:
+        hand_out_by_gain(share, others, speeds, at, max_gpus, left, tie, nonce)
     return share
 
 
