@@ -70,15 +70,17 @@ def hand_out_by_gain(
             share[rows[i]] = limit[i]
         return
     columns, begins = plant(held, limit, np.zeros(m), speeds, begin)
-    best = with_largest(columns, begins, LONG)
+    best = -1
     while gpus > 0:
+        if best < 0:
+            best = with_largest(columns, begins, LONG)
         w = _winner(columns, begins, m, best, tie, nonce, gpus)
         held[w] += 1
         gpus -= 1
         set_job(columns, w, held[w], limit[w], 0.0, speeds, begin[w])
         lift(columns, begins, w, np.inf)
         if w == best or columns[LONG, w] > columns[LONG, best]:
-            best = with_largest(columns, begins, LONG)
+            best = -1
     for i in range(m):
         share[rows[i]] = held[i]
 
@@ -86,22 +88,22 @@ def hand_out_by_gain(
 @njit(cache=True, inline="always")
 def _winner(columns: FloatArray, begins: IntArray, m: int, best: int, tie: int, nonce: int, gpu: int) -> int:
     """Who is left of the fold; `best` gains most as the longer job."""
-    holder = -1
-    if tie != FIRST:
-        holder = last_above(columns, begins, m, columns[LONG, best])
-        while holder >= 0 and tie == BY_COIN and not coin(nonce, gpu, holder):
-            holder = last_above(columns, begins, holder, columns[LONG, best])
+    holder = m if tie != FIRST else -1
+    while holder >= 0:
+        holder = last_above(columns, begins, holder, columns[LONG, best])
+        if tie == LAST or (holder >= 0 and coin(nonce, gpu, holder)):
+            break
     if holder < 0 and columns[LONG, best] >= largest_before(columns, begins, best):
         holder = best
     if holder < 0:
         holder = 0
         while columns[SHORT, holder] == -np.inf:
             holder += 1
-    while True:
-        found = _next_to_beat(columns, begins, holder, tie, nonce, gpu)
-        if found < 0:
-            return holder
+    found = holder
+    while found >= 0:
         holder = found
+        found = _next_to_beat(columns, begins, holder, tie, nonce, gpu)
+    return holder
 
 
 @njit(cache=True, inline="always")
