@@ -13,6 +13,7 @@ from ../shared/data when it is there, else a generated trace of the same shape s
 
 from __future__ import annotations
 
+import argparse
 import csv
 import heapq
 import multiprocessing
@@ -178,7 +179,9 @@ def paced(policy: str, count: int, times: int) -> dict[str, Any]:
 def in_own_process(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """In a process of its own, so that peak memory is that of the run."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(function, args)
+        row = pool.apply(function, args)
+    print(f"{function.__name__} {' '.join(map(str, args))}: {row['cpu_s']:.1f} s", file=sys.stderr)
+    return row
 
 
 def bench_large(names: list[str]) -> dict[str, Any]:
@@ -218,11 +221,15 @@ PARTS = {"philly": bench_philly, "afs": bench_afs, "large": bench_large, "linear
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("parts", nargs="*", default=list(PARTS), help="PART or PART:POLICY,POLICY")
     figures: dict[str, Any] = {}
-    for word in sys.argv[1:] or list(PARTS):
+    for word in parser.parse_args().parts:
         part, _, names = word.partition(":")
         if part not in PARTS:
-            sys.exit(f"no part {part!r}; there are {', '.join(PARTS)}")
+            parser.error(f"no part {part!r}; there are {', '.join(PARTS)}")
         policies = names.split(",") if names else [n for n in policy_names() if n not in FAIR]
         figures[part] = PARTS[part](policies)
     print_figures(figures)
