@@ -55,7 +55,7 @@ class Lab:
         pid = self._zygote.start([str(PROBE)], env, str(where), str(where / "log"))
         until(lambda: pid in codes, 90)
         self._zygote.listeners.remove(codes.__setitem__)
-        assert codes[pid] == 0, (where / "log").read_text()
+        assert codes[pid] == 0, f"exit code {codes[pid]}: {(where / 'log').read_text()}"
         return self.rows(where)
 
     def rows(self, where: Path | None = None) -> list[dict[str, Any]]:
