@@ -70,12 +70,19 @@ def rows_with_other(ints: IntArray, gpus: IntArray, rows: NDArray[np.intp]) -> i
 
 
 @njit(cache=True)  # type: ignore[untyped-decorator]
-def total(gpus: IntArray) -> int:
-    """How many GPUs these shares are together."""
-    given = 0
-    for n in gpus:
-        given += n
-    return given
+def sum_and_first_beyond(
+    gpus: IntArray, least: IntArray, most: IntArray, requested: IntArray
+) -> tuple[int, int]:
+    """How many GPUs these shares are together, and the first that is neither none nor within its bounds, or -1.
+
+    The most a job can use may be less than it requested, and a policy that does not resize gives it that.
+    """
+    given, beyond = 0, -1
+    for row in range(len(gpus)):
+        given += gpus[row]
+        if gpus[row] != 0 and not least[row] <= gpus[row] <= max(most[row], requested[row]) and beyond < 0:
+            beyond = row
+    return given, beyond
 
 
 #: What a change of share is called; those that release GPUs come first.

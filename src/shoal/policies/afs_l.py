@@ -113,6 +113,10 @@ class AfsL(CountPolicy):
     needs_lengths = True
     Options = AfsLOptions
 
+    @property
+    def takes_unknown_lengths(self) -> bool:
+        return False
+
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         left, at = view.remaining_now(now_s), reference_curves(view)
         if self.options.fold == "submission":
@@ -134,7 +138,8 @@ def marginal_evidence(view: View, row: int, remaining: NDArray[np.float64]) -> d
     now = view.speeds[at + gpus]
     evidence: dict[str, float | int | str] = {}
     if gpus and now > 0:
-        evidence["remaining_s"] = float(remaining[row] / now)
+        if np.isfinite(remaining[row]):
+            evidence["remaining_s"] = float(remaining[row] / now)
         if gpus < view.max_gpus[row]:
             evidence["next_gpu_gain"] = float(view.speeds[at + gpus + 1] / now - 1)
     return evidence

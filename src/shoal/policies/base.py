@@ -87,6 +87,16 @@ class Policy(ABC):
         self.options = self.Options() if options is None else options
         self.rng = np.random.default_rng(0) if rng is None else rng
 
+    @property
+    def backfills(self) -> bool:
+        """Whether a job may pass others that do not fit."""
+        return True
+
+    @property
+    def takes_unknown_lengths(self) -> bool:
+        """Whether it can decide on jobs that nobody knows the length of."""
+        return True
+
     @abstractmethod
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
         """The share of every row, at this moment."""
@@ -133,11 +143,6 @@ class CountPolicy(Policy):
     into GPUs of one type per job: each job, in order of submission, takes the type that is fastest for it
     among those with enough GPUs left; what then is idle goes to jobs that wait, in the same order.
     """
-
-    @property
-    def backfills(self) -> bool:
-        """Whether a job may pass others that do not fit."""
-        return True
 
     @abstractmethod
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:

@@ -56,7 +56,7 @@ def _next_level(low: float, high: float, granted: bool, step: float) -> float:
         return low / step if step < 1e6 else 0.0
     if high == 0:
         return low / 8
-    between = -np.sqrt(low * high)
+    between = -np.sqrt(-low) * np.sqrt(-high)  # the product of small numbers might vanish
     return between if granted else max(between, high * step)
 
 
@@ -112,6 +112,11 @@ def optimus_shares(
     return share, low if granted else min(high, 0.0)
 
 
+def _none_for_unknown(remaining: FloatArray) -> FloatArray:
+    """A job of unknown length keeps what it starts with, as more cannot be weighed."""
+    return np.nan_to_num(remaining, nan=0.0)
+
+
 @dataclass(frozen=True)
 class OptimusOptions:
     #: Parameter servers that the cluster has room for, per GPU: they live on CPUs.
@@ -152,6 +157,8 @@ class Optimus(CountPolicy):
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         left, at = view.remaining_now(now_s), reference_curves(view)
+        if np.isnan(left).any():
+            left = _none_for_unknown(left)
         shares, self._level = optimus_shares(
             left, view.speeds, at, view.min_gpus, view.max_gpus, gpus, self._level
         )
@@ -188,8 +195,7 @@ class Optimus(CountPolicy):
         # [GPUs, places for servers]; a job without servers takes one that costs next to nothing.
         worker = np.tile([1.0, 0.0], (len(view), 1))
         server = np.where(has_servers[:, None], [0.0, 1.0], [0.0, 1e-9])
-        # Of unknown length: it keeps what it starts with, as more cannot be weighed.
-        left = np.nan_to_num(view.remaining_now(now_s), nan=0.0)
+        left = _none_for_unknown(view.remaining_now(now_s))
         young = left > (1 - self.options.young_progress) * view.total
         return allocate(
             left,

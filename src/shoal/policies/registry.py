@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import is_dataclass
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,8 @@ def policy_class(name: str) -> type[Policy]:
         raise ShoalError(
             f"policy {name!r} is {found!r}, which is not a subclass of shoal.policies.base.Policy"
         )
+    if not is_dataclass(found.Options):
+        raise ShoalError(f"the Options of policy {name!r} are not a dataclass")
     return found
 
 

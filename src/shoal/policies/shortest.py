@@ -14,6 +14,10 @@ class _Shortest(CountPolicy):
     elastic = False
     needs_lengths = True
 
+    @property
+    def takes_unknown_lengths(self) -> bool:
+        return False
+
     def key(self, view: View, now_s: float) -> FloatArray:
         raise NotImplementedError
 

@@ -56,6 +56,10 @@ class Themis(CountPolicy):
     needs_lengths = True
     Options = ThemisOptions
 
+    @property
+    def takes_unknown_lengths(self) -> bool:
+        return False
+
     def __init__(self, options: object = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)
         self._active_sum = 0.0

@@ -30,13 +30,17 @@ from shoal.core.plan import NO_SHARE, Outcome, Placement, Plan, Reconfigure, Sha
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason
 from shoal.core.view import View
-from shoal.core.view_kernels import VERBS, FloatArray, IntArray, total
-from shoal.placement.base import Placer, PoolPlacer
+from shoal.core.view_kernels import VERBS, FloatArray, IntArray
+from shoal.placement.base import Placed, Placer, PoolPlacer
 from shoal.policies.base import Decision, Policy, Supply
+from shoal.scheduler.contract import checked
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
+from shoal.scheduler.left_over import give_left_over
 
 #: So many profiles are kept in any case.
 _FEW_PROFILES = 1000
+#: So often what a placement could not use is offered to others, in one decision.
+_ROUNDS = 4
 
 
 class Scheduler:
@@ -88,29 +92,42 @@ class Scheduler:
             return self._plan(now_s, [], wake_s, first_event)
         # 3. ask the policy for shares
         decision = self.policy.decide(self.view, self.supply, now_s)
-        self._check(decision)
+        decision = checked(self.policy, decision, self.view, self.supply, now_s)
         # 4. ask the placement for GPUs, keeping what can be kept
-        placed = self.placer.place(self.view, decision, self.supply, self.placements)
-        gpus = decision.gpus
-        if placed.cut:
-            gpus = gpus.copy()
-            for job_id, got in placed.cut.items():
-                gpus[self.view.row(job_id)] = got
+        decision, placed = self._place(decision)
         # 5. compare with what is: the difference is the plan
-        rows = self._changed_rows(decision, gpus, placed.placements)
+        rows = self._changed_rows(decision, placed.placements)
         # 6. emit commands; reasons are read off the same state, see `outcome`
-        commands = self._reconfigure(rows, decision, gpus, placed.placements, now_s)
+        commands = self._reconfigure(rows, decision, placed.placements, now_s)
         self._decision, self._cut = decision, placed.cut
         return self._plan(now_s, commands, decision.wake_s, first_event)
 
-    def _check(self, decision: Decision) -> None:
-        """A policy, of whosoever's making, cannot give away what there is not."""
-        given = total(decision.gpus)
-        if given > self.supply.total_gpus:
-            raise ShoalError(
-                f"policy {self.policy.name!r} gave away {given} GPUs of {self.supply.total_gpus}: "
-                "a mistake in the policy"
-            )
+    def _place(self, decision: Decision) -> tuple[Decision, Placed]:
+        """What becomes of a decision on the nodes: shares that fit nowhere are cut, and others get what is left."""
+        view, policy = self.view, self.policy
+        placed = self.placer.place(view, decision, self.supply, self.placements)
+        if not placed.cut:
+            return decision, placed
+        decision, cut = self._cut_to(decision, placed.cut), placed.cut
+        need = view.min_gpus if policy.elastic else view.requested_gpus
+        for _ in range(_ROUNDS):
+            more = give_left_over(view, decision, need, self.supply, cut) if policy.backfills else None
+            if more is None:
+                break
+            again = self.placer.place(view, more, self.supply, self.placements)
+            if any(decision.gpus[view.row(job_id)] for job_id in again.cut.keys() - cut.keys()):
+                break  # it would cost one whose turn it is
+            cut = cut | again.cut
+            decision, placed = self._cut_to(more, again.cut), again
+            if not again.cut:
+                break
+        return decision, Placed(placed.placements, cut)
+
+    def _cut_to(self, decision: Decision, cut: dict[int, int]) -> Decision:
+        gpus = decision.gpus.copy()
+        for job_id, got in cut.items():
+            gpus[self.view.row(job_id)] = got
+        return replace(decision, gpus=gpus)
 
     def _plan(self, now_s: float, commands: list[Reconfigure], wake_s: float, first_event: int) -> Plan:
         self.plans += 1
@@ -126,10 +143,8 @@ class Scheduler:
             return now_s
         return float(self.view.changed_s[running].max()) + self.cool_down_s
 
-    def _changed_rows(
-        self, decision: Decision, gpus: IntArray, moved: dict[int, Placement]
-    ) -> NDArray[np.intp]:
-        view = self.view
+    def _changed_rows(self, decision: Decision, moved: dict[int, Placement]) -> NDArray[np.intp]:
+        view, gpus = self.view, decision.gpus
         if decision.gpu_type is None and decision.servers is None and not moved:
             return view.rows_with_other(gpus)
         differs = gpus != view.gpus
@@ -146,13 +161,12 @@ class Scheduler:
         self,
         rows: NDArray[np.intp],
         decision: Decision,
-        gpus: IntArray,
         moved: dict[int, Placement],
         now_s: float,
     ) -> list[Reconfigure]:
         if not len(rows):
             return []
-        told = self.view.set_shares(rows, gpus, decision.gpu_type, decision.servers, now_s)
+        told = self.view.set_shares(rows, decision.gpus, decision.gpu_type, decision.servers, now_s)
         return [self._command(moved, *row) for row in told]
 
     def _command(
@@ -191,6 +205,11 @@ class Scheduler:
 
     def _on_submitted(self, event: Submitted, now_s: float) -> None:
         job = event.job
+        if job.iterations is None and not self.policy.takes_unknown_lengths:
+            raise ShoalError(
+                f"job {job.name!r} has no known length, and policy {self.policy.name!r} goes by lengths: "
+                "give an estimate, or choose one that does without (afs-p, tiresias-l, fair-afs)"
+            )
         user = self.user_index(job.user)
         self.view.add(event.job_id, job, event.profile, user, now_s)
         self.jobs[event.job_id] = job

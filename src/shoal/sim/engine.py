@@ -191,6 +191,8 @@ class Simulation:
                 record.active.append(arrived - done)
                 record.waiting.append(arrived - done - self._running)
             record.end_s = now
+            if not (self._running or heap or plan.commands or arrived < total):
+                break  # nothing runs, comes or was started: a policy that wakes up finds it so for ever
             if progress and scheduler.plans % every == 0 and not progress(now, done, total):
                 record.interrupted = True
                 break

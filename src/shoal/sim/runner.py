@@ -5,10 +5,12 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from traceback import walk_tb
 from types import MappingProxyType
 from typing import Any
 
@@ -203,7 +205,7 @@ def run(
     )
     believed.profiles = simulation.scheduler.profiles
     began = time.perf_counter()
-    with compiling(compiles) as compiled:
+    with compiling(compiles) as compiled, _failing_by_itself(policy):
         record = simulation.run(progress)
     record.wall_s = time.perf_counter() - began - compiled.seconds
     figures = summary(record, inputs.profiles, inputs.cluster.gpu_types[0])
@@ -211,6 +213,21 @@ def run(
     figures["peak_memory_mb"] = peak_memory_mb()
     figures["placement"] = setup.placement
     return Result(figures, record, inputs)
+
+
+@contextmanager
+def _failing_by_itself(policy: Policy) -> Iterator[None]:
+    """What a policy of another package raises is told in one line, with where that was."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ShoalError) or type(policy).__module__.startswith("shoal."):
+            raise
+        *_, (frame, line) = walk_tb(error.__traceback__)
+        where = f"{frame.f_code.co_filename}:{line}"
+        raise ShoalError(
+            f"policy {policy.name!r} failed at {where} with {type(error).__name__}: {error}"
+        ) from error
 
 
 def peak_memory_mb() -> float:

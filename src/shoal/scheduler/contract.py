@@ -1,0 +1,37 @@
+"""What every decision must keep, of whosoever's making the policy is; else it is told in one line, by name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.core.view import View
+from shoal.core.view_kernels import sum_and_first_beyond
+from shoal.policies.base import Decision, Policy, Supply
+
+
+def checked(policy: Policy, decision: Decision, view: View, supply: Supply, now_s: float) -> Decision:
+    """The decision, with shares as whole numbers, if it keeps to what there is and to what jobs can use."""
+    shares = decision.gpus
+    if not isinstance(shares, np.ndarray) or shares.shape != (len(view),) or shares.dtype.kind not in "iu":
+        raise _mistake(policy, f"must return an array of {len(view)} whole numbers, a share per job")
+    if shares.dtype != np.int32:
+        decision = replace(decision, gpus=shares.astype(np.int32))
+    given, beyond = sum_and_first_beyond(decision.gpus, view.min_gpus, view.max_gpus, view.requested_gpus)
+    if beyond >= 0:
+        least, most = view.min_gpus[beyond], view.max_gpus[beyond]
+        raise _mistake(
+            policy,
+            f"gave {shares[beyond]} GPUs to a job that takes none or {least} to {most}",
+        )
+    if given > supply.total_gpus:
+        raise _mistake(policy, f"gave away {given} GPUs of {supply.total_gpus}")
+    if not decision.wake_s > now_s:
+        raise _mistake(policy, f"asks at {now_s} s to decide again at {decision.wake_s} s, which is no later")
+    return decision
+
+
+def _mistake(policy: Policy, what: str) -> ShoalError:
+    return ShoalError(f"policy {policy.name!r} {what}: a mistake in the policy")
