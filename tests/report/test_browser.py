@@ -58,14 +58,18 @@ def evil_page(series, tmp_path_factory):
 
 @pytest.fixture
 def opened(context, evil_page):
-    """(page, what it complained of)."""
+    yield from silently(context, evil_page)
+
+
+def silently(context, path):
+    """(page, what it complained of), and in the end it must have complained of nothing."""
     page = context.new_page()
     complaints: list[str] = []
     page.on("console", lambda m: complaints.append(m.text) if m.type in ("error", "warning") else None)
     page.on("pageerror", lambda e: complaints.append(str(e)))
     page.on("dialog", lambda d: (complaints.append(f"dialog {d.message}"), d.dismiss()))
     page.on("request", lambda r: complaints.append(r.url) if not r.url.startswith("file://") else None)
-    page.goto(evil_page.as_uri())
+    page.goto(path.as_uri())
     yield page, complaints
     page.close()
     assert complaints == []
@@ -91,6 +95,34 @@ def test_a_click_on_a_heading_sorts(opened):
     page.locator("#ranking-table thead button", has_text="Average JCT").click()
     assert column.all_inner_texts() == by_jct[::-1]
     assert page.locator("#ranking-table thead th[aria-sort=descending]").count() == 1
+
+
+@pytest.fixture
+def cut_short(context, series, tmp_path):
+    """The page of a comparison of which all but fifo and one more were interrupted, or not begun."""
+    runs = copy.deepcopy(series)
+    for one in runs[2:]:
+        one["figures"] |= {"interrupted": True, "avg_jct_s": 1.0, "makespan_s": 22_320.0, "finished": 3}
+    path = tmp_path / "cut.html"
+    path.write_text(render(runs, ["srtf"]), encoding="utf-8")
+    yield from silently(context, path)
+
+
+def test_interrupted_runs_are_last_marked_and_compared_with_none(cut_short):
+    page, _ = cut_short
+    rows = page.locator("#ranking-table tbody tr")
+    cut = ["afs-p / restart (to 6h 12m)", "afs-p / concurrent (to 6h 12m)"]
+    assert rows.locator("th").all_inner_texts() == ["afs-p / none", "fifo / none", *cut]
+    ratios = rows.locator("td:nth-child(3)").all_inner_texts()
+    assert ratios[0] == "1.00×"
+    assert ratios[2:] == ["–", "–"]
+    assert rows.nth(2).locator(".best").count() == 0
+    page.locator("#ranking-table thead button", has_text="Average JCT").click()
+    assert rows.locator("th").all_inner_texts()[:2] == ["fifo / none", "afs-p / none"]
+    assert "afs-p / none completes jobs soonest" in page.locator("#finding").inner_text()
+    note = page.locator("#ranking-note").inner_text()
+    assert "interrupted come last" in note
+    assert "Not begun when the comparison was interrupted: srtf." in note
 
 
 def test_a_click_on_a_job_shows_its_share_under_each_run(opened):

@@ -77,7 +77,8 @@ def test_harmful_names_stay_text(series):
     for one in evil:
         one["label"] = one["policy"] = HARM
         one["jobs"]["name"][0] = one["jobs"]["user"][0] = one["jobs"]["model"][0] = HARM
-        one["watched"]["job"] = "\u2028" + HARM
+        for job in one["watched"]:
+            job["job"] = "\u2028" + HARM
         one["users"]["names"][0] = HARM
         one["cluster"]["types"] = {HARM: 64}
     page = render(evil)
@@ -152,6 +153,11 @@ def test_unfinished_figures_are_null_not_nan(series):
     data = data_of(render(odd))
     assert data["runs"][0]["figures"]["avg_jct_s"] is None
     assert data["runs"][0]["figures"]["rho_max"] is None
+
+
+def test_runs_that_did_not_begin_are_named(series):
+    assert data_of(render(series, [HARM]))["meta"]["not_begun"] == [HARM]
+    assert data_of(render(series))["meta"]["not_begun"] == []
 
 
 def test_a_report_of_nothing_is_refused():

@@ -12,7 +12,8 @@ from shoal.sim.costs import Costs
 from shoal.sim.engine import Simulation
 from shoal.sim.report import series as module
 from shoal.sim.report.grid import Buckets
-from shoal.sim.report.progress import progress_of, watched_job
+from shoal.sim.report.page import assemble, choose_watched
+from shoal.sim.report.progress import early_jobs, progress_of, shares_of
 from shoal.sim.report.series import series_of
 from shoal.sim.report.timelines import candidates, extremes, work_gpu_s
 from shoal.sim.runner import run
@@ -122,7 +123,8 @@ def test_progress_is_what_the_engine_reckons(results, costs):
     watched = simulation.watched = int(np.argmax(results["afs-p / none"].record.changes))
     simulation.seen = []
     record, job = simulation.run(), inputs.jobs[watched]
-    curve = progress_of(record, watched, inputs.profiles[job.model], inputs.cluster.gpu_types[0], costs)
+    shares, gpu_type = shares_of(record, [watched])[0], inputs.cluster.gpu_types[0]
+    curve = progress_of(record, watched, shares, inputs.profiles[job.model], gpu_type, costs)
     assert len(simulation.seen) > 5
     # While newcomers prepare, a share between the old and the new one leaves room for different readings.
     within = 5e-3 if costs.kind == "concurrent" else 1e-6
@@ -134,17 +136,45 @@ def test_progress_is_what_the_engine_reckons(results, costs):
 
 
 def test_the_cost_of_a_restart_is_found_in_the_record(results):
-    assert module.costs_of(results["afs-p / restart"].record, 0, "restart").restart_s == pytest.approx(120.0)
+    record = results["afs-p / restart"].record
+    costs = module.costs_of(shares_of(record, [0])[0], record.paused_s[0], "restart")
+    assert costs.restart_s == pytest.approx(120.0)
 
 
-def test_the_watched_job_is_the_first_unless_it_is_too_small(results):
+def test_early_jobs_depend_on_the_trace_alone_and_are_the_largest_of_its_first_tenth(results):
     result = results["afs-p / none"]
-    work = work_gpu_s(result.record, result.inputs.profiles, "gpu")
-    assert work[0] > work.mean()
-    assert watched_job(result.record, work) == 0
-    small = work.copy()
-    small[0] = 1.0
-    assert watched_job(result.record, small) == int(np.argmax(small[:20]))
+    record, work = result.record, work_gpu_s(result.record, result.inputs.profiles, "gpu")
+    submit = np.array([job.submit_s for job in record.jobs])
+    tenth = np.flatnonzero(submit - submit[0] <= (submit[-1] - submit[0]) / 10).tolist()
+    assert early_jobs(record, work) == tenth == early_jobs(results["fifo / none"].record, work)
+    few = early_jobs(record, work, 6)
+    assert few[0] == 0  # at time zero
+    assert set(few[1:]) == set(sorted(tenth[1:], key=lambda j: -work[j])[:5])
+    at_once = [replace(job, submit_s=0.0) for job in record.jobs]
+    largest = np.argsort(-work, kind="stable")[:40]
+    assert early_jobs(replace(record, jobs=tuple(at_once)), work) == sorted(largest.tolist())
+    assert early_jobs(replace(record, jobs=()), work[:0]) == []
+
+
+def test_the_watched_job_is_of_time_zero_unless_another_changes_far_more_often():
+    def run_with(*changes):
+        return [{"submit_s": 60.0 * (k // 2), "changes": n} for k, n in enumerate(changes)]
+
+    assert choose_watched([run_with(1, 5, 9, 10)]) == 1
+    assert choose_watched([run_with(1, 5, 9, 11)]) == 3
+    assert choose_watched([run_with(1, 5, 11, 11)]) == 2  # of equals the earlier one
+    assert choose_watched([run_with(1, 5, 30, 10), run_with(1, 5, 2, 40)]) == 3  # over all runs
+    assert choose_watched([[]]) == 0
+
+
+def test_all_runs_of_a_policy_watch_the_same_job_and_it_is_resized_often(results, series):
+    runs = [run for run in assemble(series)["runs"] if run["policy"] == "afs-p"]
+    assert len({run["watched"]["job"] for run in runs}) == 1
+    record = results["afs-p / none"].record
+    early = early_jobs(record, np.ones(len(record.jobs)))
+    assert runs[0]["watched"]["changes"] == record.changes[early].max() > 20
+    free, restart, concurrent = (run["watched"]["jct_s"] for run in runs)
+    assert free <= concurrent < restart
 
 
 def test_the_ledger_over_time_adds_up_to_its_totals(mixed):

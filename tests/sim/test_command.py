@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -17,10 +18,19 @@ import numpy as np
 import polars as pl
 import pytest
 
+from shoal.cli import sim_compare
 from shoal.cli.main import main
+from shoal.cli.sim_run import write_per_job
+from shoal.core.cluster import Cluster
+from shoal.policies.registry import make_policy
+from shoal.sim.engine import Simulation
 from shoal.sim.generate import Recipe, generate
 from shoal.sim.inputs import read_profiles, write_jobs
+from shoal.sim.metrics import waited_s
+from shoal.sim.record import Record
 from shoal.sim.samples import sample_path
+
+from .small import PROFILES, job
 
 FIGURES = (
     "policy", "jobs", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "utilization",
@@ -83,16 +93,17 @@ def long_trace(tmp_path_factory):
 
 
 def words_until(terminal, part):
-    """What is written to a terminal, up to the first time that it holds `part`."""
+    """What is written to a terminal, up to the first time that it holds `part`, a regular expression."""
     text = b""
-    while part not in text:
+    while not re.search(part, text):
         assert select.select([terminal], [], [], 120)[0], f"no {part!r} in {text!r}"
         text += os.read(terminal, 1 << 16)
     return text.decode()
 
 
 @pytest.mark.parametrize(
-    ("verb", "which"), [("run", ["--policy", "afs-p"]), ("compare", ["--policies", "afs-l,afs-p"])]
+    ("verb", "which"),
+    [("run", ["--policy", "afs-p"]), ("compare", ["--policies", "afs-p,fifo,srtf,afs-l", "--workers", "1"])],
 )
 def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which):
     ours, theirs = pty.openpty()
@@ -115,10 +126,12 @@ def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which
             [*map(str, command), "-o", "json"], stdout=stdout, stderr=theirs, start_new_session=True
         )
     try:
-        bar = words_until(ours, b"simulated 1d")
+        bar = words_until(ours, rb"simulated [1-9]\d*d")  # the bar may skip a day
         os.killpg(running.pid, signal.SIGINT)
         assert "of 100,000 jobs" in bar
-        words_until(ours, b"interrupted")
+        last_words = words_until(
+            ours, b"not begun: fifo, srtf, afs-l" if verb == "compare" else b"interrupted"
+        )
         assert running.wait(120) == 130
     finally:
         running.kill()
@@ -126,12 +139,73 @@ def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which
         os.close(ours)
         os.close(theirs)
     runs = json.loads(out.read_text())
+    if verb == "compare":  # by one process, one after the other
+        assert [run["label"] for run in runs["items"]] == ["afs-p"]
+        assert runs["not_begun"] == ["fifo", "srtf", "afs-l"]
+        assert "0 of 4 runs had ended" in last_words
     for run in runs["items"] if verb == "compare" else [runs]:
         assert run["interrupted"]
         assert 0 < run["finished"] < 100_000
         assert sum(run["gpu_seconds_by_user"].values()) > 0
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"out.json", "rows.csv" if verb == "run" else "page.html"}
+
+
+def figures_of(label, avg_jct_s, makespan_s, interrupted=False):
+    names = ("p50_jct_s", "p99_jct_s", "avg_queue_s", "utilization", "share_changes_per_job", "wall_s")
+    return {
+        "label": label, "avg_jct_s": avg_jct_s, "makespan_s": makespan_s, "interrupted": interrupted,
+        "finish_time_fairness": {"max": 1.0}, **dict.fromkeys(names, 1.0),
+    }  # fmt: skip
+
+
+def test_a_comparison_ranks_no_run_that_was_cut_short(capsys):
+    sim_compare.show(
+        [
+            figures_of("srtf", 60.0, 22_320.0, interrupted=True),
+            figures_of("fifo", 7200.0, 86_400.0),
+            figures_of("themis", None, 40.0, interrupted=True),
+            figures_of("afs-l", 3600.0, 86_400.0),
+        ]
+    )
+    rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
+    where = {name: rows[0].index(name) for name in ("policy", "vs best", "makespan")}
+    seen = [tuple(row[i] for i in where.values()) for row in rows[1:]]
+    assert seen == [
+        ("afs-l", "1.00x", "1d 0h"),
+        ("fifo", "2.00x", "1d 0h"),
+        ("srtf (to 6h 12m)", "-", "-"),
+        ("themis (to 40s)", "-", "-"),
+    ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_rows_of_jobs_that_did_not_finish_are_empty_where_nothing_is_known(tmp_path, ending):
+    jobs = [
+        job("short", 0.0, 10.0, 2),
+        job("long", 0.0, 1e6, 1),
+        job("waits", 20.0, 5.0, 2),
+        job("late", 9e9, 5.0),
+    ]
+    simulation = Simulation(jobs, PROFILES, Cluster.pool(2), make_policy("fifo", {"backfill": "no"}))
+    record = simulation.run(lambda now_s, done, total: now_s < 20.0, every=1)
+    assert (record.interrupted, record.end_s) == (True, 20.0)
+    record.end_s = 1000.0
+    path = tmp_path / f"rows.{ending}"
+    write_per_job(path, record)
+    assert b"nan" not in path.read_bytes().lower() or ending == "parquet"
+    frame = pl.read_csv(path) if ending == "csv" else pl.read_parquet(path)
+    assert frame["job"].to_list() == ["short", "long", "waits", "late"]
+    assert frame["jct_s"].to_list() == [5.0, None, None, None]
+    assert frame["first_start_s"].to_list() == [0.0, 5.0, None, None]
+    assert frame["queue_s"].to_list() == [0.0, 5.0, 980.0, None]
+
+
+def test_a_paused_job_waits_until_the_end_of_the_run():
+    record = Record.empty("p", (job("paused", 10.0, 1.0), job("runs", 10.0, 1.0)), 2)
+    record.first_start_s[:], record.wait_s[:], record.end_s = 12.0, 2.0, 100.0
+    record.change_s, record.change_job, record.change_gpus = [12.0, 12.0, 30.0], [0, 1, 0], [1, 1, 0]
+    assert waited_s(record).tolist() == [72.0, 2.0]
 
 
 @pytest.mark.parametrize(

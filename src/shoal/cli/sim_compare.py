@@ -97,26 +97,37 @@ def compare(
 
         check_writable(report)
         check_not_read(report, so.files_read(setups[0], option))
-    results, stopped = run_all(setups, workers, with_series=report is not None)
+    results, not_begun, stopped = run_all(setups, workers, with_series=report is not None)
     if report and results:
         from shoal.sim.inputs import write_aside
         from shoal.sim.report.page import render
 
-        page = render([r["series"] for r in results])
+        page = render([r["series"] for r in results], not_begun)
         with write_aside(report) as aside:
             aside.write_text(page, encoding="utf-8")
         say(f"report: {report}")
     summaries = [r["summary"] for r in results]
     if output == "json":
-        print_json({"items": summaries, "next": None})
+        print_json({"items": summaries, "next": None} | ({"not_begun": not_begun} if not_begun else {}))
     else:
         show(summaries)
     if stopped:
-        say("interrupted: these are the runs that had ended, and what was known of the others")
+        say(_closing_line(summaries, not_begun))
         raise typer.Exit(130)
 
 
 compare.__doc__ = f"{compare.__doc__}\n\n{EXAMPLES}"
+
+
+def _closing_line(summaries: list[dict[str, Any]], not_begun: list[str]) -> str:
+    """What of an interrupted comparison is whole, what is not, and what is missing."""
+    cut = sum(s["interrupted"] for s in summaries)
+    line = f"interrupted: {len(summaries) - cut} of {len(summaries) + len(not_begun)} runs had ended"
+    if cut:
+        line += "; of the others this is what was known by then, not to be compared"
+    if not_begun:
+        line += f"; not begun: {', '.join(not_begun)}"
+    return line
 
 
 def _words(text: str) -> list[str]:
@@ -147,8 +158,11 @@ def _check_options(policies: list[str], options: dict[str, str]) -> None:
             raise ShoalError(f"none of these policies has an option {name!r}; {did_you_mean(name, known)}")
 
 
-def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[list[Any], bool]:
-    """Run all, in processes of their own; what is known so far if the user interrupts."""
+def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[list[Any], list[str], bool]:
+    """Run all, in processes of their own: (results, labels of runs not begun, whether the user interrupted).
+
+    After an interrupt the results hold what was known by then.
+    """
     import multiprocessing
     import os
     import signal
@@ -192,14 +206,15 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
             for future in futures:
                 future.cancel()
         _drain(queue, watch)
-        done = [f for f in futures if not f.cancelled()]
         try:
-            return [f.result() for f in done], stopped
+            results = [None if f.cancelled() else f.result() for f in futures]
         except BrokenProcessPool:
             raise RunLost(
                 "a process of this comparison was killed, maybe for want of memory; "
                 "let fewer run at once (--workers 1), or run that policy alone (shoal sim run)"
             ) from None
+    not_begun = [label for label, result in zip(labels, results) if result is None]
+    return [result for result in results if result is not None], not_begun, stopped
 
 
 def label_all(setups: list[Any]) -> list[str]:
@@ -228,8 +243,12 @@ def _drain(queue: Any, watch: Any) -> None:
             watch.tell(*news)
 
 
-def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any]:
+def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any] | None:
+    """The figures of one run; None if the user interrupted before it began."""
     from shoal.sim.runner import run
+
+    if stop.is_set():  # the pool hands out work ahead of time, and that cannot be cancelled any more
+        return None
 
     def progress(now_s: float, done: int, total: int) -> bool:
         queue.put((label, now_s, done))
@@ -249,21 +268,28 @@ def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -
 
 
 def show(summaries: list[dict[str, Any]]) -> None:
+    """The ranking. Runs that were cut short come after it, with how far they came: they compare with none."""
     from shoal.cli.out import duration, table
 
-    best = min((s["avg_jct_s"] for s in summaries if s["avg_jct_s"]), default=None)
+    cut = [s for s in summaries if s["interrupted"]]
+    ended = sorted(
+        (s for s in summaries if not s["interrupted"]), key=lambda s: s["avg_jct_s"] or float("inf")
+    )
+    best = min((s["avg_jct_s"] for s in ended if s["avg_jct_s"]), default=None)
     rows = []
-    for s in sorted(summaries, key=lambda s: s["avg_jct_s"] or float("inf")):
-        ratio = f"{s['avg_jct_s'] / best:.2f}x" if best and s["avg_jct_s"] else "-"
+    for s in ended + cut:
+        whole = not s["interrupted"]
+        ratio = f"{s['avg_jct_s'] / best:.2f}x" if whole and best and s["avg_jct_s"] else "-"
+        reached = duration(s["makespan_s"])
         rows.append(
             [
-                s["label"],
+                s["label"] if whole else f"{s['label']} (to {reached})",
                 duration(s["avg_jct_s"]),
                 ratio,
                 duration(s["p50_jct_s"]),
                 duration(s["p99_jct_s"]),
                 duration(s["avg_queue_s"]),
-                duration(s["makespan_s"]),
+                reached if whole else "-",
                 f"{100 * s['utilization']:.0f} %",
                 f"{s['share_changes_per_job'] or 0:.1f}",
                 f"{s['finish_time_fairness']['max'] or 0:.1f}",

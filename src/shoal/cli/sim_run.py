@@ -89,7 +89,7 @@ def write_per_job(path: Path, record: Any) -> None:
     from shoal.sim.inputs import write_aside
     from shoal.sim.metrics import per_job_rows
 
-    frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)
+    frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)  # it looks into arrays, not into lists
     with write_aside(path) as aside:
         if path.suffix == ".parquet":
             frame.write_parquet(aside)

@@ -91,20 +91,38 @@ def summary(record: Record, profiles: dict[str, Profile], gpu_type: str) -> dict
     }
 
 
-def per_job_rows(record: Record) -> dict[str, list[Any]]:
-    """A row per job, as columns."""
+def waited_s(record: Record) -> FloatArray:
+    """Time without any GPU, up to the end of the run for jobs that still wait; nan if not submitted by then.
+
+    The record counts a wait only when it is over.
+    """
+    submit = np.array([job.submit_s for job in record.jobs])
+    last_s, last_gpus = submit.copy(), np.isfinite(record.first_start_s).astype(np.int64)
+    which, from_back = np.unique(np.asarray(record.change_job, np.int64)[::-1], return_index=True)
+    entry = len(record.change_job) - 1 - from_back  # each job's last one: they are in order of time
+    last_s[which] = np.asarray(record.change_s, np.float64)[entry]
+    last_gpus[which] = np.asarray(record.change_gpus, np.int64)[entry]
+    out = record.wait_s.copy()
+    waits = np.isnan(record.finish_s) & (last_gpus == 0)
+    out[waits] += record.end_s - last_s[waits]
+    out[np.isnan(record.finish_s) & (submit > record.end_s)] = np.nan
+    return out
+
+
+def per_job_rows(record: Record) -> dict[str, Any]:
+    """A row per job, as columns; what is not known of a job is nan."""
     submit = np.array([job.submit_s for job in record.jobs])
     return {
         "job": [job.name for job in record.jobs],
         "user": [job.user for job in record.jobs],
         "model": [job.model for job in record.jobs],
         "requested_gpus": [job.requested_gpus for job in record.jobs],
-        "submit_s": submit.tolist(),
-        "first_start_s": record.first_start_s.tolist(),
-        "finish_s": record.finish_s.tolist(),
-        "jct_s": (record.finish_s - submit).tolist(),
-        "queue_s": record.wait_s.tolist(),
-        "paused_s": record.paused_s.tolist(),
-        "gpu_s": record.gpu_s.tolist(),
-        "share_changes": record.changes.tolist(),
+        "submit_s": submit,
+        "first_start_s": record.first_start_s,
+        "finish_s": record.finish_s,
+        "jct_s": record.finish_s - submit,
+        "queue_s": waited_s(record),
+        "paused_s": record.paused_s,
+        "gpu_s": record.gpu_s,
+        "share_changes": record.changes,
     }

@@ -25,7 +25,7 @@ from shoal.core.profile import Profile
 from shoal.sim.costs import Costs
 from shoal.sim.generate import PHILLY_SIZES, Recipe, generate
 from shoal.sim.inputs import read_profiles, write_jobs
-from shoal.sim.report.progress import progress_of
+from shoal.sim.report.progress import progress_of, shares_of
 from shoal.sim.report.timelines import extremes, short
 from shoal.sim.runner import Setup, load
 from shoal.sim.runner import run as simulate
@@ -140,7 +140,8 @@ def thrashing(profiles: dict[str, Profile], jobs: int, seed: int) -> dict[str, A
         for kind, costs in COSTS.items():
             result = simulate(replace(setup, costs=costs), inputs=inputs)
             record, job = result.record, result.record.jobs[0]
-            curve = progress_of(record, 0, profiles[job.model], inputs.cluster.gpu_types[0], costs)
+            (shares,) = shares_of(record, [0])
+            curve = progress_of(record, 0, shares, profiles[job.model], inputs.cluster.gpu_types[0], costs)
             keep = extremes(curve.time_s, curve.done, 600)
             out["costs"][kind] = {
                 "avg_jct_s": result.summary["avg_jct_s"],

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ _PER_JOB = ("jct_s", "wait_s", "changes", "at", "gpus")
 _OF_TRACE = ("index", "name", "user", "model", "requested", "submit_s", "work_gpu_s")
 
 
-def render(series: list[dict[str, Any]]) -> str:
-    """The page as text: open it in any browser, offline."""
-    data = assemble(series)
+def render(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> str:
+    """The page as text: open it in any browser, offline. It names the runs that were to be and did not begin."""
+    data = assemble(series, not_begun)
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES)
     env = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined)
@@ -69,12 +70,13 @@ def clean(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def assemble(series: list[dict[str, Any]]) -> dict[str, Any]:
+def assemble(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> dict[str, Any]:
     """The data of the page: what belongs to the trace once, what belongs to a run per run."""
     if not series:
         raise ValueError("a report needs at least one run")
     width = max(s["over_time"]["width_s"] for s in series)
     chosen = choose_jobs(series)
+    watched = watched_by_policy(series)
     one = series[0]
     return {
         "meta": {
@@ -83,19 +85,42 @@ def assemble(series: list[dict[str, Any]]) -> dict[str, Any]:
             "runs": len(series),
             "policies": len({s["policy"] for s in series}),
             "seed": one["seed"],
+            "not_begun": list(not_begun),
             **one["cluster"],
         },
         "width_s": width,
         "jobs": {name: [one["jobs"][name][k] for k in chosen] for name in _OF_TRACE},
-        "runs": [run_of(s, width, chosen) for s in series],
+        "runs": [run_of(s, width, chosen, watched[s["policy"]]) for s in series],
     }
 
 
-def run_of(s: dict[str, Any], width_s: float, chosen: list[int]) -> dict[str, Any]:
+def watched_by_policy(series: list[dict[str, Any]]) -> dict[str, int]:
+    """Which candidate to watch in all runs of a policy: they differ in what changes cost, and are compared."""
+    runs: dict[str, list[list[dict[str, Any]]]] = {}
+    for s in series:
+        runs.setdefault(s["policy"], []).append(s["watched"])
+    return {policy: choose_watched(of_policy) for policy, of_policy in runs.items()}
+
+
+def choose_watched(runs: list[list[dict[str, Any]]]) -> int:
+    """The candidate whose share changes most often over all runs: there is most to see of what that costs.
+
+    It is one submitted at time zero, as in CoDDL's experiment, unless another's changes more than twice as often.
+    """
+    if not runs[0]:
+        return 0  # a trace without jobs has none to watch
+    changes = np.sum([[job["changes"] for job in run] for run in runs], axis=0)
+    at_zero = np.flatnonzero([job["submit_s"] == 0 for job in runs[0]])
+    first, most = at_zero[np.argmax(changes[at_zero])], np.argmax(changes)
+    return int(most if changes[most] > 2 * changes[first] else first)
+
+
+def run_of(s: dict[str, Any], width_s: float, chosen: list[int], watched: int) -> dict[str, Any]:
     """One run, on the common grid of time and with the chosen jobs."""
-    kept = ("label", "policy", "costs", "figures", "cdf", "users", "watched", "trades")
+    kept = ("label", "policy", "costs", "figures", "cdf", "users", "trades")
     return {
         **{name: s[name] for name in kept},
+        "watched": s["watched"][watched] if s["watched"] else None,
         "over_time": on_grid(s["over_time"], width_s),
         "jobs": {name: [s["jobs"][name][k] for k in chosen] for name in _PER_JOB},
     }

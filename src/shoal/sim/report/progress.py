@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from shoal.core.profile import Profile
 from shoal.sim.costs import Costs
 from shoal.sim.record import Record
+from shoal.sim.report.timelines import changes_by_job
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+#: A run keeps the progress of this many jobs; the page shows one of them.
+MAX_EARLY = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,29 +32,49 @@ class Curve:
     done: FloatArray
 
 
-def watched_job(record: Record, work: FloatArray) -> int:
-    """The job to watch: the one submitted first (of several the largest), if it has some work.
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The shares that a job was given, and when, since its submission."""
 
-    What ends after less than an average job's work sees nothing of the trace: then it is the largest of
-    the first twenty jobs.
+    time_s: FloatArray
+    gpus: IntArray
+
+
+def early_jobs(record: Record, work: FloatArray, most: int = MAX_EARLY) -> list[int]:
+    """Jobs that may be watched: of those submitted in the first tenth of the trace the largest.
+
+    Half of the places are for those submitted at the very beginning. It depends on the trace alone, so that
+    every run of it has the same.
     """
     submit = np.array([job.submit_s for job in record.jobs])
-    first = np.flatnonzero(submit == submit.min())
-    if work[first].max() < work.mean():
-        first = np.argsort(submit, kind="stable")[:20]
-    return int(first[np.argmax(work[first])])
+    if not len(submit):
+        return []
+    by_size = np.argsort(-work, kind="stable")
+    since = submit[by_size] - submit.min()
+    first = by_size[since == 0][: most // 2]
+    early = by_size[since <= np.ptp(submit) / 10]
+    others = early[~np.isin(early, first)][: most - len(first)]
+    return sorted(np.concatenate([first, others]).tolist())
 
 
-def progress_of(record: Record, j: int, profile: Profile, gpu_type: str, costs: Costs) -> Curve:
+def shares_of(record: Record, which: list[int]) -> list[Shares]:
+    """The shares of these jobs over time, each without the others'."""
+    order, first = changes_by_job(record)
+    times, gpus = np.asarray(record.change_s, np.float64), np.asarray(record.change_gpus, np.int64)
+    mine = [order[first[j] : first[j + 1]] for j in which]
+    return [Shares(times[rows] - record.jobs[j].submit_s, gpus[rows]) for j, rows in zip(which, mine)]
+
+
+def progress_of(
+    record: Record, j: int, shares: Shares, profile: Profile, gpu_type: str, costs: Costs
+) -> Curve:
     """The progress of job `j` from its submission to its end, or to the end of the run."""
     job = record.jobs[j]
-    mine = np.flatnonzero(np.asarray(record.change_job, np.int64) == j)
-    times = np.asarray(record.change_s)[mine] - job.submit_s
     finished = bool(np.isfinite(record.finish_s[j]))
     end_s = float(record.finish_s[j] if finished else record.end_s) - job.submit_s
     kind = gpu_type if profile.knows(gpu_type) else profile.gpu_types[0]
     speed = profile.curve(kind).speed
-    trained = trained_shares(times.tolist(), np.asarray(record.change_gpus)[mine].tolist(), costs, job.model)
+    trained = trained_shares(shares.time_s.tolist(), shares.gpus.tolist(), costs, job.model)
     at, done = [0.0], [0.0]
     for k, (now, share) in enumerate(trained):
         until = min(trained[k + 1][0], end_s) if k + 1 < len(trained) else end_s

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from shoal.core.ledger import COLUMNS
 from shoal.sim.costs import Costs
+from shoal.sim.metrics import waited_s
 from shoal.sim.record import Record
 from shoal.sim.report.grid import Buckets, Steps, bucket, count_in, width_for
-from shoal.sim.report.progress import progress_of, watched_job
+from shoal.sim.report.progress import Shares, early_jobs, progress_of, shares_of
 from shoal.sim.report.timelines import candidates, extremes, short, timelines, work_gpu_s
 from shoal.sim.runner import Result
 
@@ -122,21 +123,25 @@ def jobs(record: Record, work: FloatArray) -> dict[str, Any]:
         "submit_s": short(submit - origin_s(record)),
         "work_gpu_s": short(work[which], 0),
         "jct_s": short(record.finish_s[which] - submit),
-        "wait_s": short(record.wait_s[which]),
+        "wait_s": short(waited_s(record)[which]),
         "changes": record.changes[which].tolist(),
         "at": at,
         "gpus": gpus,
     }
 
 
-def watched(result: Result, work: FloatArray, gpu_type: str, kind: str) -> dict[str, Any] | None:
-    """The progress of one early job: what the thrashing experiment looks at."""
+def watched(result: Result, work: FloatArray, gpu_type: str, kind: str) -> list[dict[str, Any]]:
+    """The progress of early jobs, of which the page shows one: what the thrashing experiment looks at."""
+    which = early_jobs(result.record, work)
+    shares = shares_of(result.record, which)
+    return [watched_one(result, j, mine, gpu_type, kind) for j, mine in zip(which, shares)]
+
+
+def watched_one(result: Result, j: int, shares: Shares, gpu_type: str, kind: str) -> dict[str, Any]:
     record = result.record
-    if not record.jobs:
-        return None
-    j = watched_job(record, work)
     job = record.jobs[j]
-    curve = progress_of(record, j, result.inputs.profiles[job.model], gpu_type, costs_of(record, j, kind))
+    costs = costs_of(shares, float(record.paused_s[j]), kind)
+    curve = progress_of(record, j, shares, result.inputs.profiles[job.model], gpu_type, costs)
     keep = extremes(curve.time_s, curve.done, 400)
     return {
         "job": job.name,
@@ -150,11 +155,10 @@ def watched(result: Result, work: FloatArray, gpu_type: str, kind: str) -> dict[
     }
 
 
-def costs_of(record: Record, j: int, kind: Any) -> Costs:
+def costs_of(shares: Shares, paused_s: float, kind: Any) -> Costs:
     """The cost model of a run: its kind, and what each time the job went on has cost it on average."""
-    gpus = np.asarray(record.change_gpus)[np.asarray(record.change_job, np.int64) == j]
-    paid = int((gpus[1:] > 0).sum())
-    return Costs(kind, restart_s=float(record.paused_s[j]) / paid if paid else 0.0)
+    paid = int((shares.gpus[1:] > 0).sum())
+    return Costs(kind, restart_s=paused_s / paid if paid else 0.0)
 
 
 def worst_deviation(summary: dict[str, Any]) -> float | None:

@@ -84,7 +84,13 @@ RUNS.forEach((run, i) => {
   run.i = i;
   run.colour = `--c${(POLICIES.length === 1 ? v : p) % COLOURS}`;
   run.dash = DASHES[(v + Math.floor(p / COLOURS)) % DASHES.length];
+  // How far a run came that was cut short: it stands wherever the run is named.
+  run.mark = run.figures.interrupted ? ` (to ${duration(run.figures.makespan_s)})` : "";
+  run.label += run.mark;
 });
+
+// What was cut short is shown and not compared.
+const ENDED = RUNS.filter((run) => !run.figures.interrupted);
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 

@@ -72,7 +72,7 @@ function thrashing() {
   let chart = null;
   const draw = (i) => {
     const all = RUNS.filter((r) => r.policy === groups[i]);
-    const runs = KINDS.map((kind) => all.find((r) => r.costs === kind)).filter(Boolean).map((r) => ({ ...r, label: COSTS[r.costs] || r.costs, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
+    const runs = KINDS.map((kind) => all.find((r) => r.costs === kind)).filter(Boolean).map((r) => ({ ...r, label: (COSTS[r.costs] || r.costs) + r.mark, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
     const end = Math.max(...runs.map((r) => r.watched.time_s[r.watched.time_s.length - 1] || 0), 1e-3);
     const x = Array.from({ length: 501 }, (_, k) => (end * k) / 500);
     if (chart) { CHARTS.splice(CHARTS.findIndex((c) => c.u === chart), 1); forget(chart); }
@@ -85,8 +85,8 @@ function thrashing() {
       el("div", {}, el("span", {}, swatch(r), r.label), el("b", {}, duration(r.figures.avg_jct_s))),
       el("div", { class: "track" }, el("i", { style: { width: `${(100 * (r.figures.avg_jct_s || 0)) / (top || 1)}%`, background: `var(${r.colour})` } })),
       el("small", {}, `${fixed(r.figures.share_changes_per_job)} changes per job, ${duration(r.figures.avg_paused_s)} standing still; this job: ${r.watched.jct_s === null ? "unfinished" : duration(r.watched.jct_s)}`))));
-    const f = runs[0].watched;
-    $("thrashing-caption").textContent = `${groups[i]}: how much of ${f.job}${f.model ? ` (${f.model})` : ""}, submitted ${f.submit_s > 0 ? `${duration(f.submit_s)} after the first job` : "at time zero"}, is done over time, when each new share means a stop and a restart, and when newcomers prepare while training goes on. Flat pieces are time without GPUs or standing still.${DATA.meta.pooled ? "" : " On nodes, progress between changes is estimated from the number of GPUs alone."}`;
+    const f = runs[0].watched, changes = runs.map((r) => r.watched.changes), [few, many] = [Math.min(...changes), Math.max(...changes)];
+    $("thrashing-caption").textContent = `${groups[i]}: how much of ${f.job}${f.model ? ` (${f.model})` : ""}, submitted ${f.submit_s > 0 ? `${duration(f.submit_s)} after the first job` : "at time zero"}, is done over time, when each new share means a stop and a restart, and when newcomers prepare while training goes on. Its share changes ${few === many ? "" : `${count(few)} to `}${plural(many, "time")}. Flat pieces are time without GPUs or standing still.${DATA.meta.pooled ? "" : " On nodes, progress between changes is estimated from the number of GPUs alone."}`;
   };
   fill(select, groups, draw);
   const start = Math.max(groups.indexOf("afs-p"), 0);

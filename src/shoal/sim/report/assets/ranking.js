@@ -1,7 +1,8 @@
 // Tables that sort by a click on a heading, and the ranking of the runs.
 
-// columns: {head, get: value to sort by, show: text or node, word: flush left, hint}
-function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = Infinity } = {}) {
+// columns: {head, get: value to sort by, show: text or node, word: flush left, hint}; `last` tells rows that
+// stay at the end whatever they are sorted by
+function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = Infinity, last = () => false } = {}) {
   const state = { by, down, rows, limit };
   const heads = columns.map((c, i) => el("th", { scope: "col", class: c.word ? "word" : null, title: c.hint },
     el("button", { type: "button", onclick: () => { state.down = state.by === i ? !state.down : !!c.downFirst; state.by = i; draw(); } }, c.head)));
@@ -11,6 +12,7 @@ function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = I
     heads.forEach((h, i) => h.setAttribute("aria-sort", i === state.by ? (state.down ? "descending" : "ascending") : "none"));
     const get = columns[state.by].get, sign = state.down ? -1 : 1;
     const sorted = [...state.rows].sort((a, b) => {
+      if (last(a) !== last(b)) return last(a) ? 1 : -1;
       const x = get(a), y = get(b);
       if (x === null || x === undefined) return 1; // what is not known stays at the end
       if (y === null || y === undefined) return -1;
@@ -32,7 +34,7 @@ function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = I
   return { set: (next, most) => { state.rows = next; if (most) state.limit = most; draw(); }, first: () => state.first };
 }
 
-const best = (get) => Math.min(...RUNS.map(get).filter((v) => v !== null && v !== undefined));
+const best = (get) => Math.min(...ENDED.map(get).filter((v) => v !== null && v !== undefined));
 
 function meter(run, value, most, text) {
   return el("span", {}, text, el("i", { style: { width: `${most > 0 ? Math.max(1, (100 * value) / most) : 0}%`, background: `var(${run.colour})` } }));
@@ -54,8 +56,8 @@ function ranking() {
   const f = (name) => (run) => run.figures[name];
   // What most runs have in common distinguishes none of them.
   const least = (name) => {
-    const low = best(f(name)), shared = RUNS.filter((r) => r.figures[name] === low).length;
-    return (run) => (run.figures[name] === low && shared <= RUNS.length / 2 ? "best" : "");
+    const low = best(f(name)), shared = ENDED.filter((r) => r.figures[name] === low).length;
+    return (run) => (!run.figures.interrupted && run.figures[name] === low && shared <= ENDED.length / 2 ? "best" : "");
   };
   const time = (head, name, hint) => ({ head, get: f(name), show: (r) => duration(r.figures[name]), mark: least(name), hint });
   const top = Math.max(...RUNS.map((r) => r.figures.avg_jct_s || 0)), low = best(f("avg_jct_s"));
@@ -63,10 +65,10 @@ function ranking() {
   const columns = [
     { head: "Run", get: (r) => r.label, show: (r) => el("span", {}, swatch(r), r.label) },
     { head: "Average JCT", get: f("avg_jct_s"), show: (r) => meter(r, r.figures.avg_jct_s, top, duration(r.figures.avg_jct_s)), mark: (r) => `meter ${bestMark(r)}` },
-    { head: "vs best", get: f("avg_jct_s"), show: (r) => (r.figures.avg_jct_s ? `${fixed(r.figures.avg_jct_s / low, 2)}×` : "–") },
+    { head: "vs best", get: f("avg_jct_s"), show: (r) => (r.figures.avg_jct_s && !r.figures.interrupted ? `${fixed(r.figures.avg_jct_s / low, 2)}×` : "–") },
     time("Median", "p50_jct_s"), time("p95", "p95_jct_s"), time("p99", "p99_jct_s"), time("Wait", "avg_queue_s"),
     ...(KINDS.some((k) => k !== "none") ? [time("Paused", "avg_paused_s")] : []),
-    time("Makespan", "makespan_s"),
+    { ...time("Makespan", "makespan_s"), show: (r) => (r.figures.interrupted ? "–" : duration(r.figures.makespan_s)) },
     { head: "GPUs used", get: f("utilization"), show: (r) => percent(r.figures.utilization), downFirst: true },
     { head: "Changes", get: f("share_changes_per_job"), show: (r) => fixed(r.figures.share_changes_per_job, 1), mark: least("share_changes_per_job") },
     { head: "Worst ρ", get: f("rho_max"), show: (r) => (r.figures.rho_max === null ? "–" : short(r.figures.rho_max)), mark: least("rho_max") },
@@ -74,17 +76,20 @@ function ranking() {
     ...(RUNS.some((r) => r.figures.finished < r.figures.jobs) ? [{ head: "Unfinished", get: (r) => r.figures.jobs - r.figures.finished, show: (r) => count(r.figures.jobs - r.figures.finished) }] : []),
   ];
   sortable($("ranking-table"), columns, RUNS, {
-    by: 1,
+    by: 1, last: (run) => run.figures.interrupted,
     onrow: (tr, run) => {
       tr.addEventListener("mouseenter", () => { VIEW.focus = VIEW.hidden.has(run.i) ? null : run.i; applyView(); });
       tr.addEventListener("mouseleave", () => { VIEW.focus = null; applyView(); });
     },
   });
+  const cut = RUNS.length > ENDED.length, missing = DATA.meta.not_begun;
+  if (cut) $("ranking-note").append(" Runs that were interrupted come last, with the simulated time they had reached: their figures are of the jobs that had ended by then, and compare with no other's.");
+  if (missing.length) $("ranking-note").append(` Not begun when the comparison was interrupted: ${missing.join(", ")}.`);
   $("glossary").append(...GLOSSARY.flatMap(([word, text]) => [el("dt", {}, word), el("dd", {}, text)]));
 }
 
 function lead() {
-  const ranked = RUNS.filter((r) => r.figures.avg_jct_s !== null).sort((a, b) => a.figures.avg_jct_s - b.figures.avg_jct_s);
+  const ranked = ENDED.filter((r) => r.figures.avg_jct_s !== null).sort((a, b) => a.figures.avg_jct_s - b.figures.avg_jct_s);
   const m = DATA.meta, first = ranked[0], last = ranked[ranked.length - 1];
   $("title").textContent = m.policies > 1 ? `${m.policies} policies compared` : m.runs > 1 ? `${m.runs} runs of ${RUNS[0].policy} compared` : `One run of ${RUNS[0].policy}`;
   if (first && ranked.length > 1) {
@@ -92,6 +97,7 @@ function lead() {
     $("finding").append(el("strong", {}, first.label), ` completes jobs soonest, in ${duration(first.figures.avg_jct_s)} on average; `,
       el("strong", {}, last.label), ` takes ${duration(last.figures.avg_jct_s)}, ${fixed(ratio, 2)} times as long.`);
   } else if (first) $("finding").append(el("strong", {}, first.label), ` completes a job in ${duration(first.figures.avg_jct_s)} on average.`);
+  else if (!ENDED.length) $("finding").append("No run had ended when this comparison was interrupted: there is nothing to rank.");
   const types = Object.entries(m.types);
   const end = Math.max(...RUNS.map((r) => r.over_time.end_s));
   const facts = [
