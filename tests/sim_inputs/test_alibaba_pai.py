@@ -25,7 +25,6 @@ def test_one_unreadable_task_makes_its_whole_job_bad(tmp_path):
 BAD_JOB_TABLES = [
     ("j1,i,ida,T,1000,1\nj2,i,eve,T,nan,1\n", 2, "start_time", "'nan' is not a number of seconds"),
     ("j1,i,ida,T,1000,1\nj2,i,eve,T,zzz,1\n", 2, "start_time", "'zzz' is not a number of seconds"),
-    ("j1,i,ida,T,1000,1\nj2,i,,T,1050,1\n", 2, "user", "missing"),
     ("j2,i,eve,T,1050,1\nj1,i,ida,T,1000,1\nj2,i,ann,T,9,1\n", 3, "job_name", "'j2' is already on line 1"),
 ]
 
@@ -71,6 +70,32 @@ def test_pai_jobs_of_which_the_job_table_does_not_say_all_are_told(tmp_path):
         "1 jobs have no start_time in pai_job_table.csv: submitted when their first task starts",
         "1 jobs name no user: written as user 'unknown'",
     )
+
+
+def test_a_pai_job_without_user_is_of_user_unknown_and_that_is_told(tmp_path):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"])
+    (tmp_path / "pai_job_table.csv").write_text("j1,i,ida,T,1000,1\nj2,i,,T,1050,1\n")
+    result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
+    assert result.jobs["user"].to_list() == ["ida", "unknown"]
+    assert result.jobs["submit_s"].to_list() == [0, 50]
+    assert result.notes[1:] == ("1 jobs name no user: written as user 'unknown'",)
+
+
+@pytest.mark.parametrize("start", ["0", "0.0", ""])
+def test_a_pai_task_whose_start_is_0_or_missing_has_no_known_start(tmp_path, start):
+    path = tmp_path / "pai_task_table.csv"
+    path.write_text(SAMPLES["alibaba-pai"].replace("1000.0,1020.0", f"{start},1020.0"))
+    result = convert(format_named("alibaba-pai").read(path), ONE)
+    assert result.jobs["job"].to_list() == ["j2"]
+    assert dict(result.left_out) == {"used no GPU": 1, "no known start": 1, "not finished": 1}
+
+
+def test_a_time_of_0_in_the_pai_job_table_or_of_a_task_without_gpus_is_no_submission(tmp_path):
+    (tmp_path / "pai_task_table.csv").write_text(SAMPLES["alibaba-pai"].replace("1100.0,1230.0", "0,1230.0"))
+    (tmp_path / "pai_job_table.csv").write_text("j1,i,ida,T,1000,1\nj2,i,eve,T,0,1\n")
+    result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
+    assert result.jobs["submit_s"].to_list() == [0, 120]
+    assert "1 jobs have no start_time in pai_job_table.csv" in result.notes[1]
 
 
 def test_pai_users_and_submissions_come_from_the_job_table(tmp_path):

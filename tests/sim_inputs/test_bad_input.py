@@ -48,6 +48,9 @@ BAD_ROWS = [
     (HEADER, [GOOD, "1,alpha,0,1,1"], 3, "iterations", "above 0"),
     (HEADER, [GOOD, "1,alpha,many,1,1"], 3, "iterations", "'many' is not a number"),
     (HEADER, [GOOD, "1,alpha,,1,1"], 3, "iterations", "missing"),
+    (HEADER, [GOOD, "1,alpha,1e-10,1,1"], 3, "iterations", "must be 1e-09 to 1e+15, not 1e-10"),
+    (HEADER, [GOOD, "1,alpha,2e15,1,1"], 3, "iterations", "must be 1e-09 to 1e+15, not 2e+15"),
+    (HEADER, [GOOD, "2e10,alpha,1,1,1"], 3, "submit_s", "must be 0 to 1e+10, not 2e+10"),
     (HEADER, [GOOD, "1,alpha,1,1.5,2"], 3, "requested_gpus", "whole number"),
     (HEADER, [GOOD, "1,alpha,1,0,2"], 3, "requested_gpus", "at least 1"),
     (HEADER, [GOOD, "1,alpha,1,1,99999999999"], 3, "max_gpus", "check the number"),
@@ -93,6 +96,15 @@ def test_a_bad_row_is_named_by_line_and_field(tmp_path, header, rows, line, fiel
     error = fails(trace(tmp_path, *rows, header=header))
     assert (error.line, error.field) == (line, field)
     assert part in str(error)
+
+
+def test_a_request_beyond_the_profile_names_the_gpu_type_where_profiles_tell_them(tmp_path):
+    error = fails(trace(tmp_path, "0,gamma,1,9,9"), Cluster.pool(12, "v100"))
+    assert str(error).endswith(
+        "9 GPUs are beyond the profile of 'gamma' on v100; the largest that works is 8"
+    )
+    error = fails(trace(tmp_path, "0,alpha,1,9,9"), Cluster.pool(12, "v100"))
+    assert "of 'alpha'; the largest" in str(error)
 
 
 def test_windows_line_ends_and_a_byte_order_mark_change_nothing(tmp_path):
@@ -171,6 +183,28 @@ def test_a_name_that_is_not_utf8_is_found_by_its_line(tmp_path, rows):
     assert "UTF-8" in str(error)
 
 
+@pytest.mark.parametrize("rows", [0, 3, 200_000])  # near the start, and some megabytes after it
+def test_an_endless_line_is_refused_before_it_is_read(tmp_path, rows, monkeypatch):
+    path = trace(tmp_path, *[GOOD] * rows, "1" * (70 << 10), end="")
+    with path.open("ab") as file:
+        file.truncate(1 << 30)  # sparse: a gigabyte that takes no room
+    monkeypatch.setattr(pl, "read_csv", lambda *a, **k: pytest.fail("the file was read"))
+    error = fails(path)
+    assert error.line == rows + 2
+    assert "longer than 1,048,576 bytes" in str(error)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_line_may_be_a_megabyte_long_and_no_longer(tmp_path, over):
+    rest = ",alpha,100,1,8"
+    long = "0" * ((1 << 20) + over - len(rest)) + rest
+    path = trace(tmp_path, GOOD, long, GOOD)
+    if over:
+        assert fails(path).line == 3
+    else:
+        assert len(read_jobs(path, PROFILES, POOL)) == 3
+
+
 def test_a_large_file_whose_first_rows_are_wrong_is_not_read_to_its_end(tmp_path, monkeypatch):
     from shoal.sim.inputs import jobs
 
@@ -220,6 +254,7 @@ def test_parquet_says_the_row(tmp_path):
         ({"requested_gpus": [True, True]}, "requested_gpus", "holds Boolean, not numbers"),
         ({"model": [date(2020, 1, 1)] * 2}, "model", "holds Date, not names"),
         ({"gpu_types": [b"\xff", b"x"]}, "gpu_types", "holds Binary"),
+        ({"gpu_types": [["gpu"], ["gpu"]]}, "gpu_types", "holds List, not one number or text per row"),
         ({"job": ["a", ""]}, "job", "row 2: the text is empty"),
         ({"job": ["a", "a"]}, "job", "row 2: the name 'a' is already on row 1"),
         ({"user": ["a", " "]}, "user", "row 2: the text is empty"),
@@ -256,6 +291,9 @@ BAD_PROFILES = [
     ("model,gpus,seconds_per_iteration\na,0,1\n", 2, "gpus", "at least 1"),
     ("model,gpus,seconds_per_iteration\na,1,0\n", 2, "seconds_per_iteration", "above 0"),
     ("model,gpus,seconds_per_iteration\na,1,nan\n", 2, "seconds_per_iteration", "finite"),
+    ("model,gpus,seconds_per_iteration\na,1,1e-308\n", 2, "seconds_per_iteration", "not 1e-308; check its"),
+    ("model,gpus,seconds_per_iteration\na,1,1\na,2,1e-301\n", 3, "seconds_per_iteration", "must be 1e-09 to"),
+    ("model,gpus,seconds_per_iteration\na,1,2e9\n", 2, "seconds_per_iteration", "to 1e+09, not 2e+09"),
     ("model,gpus,seconds_per_iteration\n,1,1\n", 2, "model", "missing"),
     ("model,gpus,seconds_per_iteration\na,1000000000000,1\n", 2, "gpus", "check the number"),
     ("model,gpus,seconds_per_iteration\n", 2, None, "no profiles"),

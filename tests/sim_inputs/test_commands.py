@@ -77,6 +77,7 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
         (["--sizes", "1:0.5,1:0.5"], "--sizes: '1:0.5,1:0.5' gives a size twice"),
         (["--seed", -1], "seed"),
         (["--load", "inf"], "load"),
+        (["--load", "1e-300"], "the load must be 1e-06 to 1000"),
         (["--profiles", "nowhere.csv"], "no such file"),
         (["--gpu-type", "tpu", "--profiles", "typed.csv"], "--gpu-type tpu: no profile"),
         (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not tell"),
@@ -192,11 +193,11 @@ def test_the_bad_rows_of_each_pai_table_are_counted_in_the_summary(tmp_path):
         "ja,tf,1,Terminated,100,100000,600,29,100,V100\n"
         "jb,tf,1,Terminated,x,100000,600,29,100,V100\njb,tf,1,Terminated,9,100000,600,29,100,V100\n"
     )
-    (tmp_path / "pai_job_table.csv").write_text("ja,i,ida,T,100,1\njb,i,,T,100,1\n")
+    (tmp_path / "pai_job_table.csv").write_text("ja,i,ida,T,100,1\njb,i,eve,T,then,1\n")
     said = " ".join(run("import", "alibaba-pai", tmp_path, "-o", tmp_path / "o.csv", "--skip-bad").split())
     assert "1 left out: tasks of a job with a malformed task" in said
     assert "1 left out: malformed, the first on line 2: 'x' is not a number of seconds" in said
-    assert "1 left out: malformed, the first on line 2 of pai_job_table.csv: a value is missing here" in said
+    assert "1 left out: malformed, the first on line 2 of pai_job_table.csv: 'then' is not a number" in said
 
 
 def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):

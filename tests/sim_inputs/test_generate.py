@@ -126,8 +126,11 @@ def test_iterations_take_the_duration_at_the_requested_size():
         ({"jobs": 0}, "at least one job"),
         ({"jobs": 10**12}, "at most 20,000,000"),
         ({"gpus": 0}, "at least one GPU"),
-        ({"load": 0.0}, "above 0"),
-        ({"load": float("nan")}, "above 0"),
+        ({"load": 0.0}, "1e-06 to 1000, not 0"),
+        ({"load": 1e-300}, "1e-06 to 1000, not 1e-300"),
+        ({"load": 1e4}, "1e-06 to 1000, not 10000"),
+        ({"load": float("inf")}, "1e-06 to 1000, not inf"),
+        ({"load": float("nan")}, "1e-06 to 1000, not nan"),
         ({"arrivals": "burst"}, "did you mean 'bursty'"),
         ({"users": ()}, "at least one user"),
         ({"users": ("a", "a")}, "each name once"),
@@ -139,6 +142,13 @@ def test_iterations_take_the_duration_at_the_requested_size():
 def test_a_recipe_that_cannot_be(wrong, part):
     with pytest.raises(ShoalError, match=part):
         Recipe(**wrong)
+
+
+def test_a_trace_too_long_to_be_read_again_is_not_made():
+    with pytest.raises(
+        ShoalError, match=r"the last job would come after .* 1e.10 is the most; give fewer jobs"
+    ):
+        made(Recipe(jobs=1_000, gpus=1, load=1e-6))
 
 
 @pytest.mark.reference

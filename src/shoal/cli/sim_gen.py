@@ -46,7 +46,7 @@ def gen(
         Path | None, typer.Option(help="profiles.csv with the models. Default: the built-in sample.")
     ] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(help="GPU type on which durations count. Default: each profile's first.")
+        str | None, typer.Option(help="GPU type on which durations count. Default: one all models run on.")
     ] = None,
     longest_days: Annotated[float, typer.Option(help="No job takes longer at its requested size.")] = 57.87,
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,

@@ -44,7 +44,7 @@ def import_(
     gpu_type: Annotated[
         str | None,
         typer.Option(
-            help="GPU type on which durations count and requests must run. Default: the first; any."
+            help="GPU type on which durations count and requests must run. Default: one all models run on; any."
         ),
     ] = None,
     assign: Annotated[

@@ -22,7 +22,11 @@ Gpus = Annotated[int | None, typer.Option("--gpus", "-g", help="A cluster of so 
 ClusterFile = Annotated[Path | None, typer.Option("--cluster", "-c", help="cluster.yaml: nodes and users.")]
 Option = Annotated[
     list[str] | None,
-    typer.Option("--option", help="An option of the policy, name=value; `shoal policy show` lists them."),
+    typer.Option(
+        "--option",
+        help="An option of the policy, name=value; `shoal policy show` lists them. name=@FILE takes the "
+        "numbers of a file, one per line.",
+    ),
 ]
 PlacementWord = Annotated[
     str,
@@ -200,6 +204,7 @@ def setup(
 def parse_options(words: list[str]) -> dict[str, str]:
     """`name=value` words; a value `@file` stands for the numbers in a file, one per line."""
     from shoal.core.errors import ShoalError
+    from shoal.sim.inputs.numbers_file import read_numbers
 
     options = {}
     for word in words:
@@ -209,27 +214,9 @@ def parse_options(words: list[str]) -> dict[str, str]:
         if name in options:
             raise ShoalError(f"--option {word}: {name} is given twice; say it once")
         if value.startswith("@"):
-            value = numbers_of(Path(value[1:]))
+            value = ",".join(map(str, read_numbers(Path(value[1:]))))
         options[name] = value
     return options
-
-
-def numbers_of(path: Path) -> str:
-    """The numbers of a file, one per line after an optional header, as one comma-separated word."""
-    from shoal.core.errors import InputError
-
-    try:
-        lines = path.read_text().split()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", file=str(path)) from None
-    numbers = []
-    for at, line in enumerate(lines, 1):
-        try:
-            numbers.append(str(float(line)))
-        except ValueError:
-            if at > 1:
-                raise InputError(f"{line!r} is not a number", file=str(path), line=at) from None
-    return ",".join(numbers)
 
 
 def check_output(output: str) -> None:

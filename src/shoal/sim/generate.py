@@ -19,6 +19,7 @@ from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.profile import Profile
 from shoal.sim.inputs.pool import Pool, assign_models
 from shoal.sim.inputs.table import FloatArray, IntArray
+from shoal.sim.inputs.values import ITERATIONS, SUBMIT_S
 
 Arrivals = Literal["poisson", "diurnal", "bursty"]
 ARRIVALS: tuple[str, ...] = get_args(Arrivals)
@@ -45,6 +46,9 @@ BURST_JOBS = 20
 BURST_GAP_S = 8.0
 
 MOST_JOBS = 20_000_000
+
+#: Below, no two jobs would ever meet; above, all would come at once.
+LOADS = (1e-6, 1e3)
 
 #: The longest job of the trace ran for 53.6 days.
 LONGEST_S = 5_000_000.0
@@ -94,7 +98,7 @@ class Recipe:
     users: tuple[str, ...] = tuple(f"user{i}" for i in range(1, 21))
     sizes: Mapping[int, float] = field(default_factory=lambda: PHILLY_SIZES)
     longest_s: float = LONGEST_S
-    #: The GPU type on which durations count; None for each profile's first.
+    #: The GPU type on which durations count; None for the one of `common_type`.
     gpu_type: str | None = None
 
     def __post_init__(self) -> None:
@@ -104,8 +108,10 @@ class Recipe:
             raise ShoalError(f"{self.jobs:,} jobs are more than fit in memory; give at most {MOST_JOBS:,}")
         if self.gpus < 1:
             raise ShoalError(f"a cluster needs at least one GPU, not {self.gpus}")
-        if not (0 < self.load < np.inf):
-            raise ShoalError(f"the load must be above 0, not {self.load}; 0.9 keeps the cluster busy")
+        if not (LOADS[0] <= self.load <= LOADS[1]):
+            raise ShoalError(
+                f"the load must be {LOADS[0]:g} to {LOADS[1]:g}, not {self.load:g}; 0.9 keeps the cluster busy"
+            )
         if self.arrivals not in ARRIVALS:
             raise ShoalError(f"unknown arrivals {self.arrivals!r}; {did_you_mean(self.arrivals, ARRIVALS)}")
         if not self.users or len(set(self.users)) != len(self.users):
@@ -126,6 +132,11 @@ def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Gen
     duration_s = _durations(requested, recipe.longest_s, for_durations)
     model = assign_models(requested, pool, lambda below: for_models.integers(0, below))
     span_s = float(requested @ duration_s) / (recipe.gpus * recipe.load)
+    if span_s > SUBMIT_S[1]:
+        raise ShoalError(
+            f"the last job would come after {span_s:.3g} s, and {SUBMIT_S[1]:g} is the most; "
+            "give fewer jobs, more GPUs or a higher load"
+        )
     submit_s, burst = _arrivals(recipe, span_s, for_arrivals)
     user = _users(recipe, burst, for_users)
     names = pl.Series(pool.models, dtype=pl.String)
@@ -133,7 +144,7 @@ def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Gen
         {
             "submit_s": np.floor(submit_s).astype(np.int64),
             "model": names.gather(model),
-            "iterations": np.maximum(duration_s * pool.speed(model, requested), 1.0),
+            "iterations": np.clip(duration_s * pool.speed(model, requested), 1.0, ITERATIONS[1]),
             "requested_gpus": requested,
             "max_gpus": pool.largest[model],
             "user": pl.Series(recipe.users, dtype=pl.String).gather(user),

@@ -6,7 +6,8 @@ inst_id, user, status, start_time, end_time`. Times are seconds; `plan_gpu` is i
 instance. A job is the sum of its tasks: it asks for Σ inst_num · plan_gpu / 100 GPUs, rounded up, and
 runs from the first start to the last end of its tasks with GPUs. Users and the time of submission come
 from the job table next to the task table; without it, the first start counts and there are no users. The
-same holds for single jobs that it does not list; how many they are is told.
+same holds for single jobs that it does not list; how many they are is told. A time of 0 is none, as in
+Alibaba's own analysis.
 """
 
 from __future__ import annotations
@@ -45,13 +46,15 @@ def read_alibaba_pai(path: str | Path) -> Trace:
     )
     jobs = _jobs(tasks)
     jobs = leave_out(jobs, left_out, "used no GPU", pl.col("gpus") <= 0)
+    jobs = leave_out(jobs, left_out, "no known start", pl.col("unstarted"))
     jobs = leave_out(jobs, left_out, "not finished", pl.col("unfinished"))
     jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
     notes = []
     parts = jobs.filter(pl.col("gpus") != pl.col("gpus").ceil()).height
     if parts:
         notes.append(f"{parts:,} jobs asked for parts of GPUs: rounded up to whole ones")
-    jobs = jobs.with_columns(requested_gpus=pl.col("gpus").ceil().cast(pl.Int64)).drop("gpus", "unfinished")
+    jobs = jobs.with_columns(requested_gpus=pl.col("gpus").ceil().cast(pl.Int64))
+    jobs = jobs.drop("gpus", "unstarted", "unfinished")
     bad = bad_rows(problems)
     rows_beside: dict[Path, int] = {}
     if job_table != path and job_table.exists():
@@ -87,7 +90,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> Table:
 
 
 def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
-    """Tasks with GPUs; start and end are null where the task has not finished."""
+    """Tasks with GPUs; start and end are null where they are not known."""
     start, end = (_seconds(table, problems, column) for column in ("start_time", "end_time"))
     backwards = (end < start).fill_null(False).to_numpy()
     problems.add(backwards, "end_time", lambda row: f"{end[row]:g} is before start_time {start[row]:g}")
@@ -103,7 +106,7 @@ def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
 
 
 def _seconds(table: Table, problems: Problems, column: str) -> pl.Series:
-    """A column of times in seconds; null where there is none, or where what is there is noted as bad."""
+    """A column of times in seconds; null where there is none (or 0), or what is there is noted as bad."""
     text = column_of_numbers(table, column)
     parsed = text.cast(pl.Float64, strict=False)
     good = (parsed.abs() < _LONGEST_S).fill_null(False)
@@ -112,7 +115,7 @@ def _seconds(table: Table, problems: Problems, column: str) -> pl.Series:
         column,
         lambda row: f"{str(text[row])[:40]!r} is not a number of seconds",
     )
-    return parsed.set(~good, None)
+    return parsed.set(~good | (parsed == 0), None)
 
 
 def _jobs(tasks: pl.DataFrame) -> pl.DataFrame:
@@ -124,7 +127,8 @@ def _jobs(tasks: pl.DataFrame) -> pl.DataFrame:
             0.0
         ),
         gpus=pl.col("gpus").sum(),
-        unfinished=((pl.col("start").is_null() | pl.col("end").is_null()) & with_gpus).any(),
+        unstarted=(pl.col("start").is_null() & with_gpus).any(),
+        unfinished=(pl.col("end").is_null() & with_gpus).any(),
     )
 
 
@@ -140,8 +144,9 @@ def _with_users(
     listed = pl.DataFrame(
         {
             "job": job,
-            "user": names(table, problems, "user"),
+            "user": names(table, problems, "user", optional=True),
             "submitted": _seconds(table, problems, "start_time"),
+            "listed": [True] * len(table),
         }
     )
     first = listed.with_row_index().select(pl.col("index").first().over("job"))["index"]
@@ -158,7 +163,7 @@ def _with_users(
         jobs, left_out, f"jobs with a malformed row in {name}", pl.col("job").is_in(spoilt.to_list())
     )
     joined = jobs.join(known, on="job", how="left", maintain_order="left")
-    missing = joined["user"].null_count()
+    missing = joined["listed"].null_count()
     if missing:
         notes.append(f"{missing:,} jobs are not in {name}: submitted when they start")
     timeless = joined["submitted"].null_count() - missing
@@ -167,4 +172,4 @@ def _with_users(
             f"{timeless:,} jobs have no start_time in {name}: submitted when their first task starts"
         )
     joined = joined.with_columns(submit_s=pl.coalesce("submitted", "submit_s"))
-    return joined.drop("submitted"), bad_rows(problems, beside=table.path)
+    return joined.drop("submitted", "listed"), bad_rows(problems, beside=table.path)

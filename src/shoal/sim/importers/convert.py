@@ -12,6 +12,7 @@ from shoal.core.errors import InputError, did_you_mean
 from shoal.core.profile import Profile
 from shoal.sim.importers.trace import BadRow, Trace, leave_out, only_clusters, refuse_bad_rows
 from shoal.sim.inputs.pool import Pool, assign_models, named_models
+from shoal.sim.inputs.values import ITERATIONS, SUBMIT_S
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Wishes:
     vcs: tuple[str, ...] = ()
     #: The largest request kept; None for any.
     gpus: int | None = None
-    #: The GPU type on which the trace's durations count; None for each profile's first.
+    #: The GPU type on which the trace's durations count; None for the one of `common_type`.
     gpu_type: str | None = None
     #: Draw models from the profiles even where the trace names them.
     assign: bool = False
@@ -60,6 +61,8 @@ def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None
     trace = only_clusters(trace, wishes.vcs)
     left_out = dict(trace.left_out)
     jobs = _in_order(trace.jobs)
+    late = f"came more than {SUBMIT_S[1]:g} s after the first"
+    jobs = leave_out(jobs, left_out, late, pl.col("submit_s") > SUBMIT_S[1])
     if wishes.gpus is not None:
         why = f"asked for more than {wishes.gpus} GPUs"
         jobs = leave_out(jobs, left_out, why, pl.col("requested_gpus") > wishes.gpus)
@@ -134,7 +137,7 @@ def _with_work(
     if by_time:
         jobs = jobs.with_columns(iterations=pl.col("service_s") * pl.col("speed"))
     jobs = leave_out(
-        jobs, left_out, "would do more iterations than can be counted", pl.col("iterations") > 1e15
+        jobs, left_out, "would do more iterations than can be counted", pl.col("iterations") > ITERATIONS[1]
     )
     return leave_out(jobs, left_out, "would do less than one iteration", pl.col("iterations") < 1)
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.sim.importers.durations import read_durations
-from shoal.sim.importers.throughputs import Speeds, check_size, speeds_of
+from shoal.sim.importers.throughputs import THROUGHPUT, Speeds, check_size, speeds_of
 from shoal.sim.importers.trace import Trace
 from shoal.sim.inputs.table import (
     Columns,
@@ -26,7 +27,7 @@ from shoal.sim.inputs.table import (
     read_head,
     read_table,
 )
-from shoal.sim.inputs.values import MOST_GPUS, counts, numbers
+from shoal.sim.inputs.values import MOST_GPUS, check_within, counts, numbers
 
 _OPTIONAL = ("job_id", "model_name", "batch_size", "ddl")
 
@@ -80,10 +81,9 @@ def _throughputs(path: Path) -> pl.DataFrame:
         "global_batch_size",
         lambda row: f"the batch size {batch[row]} is already there in a line above",
     )
-    # A throughput so small that its inverse overflows is no speed either.
     speeds = {name: numbers(table, problems, name, default=0.0) for name in sizes}
     for name, speed in speeds.items():
-        problems.add((speed > 0) & (speed < 1e-300), name, lambda row: "is too small to be a throughput")
+        check_within(np.where(speed == 0, 1.0, speed), problems, name, THROUGHPUT)  # 0: it does not run
     problems.raise_first()
     by_size = [
         pl.DataFrame({"batch": batch, "throughput": speeds[name]})

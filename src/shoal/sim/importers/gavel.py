@@ -1,24 +1,24 @@
 """Gavel's traces: tab-separated lines without a header.
 
-Seven fields `job_type, command, num_steps_arg, needs_data_dir, total_steps, arrival_time, scale_factor`, or
+Seven fields `job_type, command, num_steps_arg, needs_data_dir, total_steps, arrival_time, scale_factor`;
 nine `job_type, command, num_steps_arg, needs_data_dir, total_steps, scale_factor, priority_weight, SLO,
-arrival_time`. Jobs name their model and count their work in steps, so nothing has to be assigned: the
-profiles come from Gavel's own throughputs (`simulation_throughputs.json`, steps per second by GPU type,
-model and number of GPUs; what it measured of jobs that share a GPU is not used).
+arrival_time`; or ten, with `working_directory` after the command. Jobs name their model and count their
+work in steps, so nothing has to be assigned: the profiles come from Gavel's own throughputs
+(`simulation_throughputs.json`, steps per second by GPU type, model and number of GPUs; what it measured of
+jobs that share a GPU is not used).
 """
 
 from __future__ import annotations
 
 import ast
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from shoal.core.errors import InputError
-from shoal.sim.importers.throughputs import Speeds, check_size, speeds_of
+from shoal.sim.importers.throughputs import THROUGHPUT, Speeds, check_size, speeds_of
 from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out
 from shoal.sim.inputs.table import Columns, Problems, check_text, printable, read_head, read_table
 from shoal.sim.inputs.values import MOST_GPUS, counts, names, numbers
@@ -30,6 +30,7 @@ NINE = (
     "job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps",
     "scale_factor", "priority_weight", "SLO", "arrival_time",
 )  # fmt: skip
+TEN = (*NINE[:2], "working_directory", *NINE[2:])
 
 
 def read_gavel(path: str | Path) -> Trace:
@@ -37,10 +38,10 @@ def read_gavel(path: str | Path) -> Trace:
     path = Path(path)
     what = "Gavel trace"
     first = check_text(read_head(path, what), path, what).split("\n", 1)[0].split("\t")
-    form = {7: SEVEN, 9: NINE}.get(len(first))
+    form = {len(fields): fields for fields in (SEVEN, NINE, TEN)}.get(len(first))
     if form is None:
         raise InputError(
-            f"is not a {what}: its lines have 7 or 9 fields separated by tabs, this one {len(first)}",
+            f"is not a {what}: its lines have 7, 9 or 10 fields separated by tabs, this one {len(first)}",
             file=str(path),
             line=1,
         )
@@ -55,7 +56,7 @@ def read_gavel(path: str | Path) -> Trace:
             "model": names(table, problems, "job_type"),
         }
     )
-    if form is NINE:
+    if "priority_weight" in form:
         weight = numbers(table, problems, "priority_weight", default=1.0, above=0.0)
         jobs = jobs.with_columns(weight=pl.Series(weight))
     jobs = jobs.filter(good_rows(table, problems))
@@ -147,9 +148,11 @@ def _throughput(speeds: dict[str, Any], path: Path, where: str) -> float:
         raise InputError(message, file=str(path), field=where)
     value = speeds["null"]
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf or (value > 0 and not math.isfinite(1.0 / value)):
+    low, high = THROUGHPUT
+    if not number or not (value == 0 or low <= value <= high):
         message = (
-            f"{str(value)[:40]} is not a number of steps per second, 0 or more; measure it, or take it out"
+            f"{str(value)[:40]} is not a number of steps per second, 0 or {low:g} to {high:g}; "
+            "measure it, or take it out"
         )
         raise InputError(message, file=str(path), field=where)
     return float(value)

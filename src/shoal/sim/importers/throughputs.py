@@ -9,9 +9,13 @@ from pathlib import Path
 import polars as pl
 
 from shoal.core.errors import InputError
+from shoal.sim.inputs.values import SECONDS_PER_ITERATION
 
 #: The published tables have about a megabyte; what is much larger is another file, given by mistake.
 MOST_BYTES = 64 << 20
+
+#: Iterations per second, least and most, of which a profile can be read back.
+THROUGHPUT = (1.0 / SECONDS_PER_ITERATION[1], 1.0 / SECONDS_PER_ITERATION[0])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,16 @@ from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
 from shoal.sim.inputs.limits import Limits
 from shoal.sim.inputs.table import Columns, FloatArray, IntArray, Problems, Table, printable, read_table
-from shoal.sim.inputs.values import counts, names, numbers, positions_of, where_in
+from shoal.sim.inputs.values import (
+    ITERATIONS,
+    SUBMIT_S,
+    check_within,
+    counts,
+    names,
+    numbers,
+    positions_of,
+    where_in,
+)
 
 COLUMNS = Columns(
     ("submit_s", "model", "iterations", "requested_gpus", "max_gpus"),
@@ -95,9 +104,10 @@ def _jobs(rows: _Checked) -> tuple[Job, ...]:
 
 def _checked(table: Table, profiles: Mapping[str, Profile], cluster: Cluster) -> _Checked:
     problems = Problems(table)
-    submit_s = numbers(table, problems, "submit_s")
+    submit_s = check_within(numbers(table, problems, "submit_s"), problems, "submit_s", SUBMIT_S)
     _check_order(submit_s, problems)
     iterations = numbers(table, problems, "iterations", above=0.0)
+    iterations = check_within(iterations, problems, "iterations", ITERATIONS)
     requested = counts(table, problems, "requested_gpus")
     max_gpus = counts(table, problems, "max_gpus")
     least = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import polars as pl
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import did_you_mean
-from shoal.core.profile import Profile
+from shoal.core.profile import ANY_TYPE, Profile
 from shoal.sim.inputs.table import BoolArray, IntArray, Problems, Table
 from shoal.sim.inputs.values import positions_of, where_in
 
@@ -27,6 +27,8 @@ class Limits:
     gpu_types: list[tuple[str, ...]]
     model: pl.Series
     usable: BoolArray
+    #: " on v100": the types of GPU on which a row's limits hold, where its profile tells types apart.
+    where: Callable[[int], str]
 
     @classmethod
     def of(
@@ -75,6 +77,7 @@ class Limits:
             [types[i] for i in type_index.tolist()],
             model,
             usable,
+            lambda row: _on_types(profiles[model[row]], types[type_index[row]], cluster),
         )
 
     def check(self, requested: IntArray, problems: Problems) -> None:
@@ -90,7 +93,7 @@ class Limits:
             self.usable & (requested > self.largest),
             "requested_gpus",
             lambda row: (
-                f"{requested[row]} GPUs are beyond the profile of {self.model[row]!r}; "
+                f"{requested[row]} GPUs are beyond the profile of {self.model[row]!r}{self.where(row)}; "
                 f"the largest that works is {self.largest[row]}"
             ),
         )
@@ -98,7 +101,7 @@ class Limits:
             self.usable & (requested < self.smallest),
             "requested_gpus",
             lambda row: (
-                f"{requested[row]} GPUs are below the profile of {self.model[row]!r}; "
+                f"{requested[row]} GPUs are below the profile of {self.model[row]!r}{self.where(row)}; "
                 f"the smallest that works is {self.smallest[row]}"
             ),
         )
@@ -107,6 +110,13 @@ class Limits:
 def _no_common_type(model: str, profiles: Mapping[str, Profile], accepted: tuple[str, ...]) -> str:
     known = ", ".join(profiles[model].gpu_types) if model in profiles else "none"
     return f"{model!r} has a profile for GPUs of type {known}; the job may use {', '.join(accepted)}"
+
+
+def _on_types(profile: Profile, accepted: tuple[str, ...], cluster: Cluster) -> str:
+    if profile.gpu_types == (ANY_TYPE,):
+        return ""
+    used = [t for t in cluster.gpu_types if (not accepted or t in accepted) and profile.knows(t)]
+    return f" on {', '.join(used)}"
 
 
 def _missing_types(profile: Profile | None, accepted: tuple[str, ...], cluster: Cluster) -> tuple[str, ...]:
@@ -147,10 +157,7 @@ def _gpu_types(table: Table, problems: Problems, cluster: Cluster) -> tuple[list
     """The distinct lists of accepted types (empty: any), and which one each job has."""
     if not table.has("gpu_types"):
         return [()], np.zeros(len(table), np.int64)
-    column = table.frame["gpu_types"]
-    if column.dtype == pl.List(pl.String):
-        column = column.list.join("|")
-    texts, index = positions_of(column.cast(pl.String).fill_null(""))
+    texts, index = positions_of(table.frame["gpu_types"].cast(pl.String).fill_null(""))
     lists = [tuple(part.strip() for part in text.split("|") if part.strip()) for text in texts]
     unknown = [next((t for t in types if t not in cluster.gpu_types), None) for types in lists]
     problems.add(

@@ -20,6 +20,8 @@ from shoal.core.errors import InputError
 IntArray = NDArray[np.int64]
 
 _BLOCK_BYTES = 16 << 20
+#: No line of a table is longer; a reader would hold all of an endless one in memory, several times.
+LONGEST_LINE = 1 << 20
 NEWLINE, RETURN = ord("\n"), ord("\r")
 
 
@@ -38,10 +40,31 @@ def scan_lines(path: Path, separator: str, max_records: int | None = None, *, qu
     if path.stat().st_size == 0:
         return Lines(np.zeros(0, np.int64), np.zeros(0, np.int64), False)
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        _check_length(path, data)
         open_end = data[len(data) - 1] != NEWLINE
         if max_records is None and (not quotes or data.find(b'"') < 0):
             return _scan_plain(data, ord(separator), open_end)
     return _scan_quoted(path, separator, max_records, open_end)
+
+
+def _check_length(path: Path, data: mmap.mmap) -> None:
+    """The error of the first line that is too long.
+
+    A newline is sought from the end of each stretch of that length, so that little of the file is looked at.
+    """
+    start = 0
+    while len(data) - start > LONGEST_LINE:
+        end = data.rfind(b"\n", start, start + LONGEST_LINE + 1)
+        if end < 0:
+            message = f"this line is longer than {LONGEST_LINE:,} bytes; is this the right file?"
+            raise InputError(message, file=str(path), line=_line_at(data, start))
+        start = end + 1
+
+
+def _line_at(data: mmap.mmap, byte: int) -> int:
+    """The line on which a byte stands."""
+    blocks = range(0, byte, _BLOCK_BYTES)
+    return 1 + sum(data[start : min(start + _BLOCK_BYTES, byte)].count(b"\n") for start in blocks)
 
 
 def _scan_plain(data: mmap.mmap, separator: int, open_end: bool) -> Lines:

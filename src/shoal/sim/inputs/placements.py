@@ -12,7 +12,7 @@ import polars as pl
 
 from shoal.placement.measured import iteration_times
 from shoal.sim.inputs.table import Columns, Problems, read_table
-from shoal.sim.inputs.values import names, numbers
+from shoal.sim.inputs.values import SECONDS_PER_ITERATION, check_within, names, numbers
 
 COLUMNS = Columns(("placement", "local_bsz", "step_time"), ("sync_time",))
 
@@ -30,6 +30,7 @@ def profile_rows(model: str, path: str | Path, global_batch: float) -> pl.DataFr
     )
     batch = numbers(table, problems, "local_bsz", above=0.0)
     step_s = numbers(table, problems, "step_time", above=0.0)
+    step_s = check_within(step_s, problems, "step_time", SECONDS_PER_ITERATION)
     problems.raise_first()
     rows = iteration_times(model, zip(placement, batch.tolist(), step_s.tolist()), global_batch)
     gpus, nodes, seconds = (list(column) for column in zip(*rows))

@@ -63,14 +63,19 @@ class Pool:
 def common_type(profiles: Mapping[str, Profile]) -> str:
     """The GPU type of a cluster that nobody described, and of the traces made for it.
 
-    `gpu` where every profile has speeds for any type; else the first type that all of them know.
+    `gpu` where every profile has speeds for any type; else, of the types that all of them know, the one on which
+    they have the most shares, so that as few jobs as possible are too large for it; of several the first.
     """
-    first = next(iter(profiles.values()))
-    if not all(ANY_TYPE in p.curves for p in profiles.values()):
-        for gpu_type in first.gpu_types:
-            if gpu_type != ANY_TYPE and all(p.knows(gpu_type) for p in profiles.values()):
-                return gpu_type
-    return "gpu"
+    known = profiles.values()
+    if all(ANY_TYPE in p.curves for p in known):
+        return "gpu"
+    named = dict.fromkeys(t for p in known for t in p.gpu_types if t != ANY_TYPE)
+    shared = [t for t in named if all(p.knows(t) for p in known)]
+    return max(shared, key=lambda t: sum(_shares(p.curve(t)) for p in known), default="gpu")
+
+
+def _shares(curve: SpeedCurve) -> int:
+    return curve.max_gpus - curve.min_gpus + 1
 
 
 def assign_models(requested: IntArray, pool: Pool, draw: Callable[[IntArray], IntArray]) -> IntArray:

@@ -16,7 +16,7 @@ from shoal.core.profile import ANY_TYPE, Interpolation, Profile
 from shoal.knowledge.online_speed import OnlineSpeed, server_worker_table
 from shoal.knowledge.speed_models import SYNC_PS
 from shoal.sim.inputs.table import Columns, Problems, read_table
-from shoal.sim.inputs.values import counts, names, numbers
+from shoal.sim.inputs.values import SECONDS_PER_ITERATION, check_within, counts, names, numbers
 
 COLUMNS = Columns(("model", "gpus", "seconds_per_iteration"), ("gpu_type", "nodes", "servers"))
 
@@ -34,7 +34,8 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
     problems = Problems(table)
     model = names(table, problems, "model").to_list()
     gpus = counts(table, problems, "gpus").tolist()
-    seconds = numbers(table, problems, "seconds_per_iteration", above=0.0).tolist()
+    positive = numbers(table, problems, "seconds_per_iteration", above=0.0)
+    seconds = check_within(positive, problems, "seconds_per_iteration", SECONDS_PER_ITERATION).tolist()
     gpu_type = [ANY_TYPE] * len(table)
     if table.has("gpu_type"):
         gpu_type = names(table, problems, "gpu_type", default=ANY_TYPE).to_list()

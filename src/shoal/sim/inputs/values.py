@@ -11,6 +11,12 @@ from shoal.sim.inputs.table import BoolArray, FloatArray, IntArray, Problems, Ta
 #: Above this a number of GPUs is a slip, and a speed curve of that length would not fit in memory.
 MOST_GPUS = 1_000_000
 
+#: Least and most of what can be meant. Beyond them is a slip or another unit, and sums of such numbers are lost
+#: to rounding: a nanosecond to 30 years per iteration, and submissions over 300 years.
+SECONDS_PER_ITERATION = (1e-9, 1e9)
+ITERATIONS = (1e-9, 1e15)
+SUBMIT_S = (0.0, 1e10)
+
 
 def _shown(table: Table, column: str, row: int) -> str:
     return repr(str(table.frame[column][row])[:40])
@@ -47,6 +53,18 @@ def numbers(
     wish = "must not be negative" if above is None else f"must be above {lowest:g}"
     problems.add(low & ~infinite, column, lambda row: f"{wish}, not {values[row]:g}")
     return np.where(infinite | low, 1.0, values)
+
+
+def check_within(
+    values: FloatArray, problems: Problems, column: str, bounds: tuple[float, float]
+) -> FloatArray:
+    """The numbers of a column; those out of bounds are noted, and 1 stands for them."""
+    low, high = bounds
+    outside = (values < low) | (values > high)
+    problems.add(
+        outside, column, lambda row: f"must be {low:g} to {high:g}, not {values[row]:g}; check its unit"
+    )
+    return np.where(outside, 1.0, values)
 
 
 def counts(
