@@ -218,6 +218,14 @@ class Safety(RuleBasedStateMachine):
         self.now += 1
         self.step(Capped(pick.choice(list(self.jobs)), gpus, "the autoscaler holds it"))
 
+    @precondition(lambda self: self.jobs)
+    @rule(pick=st.randoms(use_true_random=False), profile=st.integers(0, 1))
+    def measure(self, pick, profile):
+        self.now += 1
+        job_id = pick.choice(list(self.jobs))
+        self.profiles[job_id] = PROFILES[profile]
+        self.step(Measured(job_id, PROFILES[profile]))
+
     @rule(later=st.floats(0, 10_000))
     def tick(self, later):
         self.now = min(self.now + later, max(self.wake_s, self.now))
@@ -346,7 +354,7 @@ def explore(kind, examples, **more):
 @pytest.mark.parametrize("cluster", sorted(CLUSTERS))
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: " ".join([s[0], *map("=".join, s[1].items())]))
 def test_nothing_that_must_not_happen_ever_happens(setting, cluster):
-    explore(machine(setting, cluster), 10)
+    explore(machine(setting, cluster), 20)
 
 
 # -- the machine itself can fail -----------------------------------------------------------------------

@@ -162,7 +162,7 @@ def test_a_script_that_evaluates_says_so_and_is_not_taken_for_one_that_hangs(lab
 
 
 def test_if_all_die_the_job_goes_on_from_its_last_checkpoint(lab: Lab):
-    options = {"epochs": 8, "checkpoint_every": 10}
+    options = {"epochs": 8, "checkpoint_every": 10, "sleep_s": 0.1}  # so that a slow disk keeps up
     with lab.job(2, keep_size=True, **options) as job:
         job.wait_size(2)
         saved = job.wait(lambda e: isinstance(e, ev.Checkpointed) and e.step >= 20)

@@ -50,6 +50,7 @@ def run(
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
+    from shoal.core.words import counted
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable
     from shoal.sim.runner import load, remarks
     from shoal.sim.runner import run as run_one
@@ -80,7 +81,7 @@ def run(
         raise typer.Exit(130)
     never = result.summary["jobs"] - result.summary["finished"]
     if never:
-        say(f"{never} jobs never ran: their GPUs never became free together")
+        say(f"{counted(never, 'job')} never ran: enough GPUs never became free together")
 
 
 def write_per_job(path: Path, record: Any) -> None:
