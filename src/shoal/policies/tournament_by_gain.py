@@ -58,23 +58,26 @@ def hand_out_by_gain(
     nonce: int,
 ) -> None:
     """Hand out `gpus` one by one among `rows`, which all have a share: each to the winner of the fold over them."""
-    m = len(rows)
-    held, limit, begin = np.empty(m, np.int32), np.empty(m, np.int32), np.empty(m, np.int32)
-    need = 0
-    for i in range(m):
+    n = len(rows)
+    held, limit, begin = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+    place = np.empty(n, np.int32)  # of each candidate in the fold
+    m, need = 0, 0
+    for i in range(n):
         r = rows[i]
-        held[i], limit[i], begin[i] = share[r], cap[r], at[r]
-        need += limit[i] - held[i]
+        if share[r] < cap[r]:
+            held[m], limit[m], begin[m], place[m] = share[r], cap[r], at[r], i
+            need += limit[m] - held[m]
+            m += 1
     if need <= gpus:
         for i in range(m):
-            share[rows[i]] = limit[i]
+            share[rows[place[i]]] = limit[i]
         return
-    columns, begins = plant(held, limit, np.zeros(m), speeds, begin)
+    columns, begins = plant(held[:m], limit[:m], np.zeros(m), speeds, begin[:m])
     best = -1
     while gpus > 0:
         if best < 0:
             best = with_largest(columns, begins, LONG)
-        w = _winner(columns, begins, m, best, tie, nonce, gpus)
+        w = _winner(columns, begins, place, m, best, tie, nonce, gpus)
         held[w] += 1
         gpus -= 1
         set_job(columns, w, held[w], limit[w], 0.0, speeds, begin[w])
@@ -82,16 +85,18 @@ def hand_out_by_gain(
         if w == best or columns[LONG, w] > columns[LONG, best]:
             best = -1
     for i in range(m):
-        share[rows[i]] = held[i]
+        share[rows[place[i]]] = held[i]
 
 
 @njit(cache=True, inline="always")
-def _winner(columns: FloatArray, begins: IntArray, m: int, best: int, tie: int, nonce: int, gpu: int) -> int:
+def _winner(
+    columns: FloatArray, begins: IntArray, place: IntArray, m: int, best: int, tie: int, nonce: int, gpu: int
+) -> int:
     """Who is left of the fold; `best` gains most as the longer job."""
     holder = m if tie != FIRST else -1
     while holder >= 0:
         holder = last_above(columns, begins, holder, columns[LONG, best])
-        if tie == LAST or (holder >= 0 and coin(nonce, gpu, holder)):
+        if tie == LAST or (holder >= 0 and coin(nonce, gpu, place[holder])):
             break
     if holder < 0 and columns[LONG, best] >= largest_before(columns, begins, best):
         holder = best
@@ -102,12 +107,14 @@ def _winner(columns: FloatArray, begins: IntArray, m: int, best: int, tie: int, 
     found = holder
     while found >= 0:
         holder = found
-        found = _next_to_beat(columns, begins, holder, tie, nonce, gpu)
+        found = _next_to_beat(columns, begins, place, holder, tie, nonce, gpu)
     return holder
 
 
 @njit(cache=True, inline="always")
-def _next_to_beat(columns: FloatArray, begins: IntArray, holder: int, tie: int, nonce: int, gpu: int) -> int:
+def _next_to_beat(
+    columns: FloatArray, begins: IntArray, place: IntArray, holder: int, tie: int, nonce: int, gpu: int
+) -> int:
     """The first candidate after the holder that beats it, or -1."""
     short, long_ = columns[SHORT, holder], columns[LONG, holder]
     b = holder // LANES
@@ -119,7 +126,7 @@ def _next_to_beat(columns: FloatArray, begins: IntArray, holder: int, tie: int, 
             i = b * LANES + lane
             # Equal gains, the holder's as the longer one, are the holder's win.
             if surely >> lane & 1 or (
-                columns[SHORT, i] > long_ and (tie == LAST or (tie == BY_COIN and coin(nonce, gpu, i)))
+                columns[SHORT, i] > long_ and (tie == LAST or (tie == BY_COIN and coin(nonce, gpu, place[i])))
             ):
                 return i
             may &= may - 1
