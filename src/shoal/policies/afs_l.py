@@ -111,11 +111,8 @@ class AfsL(CountPolicy):
     name = "afs-l"
     summary = "short against efficient jobs, GPU by GPU; lengths known (AFS, NSDI'21)"
     needs_lengths = True
+    takes_unknown_lengths = False
     Options = AfsLOptions
-
-    @property
-    def takes_unknown_lengths(self) -> bool:
-        return False
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         left, at = view.remaining_now(now_s), reference_curves(view)

@@ -80,6 +80,8 @@ class Policy(ABC):
     elastic: ClassVar[bool] = True
     #: Whether it must know how much work is left.
     needs_lengths: ClassVar[bool] = False
+    #: Whether it can decide on jobs that nobody knows the length of.
+    takes_unknown_lengths: ClassVar[bool] = True
     #: A frozen dataclass; each field is an option with its default.
     Options: ClassVar[type[Any]] = NoOptions
 
@@ -90,11 +92,6 @@ class Policy(ABC):
     @property
     def backfills(self) -> bool:
         """Whether a job may pass others that do not fit."""
-        return True
-
-    @property
-    def takes_unknown_lengths(self) -> bool:
-        """Whether it can decide on jobs that nobody knows the length of."""
         return True
 
     @abstractmethod

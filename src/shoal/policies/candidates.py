@@ -169,14 +169,14 @@ def largest_before(columns: FloatArray, begins: IntArray, end: int) -> float:
 
 
 @njit(cache=True, inline="always")
-def with_largest(columns: FloatArray, begins: IntArray, row: int) -> int:
-    """The first candidate with the largest gain: from the uppermost blocks down."""
+def with_largest(columns: FloatArray, begins: IntArray) -> int:
+    """The first candidate with the largest gain as the longer job: from the uppermost blocks down."""
     level = len(begins) - 2
     at, end = 0, begins[level + 1] - begins[level]
     while True:
         best = at
         for i in range(at + 1, end):
-            if columns[row, begins[level] + i] > columns[row, begins[level] + best]:
+            if columns[LONG, begins[level] + i] > columns[LONG, begins[level] + best]:
                 best = i
         if level == 0:
             return best

@@ -13,10 +13,7 @@ from shoal.policies.types import reference_curves
 class _Shortest(CountPolicy):
     elastic = False
     needs_lengths = True
-
-    @property
-    def takes_unknown_lengths(self) -> bool:
-        return False
+    takes_unknown_lengths = False
 
     def key(self, view: View, now_s: float) -> FloatArray:
         raise NotImplementedError

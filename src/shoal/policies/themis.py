@@ -54,11 +54,8 @@ class Themis(CountPolicy):
     name = "themis"
     summary = "finish-time fairness: the job treated worst goes first; lengths known (NSDI'20)"
     needs_lengths = True
+    takes_unknown_lengths = False
     Options = ThemisOptions
-
-    @property
-    def takes_unknown_lengths(self) -> bool:
-        return False
 
     def __init__(self, options: object = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)

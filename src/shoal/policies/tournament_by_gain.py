@@ -76,7 +76,7 @@ def hand_out_by_gain(
     best = -1
     while gpus > 0:
         if best < 0:
-            best = with_largest(columns, begins, LONG)
+            best = with_largest(columns, begins)
         w = _winner(columns, begins, place, m, best, tie, nonce, gpus)
         held[w] += 1
         gpus -= 1
