@@ -13,7 +13,8 @@ from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order, times_at
 from shoal.policies.themis import grant_in_order
-from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST
+from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
+from shoal.policies.tournament_of_classes import hand_out_among_alike
 
 from . import naive
 
@@ -82,6 +83,38 @@ def test_afs_p_equals_a_left_fold_of_compare(rule, code, size):
             start, naive.curves_of(view), view.max_gpus, spare, rule, seed, order
         )
         assert got.tolist() == want, f"seed {seed}"
+
+
+def alike(seed, most_jobs):
+    """Shares, curves, caps and GPUs of jobs of few curves: some flat in places, some fast only at every fourth GPU."""
+    rng = np.random.default_rng(seed)
+    width, kinds, n = 33, rng.integers(1, 17), rng.integers(1, most_jobs)
+    speeds = []
+    for _ in range(kinds):
+        grown = np.cumsum(rng.integers(0, 4, width) * rng.choice([0.3, 1.0], width) / np.arange(1, width + 1))
+        stepped = 1 / np.interp(np.arange(width), np.arange(0, width, 4), 1 / (1 + grown[::4]))
+        speeds.append(np.concatenate([[0.0], 1 + grown if rng.random() < 0.5 else stepped]))
+    at = (rng.integers(kinds, size=n) * (width + 1)).astype(np.int32)
+    cap = rng.integers(1, rng.integers(2, width + 1), n).astype(np.int32)
+    share = np.minimum(rng.integers(1, 3, n), cap).astype(np.int32)
+    return share, np.concatenate(speeds), at, cap, int(rng.integers(1, 2 + (cap - share).sum()))
+
+
+@pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
+@pytest.mark.parametrize(("most_jobs", "views"), [(8, range(400)), (200, range(25))])
+def test_afs_p_among_jobs_alike_equals_a_left_fold_of_compare(rule, code, most_jobs, views):
+    ended_by_class = 0
+    for seed in views:
+        start, speeds, at, cap, gpus = alike(seed, most_jobs)
+        curves = [speeds[a : a + 34] for a in at]
+        order = np.random.default_rng(seed).permutation(len(at)).astype(np.int32)
+        got = start.copy()
+        left = hand_out_among_alike(got, order, speeds, at, cap, gpus, code, seed)
+        ended_by_class += left == 0
+        hand_out_by_gain(got, order, speeds, at, cap, left, code, seed)
+        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order)
+        assert got.tolist() == want, f"seed {seed}"
+    assert 0 < ended_by_class < len(views) or most_jobs < 64, "it is to meet views with too many classes, too"
 
 
 def test_optimus_equals_the_largest_gain_for_every_gpu_whatever_the_guess():

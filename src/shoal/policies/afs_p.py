@@ -13,6 +13,7 @@ from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
 from shoal.policies.in_step import hand_out_in_step
 from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
+from shoal.policies.tournament_of_classes import hand_out_among_alike
 from shoal.policies.types import reference_curves
 
 _TIES = {"random": BY_COIN, "first": FIRST, "last": LAST}
@@ -77,6 +78,8 @@ def _shares_where_all_start(
     """
     share = min_gpus.astype(np.int32)
     left = hand_out_in_step(share, speeds, at, max_gpus, left)
+    if left > 0:
+        left = hand_out_among_alike(share, others, speeds, at, max_gpus, left, tie, nonce)
     if left > 0:
         hand_out_by_gain(share, others, speeds, at, max_gpus, left, tie, nonce)
     return share

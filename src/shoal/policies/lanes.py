@@ -111,7 +111,7 @@ def fetch(typing: Any, values: Any, at: Any) -> tuple[Any, Any]:
     return types.void(values, types.int64), code
 
 
-# -- for AFS-P: `tournament_by_gain` ------------------------------------------------------------------------
+# -- for AFS-P: `tournament_by_gain`, `tournament_of_classes` ---------------------------------------------------
 
 
 @intrinsic
@@ -139,6 +139,12 @@ def lowest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
 
 
 @intrinsic
+def highest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
+    """The place of the highest bit that is set; one must be."""
+    return types.int64(types.int64), lambda context, build, signature, args: _highest(build, args[0])
+
+
+@intrinsic
 def last_gain_above(typing: Any, columns: Any, begin: Any, end: Any, bound: Any) -> tuple[Any, Any]:
     """The last of eight columns, but for those from `end` on, whose gain as the shorter job is above this, or -1."""
 
@@ -147,7 +153,7 @@ def last_gain_above(typing: Any, columns: Any, begin: Any, end: Any, bound: Any)
         (shorts,) = _rows(context, build, signature.args[0], columns, begin, (1,))
         passes = _bits(build, build.fcmp_ordered(">", shorts, _all(build, bound, _FLOATS)))
         asked = build.and_(passes, build.not_(build.shl(ir.Constant(_INT, -1), end)))
-        return build.sub(ir.Constant(_INT, 63), build.ctlz(asked, ir.Constant(ir.IntType(1), 0)))
+        return _highest(build, asked)
 
     return types.int64(columns, types.int64, types.int64, types.float64), code
 
@@ -179,6 +185,11 @@ def _bits(build: Any, lanes: Any) -> Any:
 
 def _lowest(build: Any, bits: Any) -> Any:
     return build.cttz(bits, ir.Constant(ir.IntType(1), 1))
+
+
+def _highest(build: Any, bits: Any) -> Any:
+    """Likewise the highest, or -1."""
+    return build.sub(ir.Constant(_INT, 63), build.ctlz(bits, ir.Constant(ir.IntType(1), 0)))
 
 
 def _first(build: Any, passes: Any, skip: Any) -> Any:
