@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.view import View
 from shoal.core.water_filling import water_fill_into
 
@@ -25,7 +25,7 @@ ENTITLED, RECEIVED, LENT, BORROWED, TRADED = range(5)
 COLUMNS = ("entitled", "received", "lent", "borrowed", "traded")
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def entitlement(
     tickets: FloatArray,
     demand: FloatArray,
@@ -51,7 +51,7 @@ def entitlement(
     return due
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def demand_and_use(
     user: IntArray,
     want: IntArray,
@@ -76,7 +76,7 @@ def demand_and_use(
     return demand, may_use, received
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def fill_rates(rate: FloatArray, entitled: FloatArray, received: FloatArray, traded: FloatArray) -> None:
     """All columns of `rate[user, type]`. Lent is what others run on: of all that is not taken up, the part
     that is not idle."""

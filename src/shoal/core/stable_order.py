@@ -6,14 +6,15 @@ Numba's own takes 1.8 s to compile where a policy is used for the first time; th
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from shoal.core.compiled import kernel
 
 #: Runs of this many are sorted by insertion.
 _RUN = 16
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def stable_order(keys: NDArray[np.float64]) -> NDArray[np.intp]:
     """The indices of `keys`, smallest first."""
     n = len(keys)

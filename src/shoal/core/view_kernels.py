@@ -6,8 +6,9 @@ They fill arrays that they are given: to hand one back to Python takes as long a
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from shoal.core.compiled import kernel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -50,7 +51,7 @@ MAX_GPUS, _GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
 )
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def left_now(floats: FloatArray, now_s: float, left: FloatArray) -> None:
     """Iterations left at `now_s`."""
     for i in range(len(left)):
@@ -58,7 +59,7 @@ def left_now(floats: FloatArray, now_s: float, left: FloatArray) -> None:
         left[i] = max(floats[_REMAINING, i] - done, 0.0)
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def rows_with_other(ints: IntArray, gpus: IntArray, rows: NDArray[np.intp]) -> int:
     """The rows whose share is another number of GPUs than this; returns how many there are."""
     count = 0
@@ -69,7 +70,7 @@ def rows_with_other(ints: IntArray, gpus: IntArray, rows: NDArray[np.intp]) -> i
     return count
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def sum_and_first_beyond(
     gpus: IntArray, least: IntArray, most: IntArray, requested: IntArray
 ) -> tuple[int, int]:
@@ -90,7 +91,7 @@ VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
 _PAUSE, _SHRINK, _GROW, _MIGRATE, _START, _RESUME = range(len(VERBS))
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def set_shares(
     floats: FloatArray,
     ints: IntArray,

@@ -12,9 +12,9 @@ from fractions import Fraction
 from typing import TypeVar
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 
 FloatArray = NDArray[np.float64]
@@ -54,7 +54,7 @@ def _check(weights: Sequence[Number], demand: Sequence[Number], supply: Number) 
         raise ShoalError("demand and supply cannot be negative")
 
 
-@njit(cache=True)  # type: ignore[untyped-decorator]
+@kernel
 def water_fill_into(weights: FloatArray, demand: FloatArray, supply: float, share: FloatArray) -> None:
     """`water_fill` in floats, into `share`. Who has no weight is served last, equally, from what is left."""
     n = len(weights)

@@ -7,8 +7,9 @@ first fit tries them: the groups of the chromosome). Each container takes one GP
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from shoal.core.compiled import kernel
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
@@ -21,7 +22,7 @@ def seeded(rng: np.random.Generator) -> Rng:
     return rng.integers(0, 2**63, size=1, dtype=np.uint64)
 
 
-@njit(cache=True)
+@kernel
 def draw(rng: Rng, below: int) -> int:
     """A random integer in 0..below-1, by splitmix64 (Steele, Lea and Flood, OOPSLA'14)."""
     rng[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -32,7 +33,7 @@ def draw(rng: Rng, below: int) -> int:
     return int((z >> np.uint64(11)) * (1.0 / 9007199254740992.0) * below)
 
 
-@njit(cache=True)
+@kernel
 def shuffled(rng: Rng, n: int) -> IntArray:
     """0..n-1 in random order."""
     order = np.arange(n).astype(np.int32)
@@ -42,13 +43,13 @@ def shuffled(rng: Rng, n: int) -> IntArray:
     return order
 
 
-@njit(cache=True)
+@kernel
 def copy(to: IntArray, source: IntArray) -> None:
     for i in range(len(source)):
         to[i] = source[i]
 
 
-@njit(cache=True)
+@kernel
 def ring_cost(nodes: IntArray, ring_rank: IntArray, cost: FloatArray) -> float:
     """The links of the cheapest ring through these nodes; `ring_rank` orders nodes by domain and rack."""
     ring = np.empty(len(nodes), np.int32)
@@ -69,7 +70,7 @@ def ring_cost(nodes: IntArray, ring_rank: IntArray, cost: FloatArray) -> float:
     return total
 
 
-@njit(cache=True)
+@kernel
 def paper_value(
     node_of: IntArray,
     starts: IntArray,
@@ -106,7 +107,7 @@ def paper_value(
     return lam * network + (1 - lam) * fitness + nodes
 
 
-@njit(cache=True)
+@kernel
 def code_value(
     node_of: IntArray,
     starts: IntArray,
@@ -135,7 +136,7 @@ def code_value(
     return network + (pairs - load + nodes) / len(node_of)
 
 
-@njit(cache=True)
+@kernel
 def _free_of(node_of: IntArray, capacity: IntArray) -> IntArray:
     free = capacity.copy()
     for node in node_of:
@@ -144,7 +145,7 @@ def _free_of(node_of: IntArray, capacity: IntArray) -> IntArray:
     return free
 
 
-@njit(cache=True)
+@kernel
 def _first_fit(node_of: IntArray, order: IntArray, k: int, capacity: IntArray, avoid: int) -> int:
     """Put every container without a node on the first group with room, opening nodes when none has.
 
@@ -178,7 +179,7 @@ def _first_fit(node_of: IntArray, order: IntArray, k: int, capacity: IntArray, a
     return k
 
 
-@njit(cache=True)
+@kernel
 def nearest_fit(
     node_of: IntArray,
     jobs: IntArray,
@@ -226,7 +227,7 @@ def nearest_fit(
     return True
 
 
-@njit(cache=True)
+@kernel
 def _added(
     node_of: IntArray, i: int, node: int, low: int, high: int, ps: int, cost: FloatArray, lam: float
 ) -> float:
@@ -240,7 +241,7 @@ def _added(
     return lam * added
 
 
-@njit(cache=True)
+@kernel
 def _uses(node_of: IntArray, low: int, high: int, node: int) -> bool:
     found = False
     for i in range(low, high):
@@ -248,7 +249,7 @@ def _uses(node_of: IntArray, low: int, high: int, node: int) -> bool:
     return found
 
 
-@njit(cache=True)
+@kernel
 def insert_group(
     node_of: IntArray, order: IntArray, k: int, donor: IntArray, node: int, at: int, capacity: IntArray
 ) -> int:
@@ -261,7 +262,7 @@ def insert_group(
     return _first_fit(node_of, order, k, capacity, -1)
 
 
-@njit(cache=True)
+@kernel
 def take_group(
     node_of: IntArray, order: IntArray, k: int, donor: IntArray, node: int, at: int, nodes: int
 ) -> int:
@@ -290,7 +291,7 @@ def take_group(
     return n
 
 
-@njit(cache=True)
+@kernel
 def delete_group(node_of: IntArray, order: IntArray, k: int, at: int, capacity: IntArray) -> int:
     """Mutation of the paper, in place: the group at position `at` goes, its containers first fit."""
     node = order[at]
@@ -300,7 +301,7 @@ def delete_group(node_of: IntArray, order: IntArray, k: int, at: int, capacity: 
     return _first_fit(node_of, order, k - 1, capacity, node)
 
 
-@njit(cache=True)
+@kernel
 def empty_node(node_of: IntArray, node: int) -> None:
     """Leave the containers of a node without one."""
     for i in range(len(node_of)):
@@ -308,7 +309,7 @@ def empty_node(node_of: IntArray, node: int) -> None:
             node_of[i] = -1
 
 
-@njit(cache=True)
+@kernel
 def _random_fit(rng: Rng, node_of: IntArray, capacity: IntArray) -> bool:
     """Put every container without a node on a random node with room; whether all found one."""
     free = _free_of(node_of, capacity)
@@ -333,7 +334,7 @@ def _random_fit(rng: Rng, node_of: IntArray, capacity: IntArray) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def regroup(node_of: IntArray, order: IntArray, k: int, nodes: int) -> int:
     """Bring the groups in line with the nodes in use: old ones keep their sequence, new ones follow."""
     seen = np.zeros(nodes, np.int8)
@@ -353,7 +354,7 @@ def regroup(node_of: IntArray, order: IntArray, k: int, nodes: int) -> int:
     return n
 
 
-@njit(cache=True)
+@kernel
 def code_crossover(rng: Rng, node_of: IntArray, donor: IntArray, node: int, capacity: IntArray) -> bool:
     """Crossover of the authors' code: `node` becomes the donor's copy, the evicted go anywhere."""
     for i in range(len(node_of)):
@@ -364,7 +365,7 @@ def code_crossover(rng: Rng, node_of: IntArray, donor: IntArray, node: int, capa
     return _random_fit(rng, node_of, capacity)
 
 
-@njit(cache=True)
+@kernel
 def code_mutation(rng: Rng, node_of: IntArray, order: IntArray, k: int, capacity: IntArray) -> bool:
     """Mutation of the authors' code: a node is emptied, its containers go anywhere."""
     rounds = 1 + draw(rng, max(1, len(capacity) // 100))
@@ -375,7 +376,7 @@ def code_mutation(rng: Rng, node_of: IntArray, order: IntArray, k: int, capacity
     return True
 
 
-@njit(cache=True)
+@kernel
 def start_plan(rng: Rng, containers: int, capacity: IntArray, first_fit: bool) -> IntArray:
     """A plan to start from: first fit over the nodes in random order, or random fit."""
     node_of = np.full(containers, -1, np.int32)

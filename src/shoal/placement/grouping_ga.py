@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.placement import ga_kernels as ga
 from shoal.placement.base import Unplaced
@@ -232,7 +232,7 @@ def evolve(batch: Batch, seeds: Sequence[IntArray], rng: Rng, search: Search) ->
     )
 
 
-@njit(cache=True)
+@kernel
 def _tournament(rng: ga.Rng, values: FloatArray, contestants: int, other_than: int) -> int:
     best = -1
     for _ in range(contestants):
@@ -244,7 +244,7 @@ def _tournament(rng: ga.Rng, values: FloatArray, contestants: int, other_than: i
     return best
 
 
-@njit(cache=True)
+@kernel
 def _value(plan: IntArray, batch: _BatchArrays, operators: int, lam: float) -> float:
     starts, ps_of_job, cost, _, bandwidth, ring_rank, used, used_part, total = batch
     if operators == CODE:
@@ -252,7 +252,7 @@ def _value(plan: IntArray, batch: _BatchArrays, operators: int, lam: float) -> f
     return ga.paper_value(plan, starts, ps_of_job, cost, ring_rank, used_part, total, lam)
 
 
-@njit(cache=True)
+@kernel
 def _cross(
     rng: ga.Rng,
     plan: IntArray,
@@ -278,7 +278,7 @@ def _cross(
     return ga.regroup(plan, order, k, nodes) if valid else 0
 
 
-@njit(cache=True)
+@kernel
 def _mutate(
     rng: ga.Rng, plan: IntArray, order: IntArray, k: int, batch: _BatchArrays, operators: int, lam: float
 ) -> int:
@@ -302,7 +302,7 @@ def _mutate(
     return ga.regroup(plan, order, k, nodes) if valid else 0
 
 
-@njit(cache=True)
+@kernel
 def _evolve(
     rng: ga.Rng,
     plans: IntArray,

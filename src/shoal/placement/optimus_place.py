@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.placement.checked import whole
 
@@ -102,7 +102,7 @@ def _check(
         raise ShoalError("a task cannot need less than nothing of a resource")
 
 
-@njit(cache=True)
+@kernel
 def _fits(free: FloatArray, ps: int, workers: int, ps_need: FloatArray, worker_need: FloatArray) -> bool:
     fits = True
     for r in range(len(free)):
@@ -110,19 +110,19 @@ def _fits(free: FloatArray, ps: int, workers: int, ps_need: FloatArray, worker_n
     return fits
 
 
-@njit(cache=True)
+@kernel
 def _take(free: FloatArray, ps: int, workers: int, ps_need: FloatArray, worker_need: FloatArray) -> None:
     for r in range(len(free)):
         free[r] -= ps * ps_need[r] + workers * worker_need[r]
 
 
-@njit(cache=True)
+@kernel
 def _dealt(tasks: int, k: int, i: int) -> int:
     """How many of `tasks`, dealt to k nodes in turn, node i gets."""
     return tasks // k + (1 if i < tasks % k else 0)
 
 
-@njit(cache=True)
+@kernel
 def _optimus(
     free: FloatArray,
     jobs: IntArray,
@@ -160,14 +160,14 @@ def _optimus(
             heappush(nodes, (float(-free[chosen[i], order_by]), int(chosen[i])))
         if not fits:
             before = n
-            n = _first_fit(free, rows, n, job, p, w, ps_need, worker_need)
+            n = np.int64(_first_fit(free, rows, n, job, p, w, ps_need, worker_need))
             if n > before:  # what is free has changed in the middle of the heap
                 nodes = [(float(-free[m, order_by]), m) for m in range(len(free))]
                 heapify(nodes)
     return rows[:n]
 
 
-@njit(cache=True)
+@kernel
 def _first_fit(
     free: FloatArray,
     rows: IntArray,
@@ -220,7 +220,7 @@ def _first_fit(
     return n
 
 
-@njit(cache=True)
+@kernel
 def _one_by_one(
     free: FloatArray,
     jobs: IntArray,

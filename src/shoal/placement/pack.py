@@ -8,13 +8,14 @@ equal answers whatever happened before.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from shoal.core.compiled import kernel
 
 IntArray = NDArray[np.int32]
 
 
-@njit(cache=True)
+@kernel
 def available(free: IntArray, type_of_node: IntArray, gpu_type: int) -> IntArray:
     """Free GPUs of the nodes of one type; 0 elsewhere. Type -1 stands for any."""
     avail = np.zeros(len(free), np.int32)
@@ -24,7 +25,7 @@ def available(free: IntArray, type_of_node: IntArray, gpu_type: int) -> IntArray
     return avail
 
 
-@njit(cache=True)
+@kernel
 def best_node(avail: IntArray, need: int, rack_of_node: IntArray, near_rack: int) -> int:
     """The node with least to spare that holds `need`, in `near_rack` if one there does; -1 if none."""
     best, best_free, best_near = -1, 0, False
@@ -39,7 +40,7 @@ def best_node(avail: IntArray, need: int, rack_of_node: IntArray, near_rack: int
     return best
 
 
-@njit(cache=True)
+@kernel
 def _nodes_needed(histogram: IntArray, need: int) -> int:
     """How many nodes, largest first, hold `need`; a histogram counts nodes by their available GPUs."""
     nodes = 0
@@ -54,7 +55,7 @@ def _nodes_needed(histogram: IntArray, need: int) -> int:
     return -1
 
 
-@njit(cache=True)
+@kernel
 def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int, int]:
     """(zone, nodes needed) of the zone that holds `need` on fewest nodes; of equals, the fullest one."""
     zones = largest = 0
@@ -76,7 +77,7 @@ def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int,
     return best, best_nodes
 
 
-@njit(cache=True)
+@kernel
 def narrow(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
     """A copy of `avail` within the rack, else the domain, that needs no more nodes than the cluster would."""
     everywhere = np.zeros(len(avail), np.int32)
@@ -95,7 +96,7 @@ def narrow(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: I
     return inside
 
 
-@njit(cache=True)
+@kernel
 def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
     """GPUs to take of each node: as few nodes as possible, and those in one rack where that costs none.
 
@@ -116,7 +117,7 @@ def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: Int
     return taken
 
 
-@njit(cache=True)
+@kernel
 def _largest(avail: IntArray, most: int) -> int:
     """The node with most available, but not above `most`; -1 if there is none."""
     best = -1
@@ -126,7 +127,7 @@ def _largest(avail: IntArray, most: int) -> int:
     return best
 
 
-@njit(cache=True)
+@kernel
 def choose(
     free: IntArray,
     type_of_node: IntArray,
@@ -156,7 +157,7 @@ def choose(
     return chosen
 
 
-@njit(cache=True)
+@kernel
 def whole_nodes(
     avail: IntArray, size: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray
 ) -> IntArray:

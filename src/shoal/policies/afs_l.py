@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.stable_order import stable_order
 from shoal.core.view import View
@@ -18,7 +18,7 @@ from shoal.policies.tournament_from_zero import hand_out_from_zero
 from shoal.policies.types import reference_curves
 
 
-@njit(cache=True)
+@kernel
 def first_shares(
     remaining: FloatArray,
     speeds: FloatArray,
@@ -77,7 +77,7 @@ def _afs_l_shares(
 
 
 #: For other kernels. `AfsL` itself runs it as it stands, so that only what a cluster needs is compiled.
-afs_l_shares = njit(cache=True)(_afs_l_shares)
+afs_l_shares = kernel(_afs_l_shares)
 
 
 _FOLDS = ("submission", "shortest")

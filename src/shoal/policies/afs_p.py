@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
@@ -19,7 +19,31 @@ from shoal.policies.types import reference_curves
 _TIES = {"random": BY_COIN, "first": FIRST, "last": LAST}
 
 
-@njit(cache=True)
+@kernel
+def starting_shares(
+    others: IntArray, keep: NDArray[np.bool_], now_gpus: IntArray, min_gpus: IntArray, gpus: int
+) -> tuple[IntArray, IntArray, int]:
+    """Kept jobs keep; `others`, in their order, get their minimum while it fits.
+
+    Returns all shares, those of the others that have one, and how many GPUs are left.
+    """
+    share, left = np.zeros(len(keep), np.int32), gpus
+    for j in range(len(keep)):
+        if keep[j]:
+            share[j] = now_gpus[j]
+            left -= now_gpus[j]
+    started, count = np.empty(len(others), np.int32), 0
+    for j in others:
+        if left <= 0:
+            break
+        if min_gpus[j] <= left:
+            share[j] = min_gpus[j]
+            left -= min_gpus[j]
+            started[count] = j
+            count += 1
+    return share, started[:count], left
+
+
 def afs_p_shares(
     others: IntArray,
     keep: NDArray[np.bool_],
@@ -32,60 +56,25 @@ def afs_p_shares(
     tie: int,
     nonce: int,
 ) -> IntArray:
-    """Kept jobs keep; `others`, in their order, get their minimum while it fits; the rest goes by gain."""
-    n = len(keep)
-    share, kept = np.zeros(n, np.int32), np.empty(n - len(others), np.int32)
-    left, count = gpus, 0
-    for j in range(n):
-        if keep[j]:
-            share[j] = now_gpus[j]
-            left -= now_gpus[j]
-            kept[count] = j
-            count += 1
-    for j in others:
-        if left <= 0:
-            break
-        if min_gpus[j] <= left:
-            share[j] = min_gpus[j]
-            left -= min_gpus[j]
-    # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
-    for line in (others, kept):
-        if left <= 0:
-            break
-        rows, count = np.empty(len(line), np.int32), 0
-        for j in line:
-            if share[j] > 0:
-                rows[count] = j
-                count += 1
-        hand_out_by_gain(share, rows[:count], speeds, at, max_gpus, left, tie, nonce)
-        left = gpus - share.sum()
-    return share
+    """Kept jobs keep, the others get their minimum while it fits, and the rest goes by gain.
 
-
-def _shares_where_all_start(
-    others: IntArray,
-    speeds: FloatArray,
-    at: IntArray,
-    min_gpus: IntArray,
-    max_gpus: IntArray,
-    left: int,
-    tie: int,
-    nonce: int,
-) -> IntArray:
-    """What `afs_p_shares` comes to where no one keeps and all minima fit; most GPUs go without a tournament.
-
-    Not compiled as a whole, nor is `in_step` a part of the tournament: kernels that contain it would compile it, too.
+    Not compiled as a whole: what a cluster does not need, such as the tournament of jobs unlike, is not compiled.
     """
-    share = min_gpus.astype(np.int32)
-    left = hand_out_in_step(share, speeds, at, max_gpus, left)
-    if left > 0:
-        left = hand_out_among_alike(share, others, speeds, at, max_gpus, left, tie, nonce)
-    if left > 0:
-        hand_out_by_gain(share, others, speeds, at, max_gpus, left, tie, nonce)
+    share, started, left = starting_shares(others, keep, now_gpus, min_gpus, gpus)
+    if left > 0 and len(others) == len(share):
+        left = hand_out_in_step(share, speeds, at, max_gpus, left)
+    # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
+    for rows in (started, np.flatnonzero(keep).astype(np.int32)):
+        if left <= 0 or not len(rows):
+            continue
+        unlike = hand_out_among_alike(share, rows, speeds, at, max_gpus, left, tie, nonce)
+        if unlike > 0:
+            hand_out_by_gain(share, rows, speeds, at, max_gpus, unlike, tie, nonce)
+        left = gpus - int(share.sum())
     return share
 
 
-@njit(cache=True)
+@kernel
 def _in_turn(turns: FloatArray, first_start_s: FloatArray) -> bool:
     """Whether rows, in order of submission, are in order of turns used and of their first start, too."""
     for j in range(1, len(turns)):
@@ -94,14 +83,14 @@ def _in_turn(turns: FloatArray, first_start_s: FloatArray) -> bool:
     return True
 
 
-@njit(cache=True)
+@kernel
 def _begin_quanta(ends_s: FloatArray, share: IntArray, keep: NDArray[np.bool_], end_s: float) -> None:
     for j in range(len(share)):
         if share[j] > 0 and not keep[j]:
             ends_s[j] = end_s
 
 
-@njit(cache=True)
+@kernel
 def _first_end(ends_s: FloatArray, share: IntArray, now_s: float, end_s: float) -> float:
     """When the first quantum ends. Who runs on what its type left idle begins one, too."""
     first = np.inf
@@ -160,14 +149,11 @@ class AfsP(CountPolicy):
             others = np.lexsort((view.first_start_s, view.memory_b)).astype(np.int32)
         curves = view.speeds, reference_curves(view)
         tie, nonce = _TIES[self.options.tie], int(self.rng.integers(1 << 62))
-        left = gpus - int(view.min_gpus.sum())
-        if left >= 0 and not keep.any():
-            shares = _shares_where_all_start(others, *curves, view.min_gpus, view.max_gpus, left, tie, nonce)
-        else:
+        if keep.any():
             others = others[~keep[others]]
-            shares = afs_p_shares(
-                others, keep, view.gpus, *curves, view.min_gpus, view.max_gpus, gpus, tie, nonce
-            )
+        shares = afs_p_shares(
+            others, keep, view.gpus, *curves, view.min_gpus, view.max_gpus, gpus, tie, nonce
+        )
         _begin_quanta(view.memory_a, shares, keep, now_s + self.options.quantum_s)
         return shares
 

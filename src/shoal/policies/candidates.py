@@ -11,8 +11,8 @@ So blocks also carry the shortest length among those whose gain reaches a bar.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 from shoal.policies.lanes import (
@@ -32,7 +32,7 @@ LENGTH, SHORT, LONG, ABOVE = 0, 1, 2, 3
 _TOP = 64
 
 
-@njit(cache=True)
+@kernel
 def plant(
     held: IntArray, limit: IntArray, left: FloatArray, speeds: FloatArray, begin: IntArray
 ) -> tuple[FloatArray, IntArray]:
@@ -53,12 +53,12 @@ def plant(
     return columns, begins
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _padded(count: int) -> int:
     return (count + LANES - 1) // LANES * LANES
 
 
-@njit(cache=True, inline="always")
+@inlined
 def set_job(
     columns: FloatArray, i: int, gpus: int, limit: int, left: float, speeds: FloatArray, at: int
 ) -> None:
@@ -67,7 +67,7 @@ def set_job(
     columns[SHORT, i], columns[LONG, i] = gains(speeds, at, gpus, limit)
 
 
-@njit(cache=True)
+@kernel
 def set_bar(columns: FloatArray, begins: IntArray, bar: float) -> None:
     """Bring all blocks up to date, with this bar."""
     for b in range(begins[1] // LANES):
@@ -77,7 +77,7 @@ def set_bar(columns: FloatArray, begins: IntArray, bar: float) -> None:
             _pull(columns, begins[level] + b, best_of_blocks(columns, begins[level - 1] + b * LANES))
 
 
-@njit(cache=True, inline="always")
+@inlined
 def lift(columns: FloatArray, begins: IntArray, i: int, bar: float) -> None:
     """Bring the blocks above a candidate up to date."""
     b = i // LANES
@@ -87,12 +87,12 @@ def lift(columns: FloatArray, begins: IntArray, i: int, bar: float) -> None:
         _pull(columns, begins[level] + b, best_of_blocks(columns, begins[level - 1] + b * LANES))
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _pull(columns: FloatArray, i: int, best: tuple[float, float, float, float]) -> None:
     columns[LENGTH, i], columns[SHORT, i], columns[LONG, i], columns[ABOVE, i] = best
 
 
-@njit(cache=True, inline="always")
+@inlined
 def next_to_beat(
     columns: FloatArray, begins: IntArray, start: int, holder: int, bar: float
 ) -> tuple[int, int]:
@@ -111,7 +111,7 @@ def next_to_beat(
     return b * LANES + at, in_vain
 
 
-@njit(cache=True, inline="always")
+@inlined
 def next_block(
     columns: FloatArray, begins: IntArray, b: int, row: int, length: float, short: float, long_: float
 ) -> int:
@@ -137,7 +137,7 @@ def next_block(
 # -- from behind, and in sum: for AFS-P ------------------------------------------------------------------------
 
 
-@njit(cache=True, inline="always")
+@inlined
 def last_above(columns: FloatArray, begins: IntArray, end: int, bound: float) -> int:
     """The last candidate before `end` that gains more than this as the shorter job, or -1."""
     level, top, at = 0, len(begins) - 2, end
@@ -156,7 +156,7 @@ def last_above(columns: FloatArray, begins: IntArray, end: int, bound: float) ->
     return -1
 
 
-@njit(cache=True, inline="always")
+@inlined
 def largest_before(columns: FloatArray, begins: IntArray, end: int) -> float:
     """The largest gain as the shorter job of all candidates before `end`."""
     largest, at = -np.inf, end
@@ -168,7 +168,7 @@ def largest_before(columns: FloatArray, begins: IntArray, end: int) -> float:
     return largest
 
 
-@njit(cache=True, inline="always")
+@inlined
 def with_largest(columns: FloatArray, begins: IntArray) -> int:
     """The first candidate with the largest gain as the longer job: from the uppermost blocks down."""
     level = len(begins) - 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, IntArray
 
 
-@njit(cache=True)
+@kernel
 def fifo_shares(now: IntArray, want: IntArray, gpus: int, backfill: bool) -> IntArray:
     """Who has GPUs keeps them; the others, in order, get what they want if it is still free.
 

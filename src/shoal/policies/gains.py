@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import inlined
 from shoal.policies.base import FloatArray
 
 
-@njit(cache=True, inline="always")
+@inlined
 def gains(speeds: FloatArray, at: int, gpus: int, limit: int) -> tuple[float, float]:
     """As the shorter and as the longer of two jobs; at its cap a job takes no part."""
     if gpus >= limit:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.tiresias import TiresiasL, TiresiasOptions
 
 
-@njit(cache=True)
+@kernel
 def gittins_table(service: FloatArray) -> FloatArray:
     """Gittins index of a job that has attained 0, s_1, s_2, ..., for sorted samples s of the service.
 

@@ -13,8 +13,8 @@ classes this is quick and there are gaps; where every job has a curve of its own
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 
@@ -24,7 +24,7 @@ _CLASSES = 16
 _BEGIN, _SHARE, _JOBS, _LAST = 0, 1, 2, 3
 
 
-@njit(cache=True)
+@kernel
 def hand_out_in_step(share: IntArray, speeds: FloatArray, at: IntArray, cap: IntArray, gpus: int) -> int:
     """Raise the shares to the last gap that `gpus` suffice for; returns how many GPUs are left.
 
@@ -69,7 +69,7 @@ def hand_out_in_step(share: IntArray, speeds: FloatArray, at: IntArray, cap: Int
     return gpus
 
 
-@njit(cache=True)
+@kernel
 def _to_last_gap(classes: IntArray, with_cap: IntArray, speeds: FloatArray, gpus: int) -> None:
     """Raise the classes' shares to the last gap."""
     count = len(with_cap)

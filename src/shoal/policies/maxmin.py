@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, IntArray
 
 
-@njit(cache=True)
+@kernel
 def max_min_shares(order: IntArray, min_gpus: IntArray, max_gpus: IntArray, gpus: int) -> IntArray:
     """Round robin, one GPU per pass, up to each job's maximum, until the GPUs run out.
 

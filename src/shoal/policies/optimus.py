@@ -6,8 +6,8 @@ import heapq
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import inlined, kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.afs_l import marginal_evidence
@@ -19,7 +19,7 @@ from shoal.policies.types import give_types, reference_curves
 _LAST_FEW = 32
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _loss(remaining: float, speeds: FloatArray, at: int, gpus: int, limit: int) -> float:
     """L(n+1) - L(n): below 0 as far as one GPU more saves time; 0 where it does not or cannot be had."""
     if gpus >= limit:
@@ -27,7 +27,7 @@ def _loss(remaining: float, speeds: FloatArray, at: int, gpus: int, limit: int) 
     return min(remaining / speeds[at + gpus + 1] - remaining / speeds[at + gpus], 0.0)
 
 
-@njit(cache=True)
+@kernel
 def _grant_below(
     level: float,
     gpus: int,
@@ -49,7 +49,7 @@ def _grant_below(
     return gpus
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _next_level(low: float, high: float, granted: bool, step: float) -> float:
     """Between a level whose GPUs were granted and one for which they do not last; until both are known, a step on."""
     if high == np.inf:
@@ -60,7 +60,7 @@ def _next_level(low: float, high: float, granted: bool, step: float) -> float:
     return between if granted else max(between, high * step)
 
 
-@njit(cache=True)
+@kernel
 def optimus_shares(
     remaining: FloatArray,
     speeds: FloatArray,

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 
 IntArray = NDArray[np.int32]
@@ -109,7 +109,7 @@ def sync_speed(theta: FloatArray, batch: FloatArray, max_ps: int, max_workers: i
     return np.asarray(1.0 / seconds)
 
 
-@njit(cache=True)
+@kernel
 def _best_task(
     left: float, speed: FloatArray, p: int, w: int, ps_amount: float, worker_amount: float
 ) -> tuple[float, bool]:
@@ -123,7 +123,7 @@ def _best_task(
     return max(gain_ps, gain_worker), gain_ps >= gain_worker
 
 
-@njit(cache=True)
+@kernel
 def _fits(free: FloatArray, need: FloatArray) -> bool:
     fits = True
     for r in range(len(free)):
@@ -131,7 +131,7 @@ def _fits(free: FloatArray, need: FloatArray) -> bool:
     return fits
 
 
-@njit(cache=True)
+@kernel
 def _allocate(
     left: FloatArray,
     speed: FloatArray,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.policies.base import FloatArray, IntArray
 
 
-@njit(cache=True)
+@kernel
 def fill_in_order(order: IntArray, want: IntArray, free: int, backfill: bool) -> IntArray:
     """Give each job of `order` exactly what it wants if that is still free, else nothing.
 
@@ -26,7 +26,7 @@ def fill_in_order(order: IntArray, want: IntArray, free: int, backfill: bool) ->
     return shares
 
 
-@njit(cache=True)
+@kernel
 def times_at(remaining: FloatArray, speeds: FloatArray, at: IntArray, gpus: IntArray) -> FloatArray:
     """Remaining time L = r / p(n) of each job at the given share."""
     times = np.empty(len(remaining))

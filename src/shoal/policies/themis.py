@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
@@ -15,7 +15,7 @@ from shoal.policies.order import times_at
 from shoal.policies.types import reference_curves
 
 
-@njit(cache=True)
+@kernel
 def grant_in_order(order: IntArray, least: IntArray, most: IntArray, free: int) -> IntArray:
     """Each job of `order` gets min(what is left, its demand), or nothing below its minimum."""
     shares = np.zeros(len(most), np.int32)

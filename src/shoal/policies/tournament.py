@@ -17,8 +17,8 @@ fold is part of the rule, and no sorting can replace it. What makes it quick and
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import LENGTH, LONG, SHORT, lift, next_to_beat, plant, set_bar
 from shoal.policies.gains import gains
@@ -29,7 +29,7 @@ from shoal.policies.lanes import fetch
 _BAR = 0.9
 
 
-@njit(cache=True)
+@kernel
 def hand_out(
     share: IntArray,
     remaining: FloatArray,

@@ -15,8 +15,8 @@ blocks of jobs carry (`candidates`, all of one length here).
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from shoal.core.compiled import inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import (
     LENGTH,
@@ -36,7 +36,7 @@ from shoal.policies.lanes import LANES, lowest_bit, who_beats
 BY_COIN, FIRST, LAST = 1, 2, 3
 
 
-@njit(cache=True, inline="always")
+@inlined
 def coin(nonce: int, gpu: int, challenger: int) -> bool:
     """Heads or tails, the same for the same arguments (a 64-bit mix of all of them): heads for the challenger."""
     place = (np.uint64(gpu) << np.uint64(32)) | np.uint64(challenger)
@@ -46,7 +46,7 @@ def coin(nonce: int, gpu: int, challenger: int) -> bool:
     return ((x ^ (x >> np.uint64(31))) & np.uint64(1)) == np.uint64(1)
 
 
-@njit(cache=True)
+@kernel
 def hand_out_by_gain(
     share: IntArray,
     rows: IntArray,
@@ -88,7 +88,7 @@ def hand_out_by_gain(
         share[rows[place[i]]] = held[i]
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _winner(
     columns: FloatArray, begins: IntArray, place: IntArray, m: int, best: int, tie: int, nonce: int, gpu: int
 ) -> int:
@@ -111,7 +111,7 @@ def _winner(
     return holder
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _next_to_beat(
     columns: FloatArray, begins: IntArray, place: IntArray, holder: int, tie: int, nonce: int, gpu: int
 ) -> int:

@@ -12,9 +12,9 @@ next without one. Where no doubler follows, the shortest of those without a shar
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import SHORT, lift, next_to_beat, plant, set_job
@@ -29,7 +29,7 @@ _BAR = 0.5
 _STRIDE = 64
 
 
-@njit(cache=True)
+@kernel
 def hand_out_from_zero(
     share: IntArray,
     remaining: FloatArray,
@@ -79,7 +79,7 @@ def hand_out_from_zero(
     return gpus
 
 
-@njit(cache=True)
+@kernel
 def _winner(
     wait: FloatArray,
     size: int,
@@ -118,7 +118,7 @@ def _winner(
         holder = found
 
 
-@njit(cache=True)
+@kernel
 def _next_doubler(doubles: BoolArray, counts: NDArray[np.int64], start: int) -> int:
     """The first from `start` on; the number of jobs if there is none."""
     n, j = len(doubles), start
@@ -132,7 +132,7 @@ def _next_doubler(doubles: BoolArray, counts: NDArray[np.int64], start: int) -> 
     return n
 
 
-@njit(cache=True)
+@kernel
 def _start(wait: FloatArray, size: int, j: int) -> None:
     """The job waits no more."""
     k = size + j
@@ -143,7 +143,7 @@ def _start(wait: FloatArray, size: int, j: int) -> None:
         k >>= 1
 
 
-@njit(cache=True)
+@kernel
 def _next_waiting(wait: FloatArray, size: int, start: int) -> int:
     """The first from `start` on; `size` if there is none."""
     k = size + start
@@ -160,7 +160,7 @@ def _next_waiting(wait: FloatArray, size: int, start: int) -> int:
     return k - size
 
 
-@njit(cache=True)
+@kernel
 def _shortest(wait: FloatArray, size: int, start: int) -> int:
     """The shortest from `start` on, the last of equals."""
     k = size + start

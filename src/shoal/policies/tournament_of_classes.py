@@ -8,9 +8,11 @@ of some classes, taken together, and who wins goes from one set to another.
 
 from __future__ import annotations
 
-import numpy as np
-from numba import njit
+from typing import NamedTuple
 
+import numpy as np
+
+from shoal.core.compiled import borrower, inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 from shoal.policies.lanes import highest_bit, lowest_bit
@@ -18,14 +20,24 @@ from shoal.policies.tournament_by_gain import FIRST, LAST, coin
 
 #: With more classes to begin with, jobs are not alike; as they get GPUs there may be so many.
 _ALIKE, _CLASSES = 16, 64
-# Of a class: which cell of the speed curves its jobs are at, and how many they are.
-_CELL, _JOBS = 0, 1
-# What a GPU more gains, as the shorter and as the longer job.
-_SHORT, _LONG = 0, 1
 _WORD = 64
 
 
-@njit(cache=True)
+class _Classes(NamedTuple):
+    #: The class of those at a cell of the speed curves, or -1, and of each place of the fold.
+    at_cell: IntArray
+    at_place: IntArray
+    #: Of each class: its cell, how many they are, and what a GPU more gains as the shorter and as the longer job.
+    cell: IntArray
+    jobs: IntArray
+    short: FloatArray
+    long: FloatArray
+    #: Places, a bit each: of each class, and of the contenders.
+    members: IntArray
+    contenders: IntArray
+
+
+@kernel
 def hand_out_among_alike(
     share: IntArray,
     rows: IntArray,
@@ -39,136 +51,170 @@ def hand_out_among_alike(
     """As `hand_out_by_gain`, while there are few classes; returns how many GPUs are still to be handed out."""
     n = len(rows)
     words = (n + _WORD - 1) // _WORD
-    class_at, class_of = np.full(len(speeds), -1, np.int8), np.empty(n, np.int8)
-    classes, gain = np.zeros((2, _CLASSES), np.int32), np.empty((2, _CLASSES))
-    members = np.zeros((_CLASSES, words), np.int64)
+    classes = _Classes(
+        np.full(len(speeds), -1, np.int8),
+        np.empty(n, np.int8),
+        np.empty(_CLASSES, np.int32),
+        np.zeros(_CLASSES, np.int32),
+        np.empty(_CLASSES),
+        np.empty(_CLASSES),
+        np.zeros((_CLASSES, words), np.int64),
+        np.zeros(words, np.int64),
+    )
+    return _hand_out(classes, share, rows, speeds, at, cap, gpus, tie, nonce)
+
+
+@borrower
+def _hand_out(
+    classes: _Classes,
+    share: IntArray,
+    rows: IntArray,
+    speeds: FloatArray,
+    at: IntArray,
+    cap: IntArray,
+    gpus: int,
+    tie: int,
+    nonce: int,
+) -> int:
     count, need = 0, 0
-    for i in range(n):
+    for i in range(len(rows)):
         r = rows[i]
         if share[r] < cap[r]:
-            k = class_at[at[r] + share[r]]
+            k = classes.at_cell[at[r] + share[r]]
             if k < 0:
                 if count == _ALIKE:
                     return gpus
-                k = _new_class(class_at, classes, gain, count, speeds, at[r] + share[r])
+                k = _new_class(classes, count, speeds, at[r] + share[r])
                 count += 1
-            class_of[i] = k
-            classes[_JOBS, k] += 1
-            members[k, i // _WORD] |= 1 << i % _WORD
+            _enter(classes, k, i)
             need += cap[r] - share[r]
     if need <= gpus:
         for r in rows:
-            share[r] = max(share[r], cap[r])
+            if share[r] < cap[r]:
+                share[r] = cap[r]
         return 0
-    contenders, top, stale = np.zeros(words, np.int64), 0.0, True
+    top, stale = 0.0, True
     while gpus > 0:
         if stale:
-            top = _contend(contenders, members, gain, count)
-        w = _winner(contenders, members, class_of, gain, count, top, tie, nonce, gpus)
-        k, r, word, bit = class_of[w], rows[w], w // _WORD, 1 << w % _WORD
-        members[k, word] ^= bit
-        contenders[word] &= ~bit
-        classes[_JOBS, k] -= 1
-        stale = False
-        if classes[_JOBS, k] == 0:
-            stale = gain[_LONG, k] == top
-            class_at[classes[_CELL, k]] = -1
-            gain[_SHORT, k] = gain[_LONG, k] = -np.inf
-        more = _takes(speeds, at[r] + share[r], min(gpus, cap[r] - share[r]), gain, count)
+            top = _contend(classes, count)
+        w = _winner(classes, count, top, tie, nonce, gpus)
+        r, stale = rows[w], _leave(classes, w, top)
+        more = _takes(classes, count, speeds, at[r] + share[r], min(gpus, cap[r] - share[r]))
         share[r] += more
         gpus -= more
         if share[r] == cap[r]:
             continue
-        k = class_at[at[r] + share[r]]
+        k = classes.at_cell[at[r] + share[r]]
         if k < 0:
-            k = _new_class(class_at, classes, gain, count, speeds, at[r] + share[r])
+            k = _new_class(classes, count, speeds, at[r] + share[r])
             if k == _CLASSES:
                 break
             count = max(count, k + 1)
-        class_of[w] = k
-        classes[_JOBS, k] += 1
-        members[k, word] |= bit
-        if gain[_SHORT, k] > top:
-            contenders[word] |= bit
-            stale = stale or gain[_LONG, k] > top
+        _enter(classes, k, w)
+        if classes.short[k] > top:
+            classes.contenders[w // _WORD] |= 1 << w % _WORD
+            stale = stale or classes.long[k] > top
     return gpus
 
 
-@njit(cache=True)
-def _new_class(
-    class_at: IntArray, classes: IntArray, gain: FloatArray, count: int, speeds: FloatArray, cell: int
-) -> int:
-    """A class for those at this cell: in the stead of one without jobs, or a further one."""
+@borrower
+def _new_class(classes: _Classes, count: int, speeds: FloatArray, cell: int) -> int:
+    """A class for those at this cell: in the stead of one without jobs, or a further one while there is room."""
     k = 0
-    while k < count and classes[_JOBS, k] > 0:
+    while k < count and classes.jobs[k] > 0:
         k += 1
     if k < _CLASSES:
-        class_at[cell], classes[_CELL, k] = k, cell
-        gain[_SHORT, k], gain[_LONG, k] = gains(speeds, cell, 0, 1)
+        classes.at_cell[cell], classes.cell[k] = k, cell
+        classes.short[k], classes.long[k] = gains(speeds, cell, 0, 1)
     return k
 
 
-@njit(cache=True, inline="always")
-def _takes(speeds: FloatArray, cell: int, most: int, gain: FloatArray, count: int) -> int:
+@inlined
+def _enter(classes: _Classes, k: int, place: int) -> None:
+    classes.at_place[place] = k
+    classes.jobs[k] += 1
+    classes.members[k, place // _WORD] |= 1 << place % _WORD
+
+
+@inlined
+def _leave(classes: _Classes, place: int, top: float) -> bool:
+    """Whether nobody may be left who gains `top` as the longer job."""
+    k, word, bit = classes.at_place[place], place // _WORD, 1 << place % _WORD
+    classes.members[k, word] ^= bit
+    classes.contenders[word] &= ~bit
+    classes.jobs[k] -= 1
+    if classes.jobs[k] > 0:
+        return False
+    was = classes.long[k]
+    classes.at_cell[classes.cell[k]] = -1
+    classes.short[k] = classes.long[k] = -np.inf
+    return was == top
+
+
+@inlined
+def _takes(classes: _Classes, count: int, speeds: FloatArray, cell: int, most: int) -> int:
     """What the winner takes: a GPU, and more while it beats all others, whoever is longer. Speed may rise in steps."""
-    others = -np.inf
-    for k in range(count):
-        others = max(others, gain[_SHORT, k])
-    taken = 1
+    others, taken = _largest(classes.short, count), 1
     while taken < most and gains(speeds, cell, taken, most)[1] > others:
         taken += 1
     return taken
 
 
-@njit(cache=True)
-def _contend(contenders: IntArray, members: IntArray, gain: FloatArray, count: int) -> float:
+@inlined
+def _largest(gain: FloatArray, count: int) -> float:
+    largest = -np.inf
+    for k in range(count):
+        largest = gain[k] if gain[k] > largest else largest
+    return largest
+
+
+@borrower
+def _contend(classes: _Classes, count: int) -> float:
     """The largest gain as the longer job; those whose gain as the shorter one is above it are contenders."""
-    top = -np.inf
+    top, above = _largest(classes.long, count), 0
     for k in range(count):
-        top = max(top, gain[_LONG, k])
-    contenders[:] = 0
-    for k in range(count):
-        if gain[_SHORT, k] > top:
-            for word in range(len(contenders)):
-                contenders[word] |= members[k, word]
+        if classes.short[k] > top:
+            above |= 1 << k
+    for word in range(len(classes.contenders)):
+        classes.contenders[word] = _together(classes.members, word, above)
     return top
 
 
-@njit(cache=True, inline="always")
-def _winner(
-    contenders: IntArray,
-    members: IntArray,
-    class_of: IntArray,
-    gain: FloatArray,
-    count: int,
-    top: float,
-    tie: int,
-    nonce: int,
-    gpu: int,
-) -> int:
+@inlined
+def _together(members: IntArray, word: int, classes: int) -> int:
+    """A word of the members of some classes, which are a bit each."""
+    bits = 0
+    while classes:
+        bits |= members[lowest_bit(classes), word]
+        classes &= classes - 1
+    return bits
+
+
+@inlined
+def _winner(classes: _Classes, count: int, top: float, tie: int, nonce: int, gpu: int) -> int:
     """Who is left of the fold."""
-    holder = -1 if tie == FIRST else _last_with_luck(contenders, tie, nonce, gpu)
+    holder = -1 if tie == FIRST else _last_with_luck(classes.contenders, tie, nonce, gpu)
     if holder < 0:
-        first = _first(contenders)
-        if first >= 0 and gain[_LONG, class_of[first]] == top:
+        first = _first(classes.contenders)
+        if first >= 0 and classes.long[classes.at_place[first]] == top:
             holder = first
-    above = np.inf
+    but = np.inf
     if holder >= 0:
         # The contenders behind it have had their coins, and nobody else gains more than `top`.
-        if gain[_LONG, class_of[holder]] == top:
+        if classes.long[classes.at_place[holder]] == top:
             return holder
-        above = top
+        but = top
     else:
-        holder = _next(members, class_of, gain, count, -1, above, tie, nonce, gpu)
+        holder = _next(classes, count, -1, but, tie, nonce, gpu)
     found = holder
     while found >= 0:
         holder = found
-        found = _next(members, class_of, gain, count, holder, above, tie, nonce, gpu)
-        above = np.inf
+        found = _next(classes, count, holder, but, tie, nonce, gpu)
+        but = np.inf
     return holder
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _last_with_luck(contenders: IntArray, tie: int, nonce: int, gpu: int) -> int:
     """The last of the contenders to whom its coin is kind, or -1."""
     for word in range(len(contenders) - 1, -1, -1):
@@ -181,7 +227,7 @@ def _last_with_luck(contenders: IntArray, tie: int, nonce: int, gpu: int) -> int
     return -1
 
 
-@njit(cache=True, inline="always")
+@inlined
 def _first(contenders: IntArray) -> int:
     for word in range(len(contenders)):
         if contenders[word]:
@@ -189,43 +235,29 @@ def _first(contenders: IntArray) -> int:
     return -1
 
 
-@njit(cache=True)
-def _next(
-    members: IntArray,
-    class_of: IntArray,
-    gain: FloatArray,
-    count: int,
-    holder: int,
-    but: float,
-    tie: int,
-    nonce: int,
-    gpu: int,
-) -> int:
+@borrower
+def _next(classes: _Classes, count: int, holder: int, but: float, tie: int, nonce: int, gpu: int) -> int:
     """The first place behind the holder's that beats it (the first of all, without one), or -1.
 
     Classes that gain more than `but` as the shorter job are known not to.
     """
-    short = long_ = -np.inf
+    short = long = -np.inf
     if holder >= 0:
-        short, long_ = gain[_SHORT, class_of[holder]], gain[_LONG, class_of[holder]]
-    may, found = np.empty(count, np.int8), 0
+        short, long = classes.short[classes.at_place[holder]], classes.long[classes.at_place[holder]]
+    may = 0
     for k in range(count):
-        if gain[_SHORT, k] <= but and (gain[_SHORT, k] > long_ or gain[_LONG, k] >= short):
-            may[found] = k
-            found += 1
-    if found == 0:
+        if classes.short[k] <= but and (classes.short[k] > long or classes.long[k] >= short):
+            may |= 1 << k
+    if not may:
         return -1
-    start = (holder + 1) // _WORD
     asked = -1 << (holder + 1) % _WORD
-    for word in range(start, members.shape[1]):
-        bits = 0
-        for k in may[:found]:
-            bits |= members[k, word]
-        bits &= asked
+    for word in range((holder + 1) // _WORD, len(classes.contenders)):
+        bits = _together(classes.members, word, may) & asked
         asked = -1
         while bits:
             i = word * _WORD + lowest_bit(bits)
-            if gain[_LONG, class_of[i]] >= short or tie == LAST or (tie != FIRST and coin(nonce, gpu, i)):
+            surely = classes.long[classes.at_place[i]] >= short
+            if surely or tie == LAST or (tie != FIRST and coin(nonce, gpu, i)):
                 return i
             bits &= bits - 1
     return -1

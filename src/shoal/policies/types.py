@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from shoal.core.compiled import kernel
 from shoal.core.reason import Code
 from shoal.core.view import View
 from shoal.policies.base import FloatArray, IntArray
@@ -23,7 +23,7 @@ def reference_curves(view: View) -> IntArray:
     return _fastest(view.speeds, view.speed_at, view.type_max, view.requested_gpus)
 
 
-@njit(cache=True)
+@kernel
 def _fastest(speeds: FloatArray, speed_at: IntArray, type_max: IntArray, want: IntArray) -> IntArray:
     types, n = speed_at.shape
     best = np.zeros(n, np.int32)
@@ -69,7 +69,7 @@ def give_types(
     )
 
 
-@njit(cache=True)
+@kernel
 def _give_types(
     shares: IntArray,
     type_now: IntArray,
@@ -115,7 +115,7 @@ def _give_types(
     return gpus, chosen, codes
 
 
-@njit(cache=True)
+@kernel
 def _start(
     i: int,
     share: int,
@@ -145,7 +145,7 @@ def _start(
     return True
 
 
-@njit(cache=True)
+@kernel
 def _start_waiting(
     need: IntArray,
     speeds: FloatArray,
@@ -169,7 +169,7 @@ def _start_waiting(
             largest = free.max()
 
 
-@njit(cache=True)
+@kernel
 def _move(
     need: IntArray,
     speeds: FloatArray,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.cluster import User
-from shoal.policies.fair.compiled import kernel
+from shoal.core.compiled import kernel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]

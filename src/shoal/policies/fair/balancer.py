@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.policies.fair.compiled import inner, kernel
+from shoal.core.compiled import inner, kernel
 from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray, rows_by_group
 
 

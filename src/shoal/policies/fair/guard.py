@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.policies.fair.compiled import inner, kernel
+from shoal.core.compiled import inner, kernel
 from shoal.policies.fair.kernels import BoolArray, FloatArray, IntArray
 from shoal.policies.fair.sets import by_size, full_set
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.compiled import inner, kernel
 from shoal.core.stable_order import stable_order
 from shoal.core.water_filling import water_fill_into
-from shoal.policies.fair.compiled import inner, kernel
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.compiled import inner, kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.afs_l import afs_l_shares
-from shoal.policies.afs_p import afs_p_shares
-from shoal.policies.fair.compiled import inner, kernel
+from shoal.policies.afs_p import starting_shares
 from shoal.policies.fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
+from shoal.policies.tournament_by_gain import hand_out_by_gain
 
 Rows = NDArray[np.int64]
 
@@ -176,8 +177,11 @@ def share_pools_by_gain(
         if len(mine) == 0 or gpus == 0:
             continue
         others, keep = _by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
-        mins, caps = min_gpus[mine], cap[mine]
-        out = afs_p_shares(others, keep, now_gpus[mine], speeds, at[mine], mins, caps, gpus, tie, nonce)
+        out, started, left = starting_shares(others, keep, now_gpus[mine], min_gpus[mine], gpus)
+        for line in (started, np.flatnonzero(keep).astype(np.int32)):
+            if left > 0:
+                hand_out_by_gain(out, line, speeds, at[mine], cap[mine], left, tie, nonce)
+                left = gpus - out.sum()
         for k in range(len(mine)):
             shares[mine[k]] = out[k]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.policies.fair.compiled import inner, kernel
+from shoal.core.compiled import inner, kernel
 from shoal.policies.fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray, rows_by_group
 from shoal.policies.fair.sets import by_size, full_set, reserve, worth_by_room
 

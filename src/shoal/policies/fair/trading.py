@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.compiled import inner, kernel
 from shoal.core.errors import ShoalError
-from shoal.policies.fair.compiled import inner, kernel
 
 FloatArray = NDArray[np.float64]
 
