@@ -58,20 +58,36 @@ def afs_p_shares(
 ) -> IntArray:
     """Kept jobs keep, the others get their minimum while it fits, and the rest goes by gain.
 
-    Not compiled as a whole: what a cluster does not need, such as the tournament of jobs unlike, is not compiled.
+    Not compiled as a whole, so that the tournament of jobs that are not alike is compiled only where there are some.
     """
     share, started, left = starting_shares(others, keep, now_gpus, min_gpus, gpus)
-    if left > 0 and len(others) == len(share):
-        left = hand_out_in_step(share, speeds, at, max_gpus, left)
-    # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
-    for rows in (started, np.flatnonzero(keep).astype(np.int32)):
-        if left <= 0 or not len(rows):
-            continue
-        unlike = hand_out_among_alike(share, rows, speeds, at, max_gpus, left, tie, nonce)
-        if unlike > 0:
-            hand_out_by_gain(share, rows, speeds, at, max_gpus, unlike, tie, nonce)
+    curves, coins = (speeds, at, max_gpus), (tie, nonce)
+    if len(others) == len(share):
+        left = hand_out_in_step(share, *curves, left)
+        _hand_out(share, started, *curves, left, *coins)
+    else:
+        _hand_out(share, started, *curves, left, *coins)
+        # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
         left = gpus - int(share.sum())
+        _hand_out(share, np.flatnonzero(keep).astype(np.int32), *curves, left, *coins)
     return share
+
+
+def _hand_out(
+    share: IntArray,
+    rows: IntArray,
+    speeds: FloatArray,
+    at: IntArray,
+    max_gpus: IntArray,
+    gpus: int,
+    tie: int,
+    nonce: int,
+) -> None:
+    """GPUs to these rows, which all have a share, by gain."""
+    if gpus > 0:
+        gpus = hand_out_among_alike(share, rows, speeds, at, max_gpus, gpus, tie, nonce)
+    if gpus > 0:
+        hand_out_by_gain(share, rows, speeds, at, max_gpus, gpus, tie, nonce)
 
 
 @kernel
