@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.core.compiled import inlined, kernel
+from shoal.core.compiled import borrower, inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 from shoal.policies.lanes import (
@@ -42,15 +42,26 @@ def plant(
     while level < 2 or begins[level] - begins[level - 1] > _TOP:
         begins[level + 1] = begins[level] + count
         count, level = _padded(count // LANES), level + 1
-    columns = np.empty((4, begins[level]))
+    columns, begins = np.empty((4, begins[level])), begins[: level + 1].copy()
+    _fill(columns, held, limit, left, speeds, begin)
+    set_bar(columns, begins, np.inf)
+    return columns, begins
+
+
+@borrower
+def _fill(
+    columns: FloatArray,
+    held: IntArray,
+    limit: IntArray,
+    left: FloatArray,
+    speeds: FloatArray,
+    begin: IntArray,
+) -> None:
     for i in range(columns.shape[1]):
         columns[LENGTH, i], columns[SHORT, i], columns[LONG, i] = np.inf, -np.inf, -np.inf
         columns[ABOVE, i] = np.inf
     for i in range(len(held)):
         set_job(columns, i, held[i], limit[i], left[i], speeds, begin[i])
-    begins = begins[: level + 1].copy()
-    set_bar(columns, begins, np.inf)
-    return columns, begins
 
 
 @inlined

@@ -76,7 +76,10 @@ def _hand_out(
     tie: int,
     nonce: int,
 ) -> int:
-    count, need = 0, 0
+    count, need = (
+        np.int64(0),
+        0,
+    )  # a plain 0 would be a type of its own to the functions below, and compiled apart
     for i in range(len(rows)):
         r = rows[i]
         if share[r] < cap[r]:
@@ -205,7 +208,7 @@ def _winner(classes: _Classes, count: int, top: float, tie: int, nonce: int, gpu
             return holder
         but = top
     else:
-        holder = _next(classes, count, -1, but, tie, nonce, gpu)
+        holder = _next(classes, count, holder, but, tie, nonce, gpu)
     found = holder
     while found >= 0:
         holder = found
