@@ -112,7 +112,8 @@ def _hand_out(
             k = _new_class(classes, count, speeds, at[r] + share[r])
             if k == _CLASSES:
                 break
-            count = max(count, k + 1)
+            if k == count:
+                count += 1
         _enter(classes, k, w)
         if classes.short[k] > top:
             classes.contenders[w // _WORD] |= 1 << w % _WORD
