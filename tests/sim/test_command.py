@@ -152,10 +152,13 @@ def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which
 
 
 def figures_of(label, avg_jct_s, makespan_s, interrupted=False):
-    names = ("p50_jct_s", "p99_jct_s", "avg_queue_s", "utilization", "share_changes_per_job", "wall_s")
+    """Of a run in which no job finished if there is no average."""
+    of_finished = None if avg_jct_s is None else 1.0
+    names = ("p50_jct_s", "p99_jct_s", "avg_queue_s", "share_changes_per_job")
     return {
         "label": label, "avg_jct_s": avg_jct_s, "makespan_s": makespan_s, "interrupted": interrupted,
-        "finish_time_fairness": {"max": 1.0}, **dict.fromkeys(names, 1.0),
+        "finish_time_fairness": {"max": of_finished}, **dict.fromkeys(names, of_finished),
+        "utilization": 1.0, "wall_s": 1.0,
     }  # fmt: skip
 
 
@@ -169,13 +172,14 @@ def test_a_comparison_ranks_no_run_that_was_cut_short(capsys):
         ]
     )
     rows = [re.split(r"\s{2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]
-    where = {name: rows[0].index(name) for name in ("policy", "vs best", "makespan")}
+    columns = ("policy", "vs best", "makespan", "changes/job", "worst rho")
+    where = {name: rows[0].index(name) for name in columns}
     seen = [tuple(row[i] for i in where.values()) for row in rows[1:]]
     assert seen == [
-        ("afs-l", "1.00x", "1d 0h"),
-        ("fifo", "2.00x", "1d 0h"),
-        ("srtf (to 6h 12m)", "-", "-"),
-        ("themis (to 40s)", "-", "-"),
+        ("afs-l", "1.00x", "1d 0h", "1.0", "1.0"),
+        ("fifo", "2.00x", "1d 0h", "1.0", "1.0"),
+        ("srtf (to 6h 12m)", "-", "-", "1.0", "1.0"),
+        ("themis (to 40s)", "-", "-", "-", "-"),
     ]
 
 

@@ -59,3 +59,8 @@ def duration(seconds: float | None) -> str:
         if parts * part >= size:
             return f"{parts * part // size}{unit} {parts * part % size // part}{small}"
     return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
+
+
+def decimal(value: float | None, places: int) -> str:
+    """A number, or that there is none."""
+    return "-" if value is None else f"{value:.{places}f}"

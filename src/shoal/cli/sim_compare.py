@@ -269,7 +269,7 @@ def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -
 
 def show(summaries: list[dict[str, Any]]) -> None:
     """The ranking. Runs that were cut short come after it, with how far they came: they compare with none."""
-    from shoal.cli.out import duration, table
+    from shoal.cli.out import decimal, duration, table
 
     cut = [s for s in summaries if s["interrupted"]]
     ended = sorted(
@@ -291,8 +291,8 @@ def show(summaries: list[dict[str, Any]]) -> None:
                 duration(s["avg_queue_s"]),
                 reached if whole else "-",
                 f"{100 * s['utilization']:.0f} %",
-                f"{s['share_changes_per_job'] or 0:.1f}",
-                f"{s['finish_time_fairness']['max'] or 0:.1f}",
+                decimal(s["share_changes_per_job"], 1),
+                decimal(s["finish_time_fairness"]["max"], 1),
                 duration(s["wall_s"]),
             ]
         )

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.out import decimal
 
 EXAMPLES = """\b
 Examples:
@@ -108,8 +109,8 @@ ROWS = (
     ("average wait", "avg_queue_s"),
     ("average standstill", "avg_paused_s"),
     ("GPUs in use", lambda s: f"{100 * s['utilization']:.1f} %"),
-    ("share changes per job", lambda s: f"{s['share_changes_per_job'] or 0:.2f}"),
-    ("finish-time fairness, worst", lambda s: f"{s['finish_time_fairness']['max'] or 0:.2f}"),
+    ("share changes per job", lambda s: decimal(s["share_changes_per_job"], 2)),
+    ("finish-time fairness, worst", lambda s: decimal(s["finish_time_fairness"]["max"], 2)),
     ("decisions", lambda s: f"{s['decisions']:,}"),
     ("took", "wall_s"),
 )
