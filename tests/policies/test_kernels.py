@@ -49,6 +49,22 @@ def test_afs_l_compares_the_shortest_first_where_it_is_told_to():
     assert others, "the order made no difference on any view: the test shows nothing"
 
 
+def test_afs_l_equals_a_left_fold_where_every_gpu_adds_as_much_as_the_first_or_more():
+    """Jobs without a share compete with those that would double all along."""
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        n, kinds, gpus = int(rng.integers(1, 9 if seed % 8 else 90)), int(rng.integers(1, 5)), np.arange(34.0)
+        speeds = [rng.choice([0.5, 1, 1, 2]) * gpus ** rng.choice([1, 1, 1.2, 0.8]) for _ in range(kinds)]
+        kind = rng.integers(kinds, size=n)
+        remaining = rng.choice([1.0, 2, 4, 8], n) if seed % 2 else rng.lognormal(2, 2, n)
+        least = rng.choice([1, 1, 1, 2, 5], n).astype(np.int32)
+        most = np.minimum(least + rng.integers(0, 20, n), 32).astype(np.int32)
+        free = int(rng.integers(1, most.sum() + 3))
+        got = afs_l_shares(remaining, np.concatenate(speeds), (kind * 34).astype(np.int32), least, most, free)
+        want = naive.afs_l(remaining, [speeds[k] for k in kind], least, most, free)
+        assert got.tolist() == want, f"seed {seed}"
+
+
 def test_afs_l_and_optimus_equal_their_rules_on_views_of_many_jobs():
     """Large enough for trees of several levels, for bars to be set anew and for grants in bulk; every other one
     has jobs whose next GPU doubles their speed, so that those with and without shares mix."""

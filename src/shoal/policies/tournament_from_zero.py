@@ -14,12 +14,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.compiled import kernel
+from shoal.core.compiled import borrower, inlined, kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import SHORT, lift, next_to_beat, plant, set_job
 
 BoolArray = NDArray[np.bool_]
+#: The candidates, who waits how long, who doubles and how many by stride, who needs most, and room for the holders.
+_Arrays = tuple[FloatArray, IntArray, FloatArray, BoolArray, NDArray[np.int64], IntArray, IntArray]
 
 #: The start time of jobs that never end: last, but there.
 _LAST = 1e300
@@ -54,17 +56,38 @@ def hand_out_from_zero(
     doubles = np.zeros(n, np.bool_)
     counts = np.zeros(n // _STRIDE + 1, np.int64)
     by_need = stable_order(-1.0 * min_gpus)  # those who need most can start no more first
+    arrays = columns, begins, wait, doubles, counts, by_need, np.empty(n, np.int32)
+    return _fold(arrays, share, remaining, speeds, at, min_gpus, cap, gpus)
+
+
+@borrower
+def _fold(
+    arrays: _Arrays,
+    share: IntArray,
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    cap: IntArray,
+    gpus: int,
+) -> int:
+    columns, begins, wait, doubles, counts, by_need, chain = arrays
+    n, size = len(share), len(wait) // 2
     gone, waiting = 0, n
+    top, start = -1, 0  # the chain's end, and where to look for the next one to beat it
     while gpus > 0:
         while gone < n and min_gpus[by_need[gone]] > gpus:
             if wait[size + by_need[gone]] < np.inf:
                 _start(wait, size, by_need[gone])
                 waiting -= 1
+                top = -1
             gone += 1
         if waiting == 0:
             break
-        w = _winner(wait, size, columns, begins, doubles, counts)
-        step = 1
+        w, top = _winner(wait, size, columns, begins, doubles, counts, chain, top, start)
+        if top >= 0 and w == chain[top]:
+            top -= 1
+        start, step = w, 1
         if share[w] == 0:
             step = min_gpus[w]
             _start(wait, size, w)
@@ -79,7 +102,7 @@ def hand_out_from_zero(
     return gpus
 
 
-@kernel
+@inlined
 def _winner(
     wait: FloatArray,
     size: int,
@@ -87,38 +110,46 @@ def _winner(
     begins: IntArray,
     doubles: BoolArray,
     counts: NDArray[np.int64],
-) -> int:
-    """Who is left of the fold over all candidates, one without a share among them."""
+    chain: IntArray,
+    top: int,
+    start: int,
+) -> tuple[int, int]:
+    """Who is left of the fold over all candidates, one without a share among them; and the end of the chain.
+
+    As in `tournament` the chain of holders stands until its end, and the search goes on from the last winner.
+    """
     n = len(doubles)
-    first = _next_doubler(doubles, counts, 0)
-    if first == n:
-        return _shortest(wait, size, 0)
-    holder = _next_waiting(wait, size, 0)
-    if first < holder:
-        holder = 0
-        while columns[SHORT, holder] == -np.inf:
-            holder += 1
+    if top < 0:
+        first = _next_doubler(doubles, counts, 0)
+        if first == n:
+            return _shortest(wait, size, 0), top
+        holder = _next_waiting(wait, size, 0)
+        if first < holder:
+            holder = 0
+            while columns[SHORT, holder] == -np.inf:
+                holder += 1
+        chain[0], top, start = holder, 0, holder + 1
     while True:
+        holder = chain[top]
         if wait[size + holder] < np.inf:
-            doubler = _next_doubler(doubles, counts, holder)
-            if doubler == n:
-                return _shortest(wait, size, holder)
-            holder = doubler
-            continue
-        found = -1
-        if holder + 1 < n:
-            found, _ = next_to_beat(columns, begins, holder + 1, holder, _BAR)
-        if not doubles[holder] and holder + 1 < size:
-            waits = _next_waiting(wait, size, holder + 1)
-            if waits < n and (found < 0 or waits < found):
-                holder = waits
-                continue
-        if found < 0:
-            return holder
-        holder = found
+            found = _next_doubler(doubles, counts, start)
+            if found == n:
+                return _shortest(wait, size, holder), top
+        else:
+            found = -1
+            if start < n:
+                found, _ = next_to_beat(columns, begins, start, holder, _BAR)
+            if not doubles[holder] and start < size:
+                waits = _next_waiting(wait, size, start)
+                if waits < n and (found < 0 or waits < found):
+                    found = waits
+            if found < 0:
+                return holder, top
+        top += 1
+        chain[top], start = found, found + 1
 
 
-@kernel
+@borrower
 def _next_doubler(doubles: BoolArray, counts: NDArray[np.int64], start: int) -> int:
     """The first from `start` on; the number of jobs if there is none."""
     n, j = len(doubles), start
@@ -132,7 +163,7 @@ def _next_doubler(doubles: BoolArray, counts: NDArray[np.int64], start: int) -> 
     return n
 
 
-@kernel
+@borrower
 def _start(wait: FloatArray, size: int, j: int) -> None:
     """The job waits no more."""
     k = size + j
@@ -143,7 +174,7 @@ def _start(wait: FloatArray, size: int, j: int) -> None:
         k >>= 1
 
 
-@kernel
+@borrower
 def _next_waiting(wait: FloatArray, size: int, start: int) -> int:
     """The first from `start` on; `size` if there is none."""
     k = size + start
@@ -160,7 +191,7 @@ def _next_waiting(wait: FloatArray, size: int, start: int) -> int:
     return k - size
 
 
-@kernel
+@borrower
 def _shortest(wait: FloatArray, size: int, start: int) -> int:
     """The shortest from `start` on, the last of equals."""
     k = size + start
