@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile, SpeedCurve
 from shoal.core.view import View
-from shoal.policies.tournament_by_gain import coin
+from shoal.policies.tournament_by_gain import BY_COIN, coins
 
 
 def afs_prefers_challenger(p_holder, p_challenger, length_holder, length_challenger):
@@ -58,6 +58,11 @@ def afs_l(remaining, curves, least, most, gpus):
         share[holder] += step
         gpus -= step
     return share
+
+
+@cache
+def coin(nonce, gpu, place):
+    return bool(coins(BY_COIN, nonce, gpu, place // 64) >> place % 64 & 1)
 
 
 def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None):

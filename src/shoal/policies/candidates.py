@@ -21,7 +21,6 @@ from shoal.policies.lanes import (
     best_of_jobs,
     first_that_may,
     first_to_beat,
-    last_gain_above,
 )
 
 # Rows: the length, and the gains as the shorter and as the longer job: of a candidate, or the shortest length
@@ -145,26 +144,7 @@ def next_block(
     return -1
 
 
-# -- from behind, and in sum: for AFS-P ------------------------------------------------------------------------
-
-
-@inlined
-def last_above(columns: FloatArray, begins: IntArray, end: int, bound: float) -> int:
-    """The last candidate before `end` that gains more than this as the shorter job, or -1."""
-    level, top, at = 0, len(begins) - 2, end
-    while at > 0:
-        eight = (at - 1) // LANES
-        lane = last_gain_above(columns, begins[level] + eight * LANES, at - eight * LANES, bound)
-        if lane >= 0:
-            at = eight * LANES + lane
-            if level == 0:
-                return at
-            level, at = level - 1, (at + 1) * LANES
-        elif level < top:
-            level, at = level + 1, eight
-        else:
-            at = eight * LANES
-    return -1
+# -- the largest: for AFS-P ------------------------------------------------------------------------
 
 
 @inlined

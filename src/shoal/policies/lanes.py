@@ -115,21 +115,29 @@ def fetch(typing: Any, values: Any, at: Any) -> tuple[Any, Any]:
 
 
 @intrinsic
-def who_beats(typing: Any, columns: Any, begin: Any, skip: Any, short: Any, long_: Any) -> tuple[Any, Any]:
-    """Of eight candidates from `begin` on, as bits: who may beat the holder, and who does if it may.
-
-    Those before `skip` are left out of the first.
-    """
+def who_beats(typing: Any, columns: Any, begin: Any, short: Any, long_: Any) -> tuple[Any, Any]:
+    """Of eight candidates from `begin` on, as bits: who beats the holder by a coin, and who does without one."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        columns, begin, skip, short, long_ = args
+        columns, begin, short, long_ = args
         shorts, longs = _rows(context, build, signature.args[0], columns, begin, (1, 2))
-        may = _bits(build, build.fcmp_ordered(">=", shorts, _all(build, long_, _FLOATS)))
+        by_coin = _bits(build, build.fcmp_ordered(">", shorts, _all(build, long_, _FLOATS)))
         surely = _bits(build, build.fcmp_ordered(">=", longs, _all(build, short, _FLOATS)))
-        asked = build.shl(ir.Constant(_INT, -1), skip)
-        return context.make_tuple(build, _BITS, [build.and_(may, asked), surely])
+        return context.make_tuple(build, _BITS, [by_coin, surely])
 
-    return _BITS(columns, types.int64, types.int64, types.float64, types.float64), code
+    return _BITS(columns, types.int64, types.float64, types.float64), code
+
+
+@intrinsic
+def who_gains_above(typing: Any, columns: Any, begin: Any, bound: Any) -> tuple[Any, Any]:
+    """Of eight columns from `begin` on, as bits: whose gain as the shorter job is above this."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        columns, begin, bound = args
+        (shorts,) = _rows(context, build, signature.args[0], columns, begin, (1,))
+        return _bits(build, build.fcmp_ordered(">", shorts, _all(build, bound, _FLOATS)))
+
+    return types.int64(columns, types.int64, types.float64), code
 
 
 @intrinsic
@@ -141,21 +149,11 @@ def lowest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
 @intrinsic
 def highest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
     """The place of the highest bit that is set; one must be."""
-    return types.int64(types.int64), lambda context, build, signature, args: _highest(build, args[0])
-
-
-@intrinsic
-def last_gain_above(typing: Any, columns: Any, begin: Any, end: Any, bound: Any) -> tuple[Any, Any]:
-    """The last of eight columns, but for those from `end` on, whose gain as the shorter job is above this, or -1."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        columns, begin, end, bound = args
-        (shorts,) = _rows(context, build, signature.args[0], columns, begin, (1,))
-        passes = _bits(build, build.fcmp_ordered(">", shorts, _all(build, bound, _FLOATS)))
-        asked = build.and_(passes, build.not_(build.shl(ir.Constant(_INT, -1), end)))
-        return _highest(build, asked)
+        return build.sub(ir.Constant(_INT, 63), build.ctlz(args[0], ir.Constant(ir.IntType(1), 1)))
 
-    return types.int64(columns, types.int64, types.int64, types.float64), code
+    return types.int64(types.int64), code
 
 
 # -- what they are made of ----------------------------------------------------------------------------------
@@ -185,11 +183,6 @@ def _bits(build: Any, lanes: Any) -> Any:
 
 def _lowest(build: Any, bits: Any) -> Any:
     return build.cttz(bits, ir.Constant(ir.IntType(1), 1))
-
-
-def _highest(build: Any, bits: Any) -> Any:
-    """Likewise the highest, or -1."""
-    return build.sub(ir.Constant(_INT, 63), build.ctlz(bits, ir.Constant(ir.IntType(1), 0)))
 
 
 def _first(build: Any, passes: Any, skip: Any) -> Any:

@@ -16,10 +16,10 @@ from shoal.core.compiled import borrower, inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 from shoal.policies.lanes import highest_bit, lowest_bit
-from shoal.policies.tournament_by_gain import FIRST, LAST, coin
+from shoal.policies.tournament_by_gain import coins
 
 #: With more classes to begin with, jobs are not alike; as they get GPUs there may be so many.
-_ALIKE, _CLASSES = 16, 64
+_ALIKE, _CLASSES = 16, 32
 _WORD = 64
 
 
@@ -197,7 +197,7 @@ def _together(members: IntArray, word: int, classes: int) -> int:
 @inlined
 def _winner(classes: _Classes, count: int, top: float, tie: int, nonce: int, gpu: int) -> int:
     """Who is left of the fold."""
-    holder = -1 if tie == FIRST else _last_with_luck(classes.contenders, tie, nonce, gpu)
+    holder = _last_with_luck(classes.contenders, tie, nonce, gpu)
     if holder < 0:
         first = _first(classes.contenders)
         if first >= 0 and classes.long[classes.at_place[first]] == top:
@@ -223,11 +223,10 @@ def _last_with_luck(contenders: IntArray, tie: int, nonce: int, gpu: int) -> int
     """The last of the contenders to whom its coin is kind, or -1."""
     for word in range(len(contenders) - 1, -1, -1):
         bits = contenders[word]
-        while bits:
-            bit = highest_bit(bits)
-            if tie == LAST or coin(nonce, gpu, word * _WORD + bit):
-                return word * _WORD + bit
-            bits ^= 1 << bit
+        if bits:
+            bits &= coins(tie, nonce, gpu, word)
+        if bits:
+            return word * _WORD + highest_bit(bits)
     return -1
 
 
@@ -248,20 +247,21 @@ def _next(classes: _Classes, count: int, holder: int, but: float, tie: int, nonc
     short = long = -np.inf
     if holder >= 0:
         short, long = classes.short[classes.at_place[holder]], classes.long[classes.at_place[holder]]
-    may = 0
+    by_coin = surely = 0
     for k in range(count):
-        if classes.short[k] <= but and (classes.short[k] > long or classes.long[k] >= short):
-            may |= 1 << k
-    if not may:
+        if classes.long[k] >= short:
+            surely |= 1 << k
+        elif long < classes.short[k] <= but:
+            by_coin |= 1 << k
+    if not by_coin | surely:
         return -1
     asked = -1 << (holder + 1) % _WORD
     for word in range((holder + 1) // _WORD, len(classes.contenders)):
-        bits = _together(classes.members, word, may) & asked
+        bits = _together(classes.members, word, by_coin)
+        if bits:
+            bits &= coins(tie, nonce, gpu, word)
+        bits = (bits | _together(classes.members, word, surely)) & asked
+        if bits:
+            return word * _WORD + lowest_bit(bits)
         asked = -1
-        while bits:
-            i = word * _WORD + lowest_bit(bits)
-            surely = classes.long[classes.at_place[i]] >= short
-            if surely or tie == LAST or (tie != FIRST and coin(nonce, gpu, i)):
-                return i
-            bits &= bits - 1
     return -1
