@@ -132,6 +132,12 @@ class Profile:
             )
         return by_nodes[0]
 
+    def speeds_on(self, gpu_type: str) -> FloatArray:
+        """That curve, as long as the longest of any type: 0 beyond its own points, where it cannot run."""
+        own = self.curve(gpu_type).speed
+        longest = max(len(by_nodes[0].speed) for by_nodes in self.curves.values())
+        return np.concatenate([own, np.zeros(longest - len(own))])
+
     def speed(self, gpu_type: str, gpus: int, nodes: int = 0) -> float:
         """Iterations per second of `gpus` GPUs on `nodes` nodes (0: packed), as nearly as was measured.
 

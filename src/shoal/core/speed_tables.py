@@ -32,8 +32,8 @@ class SpeedTables:
             longest = np.zeros(len(self.gpu_types), np.int32)
             for i, gpu_type in enumerate(self.gpu_types):
                 if profile.knows(gpu_type):
-                    speed = profile.curve(gpu_type).speed
-                    at[i], longest[i] = self._append(speed), len(speed) - 1
+                    at[i] = self._append(profile.speeds_on(gpu_type))
+                    longest[i] = profile.curve(gpu_type).max_gpus
             # The profile is kept with its rows, so that its id cannot be used again by another.
             known = self._rows[id(profile)] = (profile, at, longest)
         return known[1], known[2]

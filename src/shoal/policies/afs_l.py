@@ -115,14 +115,12 @@ class AfsL(CountPolicy):
     Options = AfsLOptions
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
-        left, at = view.remaining_now(now_s), reference_curves(view)
+        left, (at, most) = view.remaining_now(now_s), reference_curves(view)
         if self.options.fold == "submission":
-            return _afs_l_shares(left, view.speeds, at, view.min_gpus, view.max_gpus, gpus)
+            return _afs_l_shares(left, view.speeds, at, view.min_gpus, most, gpus)
         rows = np.argsort(times_at(left, view.speeds, at, view.min_gpus), kind="stable")
         shares = np.empty(len(view), np.int32)
-        shares[rows] = _afs_l_shares(
-            left[rows], view.speeds, at[rows], view.min_gpus[rows], view.max_gpus[rows], gpus
-        )
+        shares[rows] = _afs_l_shares(left[rows], view.speeds, at[rows], view.min_gpus[rows], most[rows], gpus)
         return shares
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
@@ -130,13 +128,16 @@ class AfsL(CountPolicy):
 
 
 def marginal_evidence(view: View, row: int, remaining: NDArray[np.float64]) -> dict[str, float | int | str]:
-    """Remaining time now, and what one GPU more would make of the speed."""
-    at, gpus = reference_curves(view)[row], view.gpus[row]
-    now = view.speeds[at + gpus]
+    """Remaining time now, and what one GPU more of its type would make of the speed."""
+    gpus, gpu_type = view.gpus[row], view.gpu_type[row]
     evidence: dict[str, float | int | str] = {}
-    if gpus and now > 0:
+    if not gpus:
+        return evidence
+    at = view.speed_at[gpu_type, row]
+    now = view.speeds[at + gpus]
+    if now > 0:
         if np.isfinite(remaining[row]):
             evidence["remaining_s"] = float(remaining[row] / now)
-        if gpus < view.max_gpus[row]:
+        if gpus < view.type_max[gpu_type, row]:
             evidence["next_gpu_gain"] = float(view.speeds[at + gpus + 1] / now - 1)
     return evidence

@@ -163,13 +163,11 @@ class AfsP(CountPolicy):
         others = np.arange(n, dtype=np.int32)
         if not _in_turn(view.memory_b, view.first_start_s):
             others = np.lexsort((view.first_start_s, view.memory_b)).astype(np.int32)
-        curves = view.speeds, reference_curves(view)
+        at, most = reference_curves(view)
         tie, nonce = _TIES[self.options.tie], int(self.rng.integers(1 << 62))
         if keep.any():
             others = others[~keep[others]]
-        shares = afs_p_shares(
-            others, keep, view.gpus, *curves, view.min_gpus, view.max_gpus, gpus, tie, nonce
-        )
+        shares = afs_p_shares(others, keep, view.gpus, view.speeds, at, view.min_gpus, most, gpus, tie, nonce)
         _begin_quanta(view.memory_a, shares, keep, now_s + self.options.quantum_s)
         return shares
 

@@ -1,4 +1,4 @@
-"""The candidates of AFS-L's fold: their lengths and gains, in blocks of eight, blocks of blocks, and so on.
+"""The candidates of AFS's folds: their lengths and gains, in blocks of eight, blocks of blocks, and so on.
 
 A column per candidate, then one per block of eight candidates, then one per block of eight blocks: level by
 level, until few are left. A block carries the best values of all below it, so that it is passed over where

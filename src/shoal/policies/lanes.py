@@ -1,9 +1,9 @@
 """Eight candidates of AFS at a time: the comparisons of its tournaments as vector instructions.
 
 Each of these functions looks at eight columns that follow each other, with no branch, and names the first that
-passes its test. They are written in LLVM's own terms because that is what makes them quick: left to find
-vectors in a plain loop, LLVM does so or not by how long the loop is and what surrounds it. Where a processor
-has narrower vectors they are several instructions. No number is a NaN here.
+passes its test, or all of them as bits. They are written in LLVM's own terms because that is what makes them quick:
+left to find vectors in a plain loop, LLVM does so or not by how long the loop is and what surrounds it. Where a
+processor has narrower vectors they are several instructions. No number is a NaN here.
 """
 
 from __future__ import annotations

@@ -156,12 +156,10 @@ class Optimus(CountPolicy):
     _level = 0.0
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
-        left, at = view.remaining_now(now_s), reference_curves(view)
+        left, (at, most) = view.remaining_now(now_s), reference_curves(view)
         if np.isnan(left).any():
             left = _none_for_unknown(left)
-        shares, self._level = optimus_shares(
-            left, view.speeds, at, view.min_gpus, view.max_gpus, gpus, self._level
-        )
+        shares, self._level = optimus_shares(left, view.speeds, at, view.min_gpus, most, gpus, self._level)
         return shares
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
@@ -180,14 +178,14 @@ class Optimus(CountPolicy):
 
     def _tasks(self, view: View, gpus: int, now_s: float) -> Tasks:
         """Servers and workers of all jobs; jobs without servers are those whose speed has one row."""
-        at = reference_curves(view)
+        at, most = reference_curves(view)
         tables = []
         for row, job_id in enumerate(view.job_ids.tolist()):
-            known, most = view.by_servers.get(job_id), int(view.max_gpus[row])
-            table = (
-                view.speeds[at[row] + 1 : at[row] + 1 + most][None, :] if known is None else known[:, :most]
-            )
-            tables.append(table)
+            known = view.by_servers.get(job_id)
+            if known is None:
+                tables.append(view.speeds[at[row] + 1 : at[row] + 1 + most[row]][None, :])
+            else:
+                tables.append(known[:, : view.max_gpus[row]])
         speed = np.zeros((len(view), max(t.shape[0] for t in tables), max(t.shape[1] for t in tables)))
         for row, table in enumerate(tables):
             speed[row, : table.shape[0], : table.shape[1]] = table

@@ -6,8 +6,8 @@ import numpy as np
 
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
-from shoal.policies.order import fill_in_order, times_at
-from shoal.policies.types import reference_curves
+from shoal.policies.order import fill_in_order
+from shoal.policies.types import times_as_requested
 
 
 class _Shortest(CountPolicy):
@@ -40,8 +40,7 @@ class Srtf(_Shortest):
     summary = "shortest remaining time first, at the requested size, preemptive"
 
     def key(self, view: View, now_s: float) -> FloatArray:
-        at = reference_curves(view)
-        return times_at(view.remaining_now(now_s), view.speeds, at, view.requested_gpus)
+        return times_as_requested(view, view.remaining_now(now_s))
 
 
 class Srsf(_Shortest):
@@ -54,6 +53,4 @@ class Srsf(_Shortest):
     summary = "least remaining GPU-time first, at the requested size, preemptive"
 
     def key(self, view: View, now_s: float) -> FloatArray:
-        at = reference_curves(view)
-        times = times_at(view.remaining_now(now_s), view.speeds, at, view.requested_gpus)
-        return times * view.requested_gpus
+        return times_as_requested(view, view.remaining_now(now_s)) * view.requested_gpus

@@ -11,8 +11,7 @@ from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray
-from shoal.policies.order import times_at
-from shoal.policies.types import reference_curves
+from shoal.policies.types import times_as_requested
 
 
 @kernel
@@ -67,9 +66,9 @@ class Themis(CountPolicy):
         return view.requested_gpus
 
     def rho(self, view: View, gpus: int, now_s: float) -> FloatArray:
-        at, want = reference_curves(view), view.requested_gpus
-        left_s = times_at(view.remaining_now(now_s), view.speeds, at, want)
-        whole_s = times_at(view.total, view.speeds, at, want)
+        want = view.requested_gpus
+        left_s = times_as_requested(view, view.remaining_now(now_s))
+        whole_s = times_as_requested(view, view.total)
         contention = max(self._active_sum / max(self._events, 1), 1.0)
         ideal = whole_s * want / np.minimum(max(gpus, 1) / contention, want)
         # Jobs that nobody hindered are treated alike (1), whatever the last digit says.

@@ -18,7 +18,7 @@ from shoal.policies.gains import gains
 from shoal.policies.lanes import highest_bit, lowest_bit
 from shoal.policies.tournament_by_gain import coins
 
-#: With more classes to begin with, jobs are not alike; as they get GPUs there may be so many.
+#: With more classes to begin with, jobs are not alike; as they get GPUs there may be so many (at most 64: a bit each).
 _ALIKE, _CLASSES = 16, 32
 _WORD = 64
 
@@ -76,10 +76,10 @@ def _hand_out(
     tie: int,
     nonce: int,
 ) -> int:
-    count, need = (
-        np.int64(0),
-        0,
-    )  # a plain 0 would be a type of its own to the functions below, and compiled apart
+    count = np.int64(
+        0
+    )  # a plain 0 would be a type of its own to the functions below, which were compiled twice
+    need = 0
     for i in range(len(rows)):
         r = rows[i]
         if share[r] < cap[r]:
@@ -123,7 +123,10 @@ def _hand_out(
 
 @borrower
 def _new_class(classes: _Classes, count: int, speeds: FloatArray, cell: int) -> int:
-    """A class for those at this cell: in the stead of one without jobs, or a further one while there is room."""
+    """A class for those at this cell: in the stead of one without jobs, or a further one.
+
+    `_CLASSES`, which is none, if there is no room.
+    """
     k = 0
     while k < count and classes.jobs[k] > 0:
         k += 1
@@ -142,7 +145,7 @@ def _enter(classes: _Classes, k: int, place: int) -> None:
 
 @inlined
 def _leave(classes: _Classes, place: int, top: float) -> bool:
-    """Whether nobody may be left who gains `top` as the longer job."""
+    """The place leaves its class, which ends with its last one. Whether `top` may have been the gain of no other."""
     k, word, bit = classes.at_place[place], place // _WORD, 1 << place % _WORD
     classes.members[k, word] ^= bit
     classes.contenders[word] &= ~bit
@@ -202,19 +205,15 @@ def _winner(classes: _Classes, count: int, top: float, tie: int, nonce: int, gpu
         first = _first(classes.contenders)
         if first >= 0 and classes.long[classes.at_place[first]] == top:
             holder = first
-    but = np.inf
     if holder >= 0:
-        # The contenders behind it have had their coins, and nobody else gains more than `top`.
         if classes.long[classes.at_place[holder]] == top:
-            return holder
-        but = top
+            return holder  # nobody but contenders gains more than that
     else:
-        holder = _next(classes, count, holder, but, tie, nonce, gpu)
+        holder = _next(classes, count, holder, top, tie, nonce, gpu)
     found = holder
     while found >= 0:
         holder = found
-        found = _next(classes, count, holder, but, tie, nonce, gpu)
-        but = np.inf
+        found = _next(classes, count, holder, top, tie, nonce, gpu)
     return holder
 
 
@@ -239,10 +238,10 @@ def _first(contenders: IntArray) -> int:
 
 
 @borrower
-def _next(classes: _Classes, count: int, holder: int, but: float, tie: int, nonce: int, gpu: int) -> int:
+def _next(classes: _Classes, count: int, holder: int, top: float, tie: int, nonce: int, gpu: int) -> int:
     """The first place behind the holder's that beats it (the first of all, without one), or -1.
 
-    Classes that gain more than `but` as the shorter job are known not to.
+    No contender does by its coin: had one been kind to any from here on, the fold would have begun there.
     """
     short = long = -np.inf
     if holder >= 0:
@@ -251,7 +250,7 @@ def _next(classes: _Classes, count: int, holder: int, but: float, tie: int, nonc
     for k in range(count):
         if classes.long[k] >= short:
             surely |= 1 << k
-        elif long < classes.short[k] <= but:
+        elif long < classes.short[k] <= top:
             by_coin |= 1 << k
     if not by_coin | surely:
         return -1

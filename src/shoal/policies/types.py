@@ -16,26 +16,51 @@ _FRAGMENTED = int(Code.FRAGMENTED)
 _WORTH_A_MOVE = 1.25
 
 
-def reference_curves(view: View) -> IntArray:
-    """Where each job's speed curve begins, for its fastest type: what counting policies reason with."""
+def reference_curves(view: View) -> tuple[IntArray, IntArray]:
+    """Where each job's speed curve begins for its fastest type, and the most GPUs that it can use there.
+
+    This is what counting policies reason with.
+    """
     if len(view.gpu_types) == 1 or not len(view):
-        return view.speed_at[0]
-    return _fastest(view.speeds, view.speed_at, view.type_max, view.requested_gpus)
+        return view.speed_at[0], view.max_gpus
+    return _fastest(view.speeds, view.speed_at, view.type_max, view.min_gpus, view.requested_gpus)
 
 
 @kernel
-def _fastest(speeds: FloatArray, speed_at: IntArray, type_max: IntArray, want: IntArray) -> IntArray:
+def _fastest(
+    speeds: FloatArray, speed_at: IntArray, type_max: IntArray, least: IntArray, want: IntArray
+) -> tuple[IntArray, IntArray]:
     types, n = speed_at.shape
-    best = np.zeros(n, np.int32)
+    begin, most = np.zeros(n, np.int32), np.zeros(n, np.int32)
     for i in range(n):
         top = -1.0
         for t in range(types):
-            if type_max[t, i] > 0:
+            if type_max[t, i] >= max(least[i], 1):  # it cannot run where it cannot use its minimum
                 speed = speeds[speed_at[t, i] + min(want[i], type_max[t, i])]
                 if speed > top:
                     top = speed
-                    best[i] = speed_at[t, i]
-    return best
+                    begin[i], most[i] = speed_at[t, i], type_max[t, i]
+    return begin, most
+
+
+def times_as_requested(view: View, work: FloatArray) -> FloatArray:
+    """How long each job takes for this work at its requested size, on the type that is fastest for it then."""
+    return _times_as_requested(work, view.speeds, view.speed_at, view.type_max, view.requested_gpus)
+
+
+@kernel
+def _times_as_requested(
+    work: FloatArray, speeds: FloatArray, speed_at: IntArray, type_max: IntArray, want: IntArray
+) -> FloatArray:
+    types, n = speed_at.shape
+    times = np.empty(n)
+    for i in range(n):
+        speed = 0.0
+        for t in range(types):
+            if type_max[t, i] > 0:
+                speed = max(speed, speeds[speed_at[t, i] + want[i]])
+        times[i] = work[i] / speed if speed > 0 else np.inf
+    return times
 
 
 def give_types(
@@ -134,6 +159,8 @@ def _start(
         take = min(share, free[t])
         if take < need or most[t, i] < (need if resize else 1):
             continue
+        if not resize and speeds[speed_at[t, i] + need] == 0:
+            continue  # a gang of this size cannot run there
         useful = min(take, most[t, i])
         if speeds[speed_at[t, i] + useful] > best_speed:
             best_speed = speeds[speed_at[t, i] + useful]

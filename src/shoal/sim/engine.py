@@ -395,7 +395,7 @@ class Simulation:
         profile = self.profiles[j]
         speeds = self._speed_tables.get((id(profile), gpu_type))
         if speeds is None:
-            speeds = self._speed_tables[id(profile), gpu_type] = profile.curve(gpu_type).speed.tolist()
+            speeds = self._speed_tables[id(profile), gpu_type] = profile.speeds_on(gpu_type).tolist()
         return speeds
 
     def _finish(self, j: int, now: float) -> None:

@@ -178,9 +178,10 @@ def share_pools_by_gain(
             continue
         others, keep = _by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
         out, started, left = starting_shares(others, keep, now_gpus[mine], min_gpus[mine], gpus)
+        begin, most = at[mine], cap[mine]
         for line in (started, np.flatnonzero(keep).astype(np.int32)):
             if left > 0:
-                hand_out_by_gain(out, line, speeds, at[mine], cap[mine], left, tie, nonce)
+                hand_out_by_gain(out, line, speeds, begin, most, left, tie, nonce)
                 left = gpus - out.sum()
         for k in range(len(mine)):
             shares[mine[k]] = out[k]
