@@ -61,15 +61,15 @@ def afs_p_shares(
     Not compiled as a whole, so that the tournament of jobs that are not alike is compiled only where there are some.
     """
     share, started, left = starting_shares(others, keep, now_gpus, min_gpus, gpus)
-    curves, coins = (speeds, at, max_gpus), (tie, nonce)
+    curves, chance = (speeds, at, max_gpus), (tie, nonce)
     if len(others) == len(share):
         left = hand_out_in_step(share, *curves, left)
-        _hand_out(share, started, *curves, left, *coins)
+        _hand_out(share, started, *curves, left, *chance)
     else:
-        _hand_out(share, started, *curves, left, *coins)
+        _hand_out(share, started, *curves, left, *chance)
         # What the others cannot use goes to those who keep their shares: no GPU idles that anyone could use.
         left = gpus - int(share.sum())
-        _hand_out(share, np.flatnonzero(keep).astype(np.int32), *curves, left, *coins)
+        _hand_out(share, np.flatnonzero(keep).astype(np.int32), *curves, left, *chance)
     return share
 
 

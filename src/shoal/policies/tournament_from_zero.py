@@ -120,10 +120,11 @@ def _winner(
     """
     n = len(doubles)
     if top < 0:
-        first = _next_doubler(doubles, counts, 0)
+        begin = np.int64(0)  # a plain 0 would be a type of its own, for which these were compiled again
+        first = _next_doubler(doubles, counts, begin)
         if first == n:
-            return _shortest(wait, size, 0), top
-        holder = _next_waiting(wait, size, 0)
+            return _shortest(wait, size, begin), top
+        holder = _next_waiting(wait, size, begin)
         if first < holder:
             holder = 0
             while columns[SHORT, holder] == -np.inf:
