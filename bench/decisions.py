@@ -1,8 +1,9 @@
 """How long one decision takes, and how that grows with jobs and GPUs. Prints JSON.
 
 All forms are exact: afs-l is the left fold in order of submission, found eight jobs, blocks and groups at a time.
-With few speed curves most of its GPUs need no fold, so all is measured with a curve of each job's own, too, and with
-curves on which every GPU adds as much as the first, where jobs without a share compete with those that would double.
+With few speed curves most GPUs need no fold, so all is measured with a curve of each job's own, too: measured at powers
+of two, or smooth (known at every share), where AFS-P's holder changes all the time, or linear, where every GPU adds as
+much as the first and jobs without a share compete with those that would double.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ TARGET_MS = {"afs-l": 10.0, "optimus": 10.0}
 TOGETHER = [(100, 1_000), (1_000, 10_000), (10_000, 100_000)]
 #: Costs per unit below this are the overhead of a call.
 FLOOR_NS = 1.0
+#: Curves of each job's own.
+OWN = ("own", "smooth", "linear")
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py, on nodes and with many users
 
 
 def curves(kind: str, jobs: int, rng: np.random.Generator) -> list[Profile]:
-    """The `sample`'s, or as many as jobs: of their `own` bend, or `linear`."""
+    """The `sample`'s, or as many as jobs: of their `own` bend, measured or `smooth`, or `linear`."""
     sample = list(read_profiles(sample_path("profiles.csv")).values())
     if kind == "sample":
         return sample
@@ -44,7 +47,7 @@ def curves(kind: str, jobs: int, rng: np.random.Generator) -> list[Profile]:
             Profile.of(f"m{i}", {n: second / n for n in range(1, longest + 1)})
             for i, second in enumerate(rng.uniform(0.5, 2.0, jobs))
         ]
-    shares = [2**k for k in range(longest.bit_length())]
+    shares = range(1, longest + 1) if kind == "smooth" else [2**k for k in range(longest.bit_length())]
     return [
         Profile.of(f"m{i}", {n: 1 / n**power for n in shares})
         for i, power in enumerate(rng.uniform(0.6, 0.95, jobs))
@@ -113,8 +116,7 @@ def main() -> None:
     at_scale = {
         name: {
             "ms": median_ms(decision(name, 1_000, 10_000)),
-            "ms_with_own_curves": median_ms(decision(name, 1_000, 10_000, "own")),
-            "ms_with_linear_curves": median_ms(decision(name, 1_000, 10_000, "linear")),
+            **{f"ms_with_{kind}_curves": median_ms(decision(name, 1_000, 10_000, kind)) for kind in OWN},
             "target_ms": TARGET_MS.get(name, 5.0),
         }
         for name in names
@@ -123,7 +125,8 @@ def main() -> None:
         row["reached"] = max(t for key, t in row.items() if key != "target_ms") <= row["target_ms"]
     figures = {"jobs": 1_000, "gpus": 10_000, "form": "exact", "decision": at_scale}
     if not quick:
-        figures |= {"growth": growth(names, "sample"), "growth_with_own_curves": growth(names, "own")}
+        figures |= {"growth": growth(names, "sample")}
+        figures |= {f"growth_with_{kind}_curves": growth(names, kind) for kind in ("own", "smooth")}
     print_figures(figures)
 
 

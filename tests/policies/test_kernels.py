@@ -133,6 +133,52 @@ def test_afs_p_among_jobs_alike_equals_a_left_fold_of_compare(rule, code, most_j
     assert 0 < ended_by_class < len(views) or most_jobs < 64, "it is to meet views with too many classes, too"
 
 
+def smooth(seed, most_jobs=300, most_gpus=1500):
+    """Likewise of jobs whose speeds are known at every share: linear but for rounding, bent, of two kinds, or flat at
+    last. Runs of jobs are at their cap."""
+    rng = np.random.default_rng(seed)
+    width, n = 65, int(rng.integers(most_jobs // 2, most_jobs))
+    at_once = np.arange(width, dtype=float)
+    powers = (np.ones(n), rng.uniform(0.5, 1.1, n), rng.integers(1, 3, n) / 2, np.ones(n))[seed % 4]
+    paces = np.ones(n) if seed % 4 == 2 else rng.uniform(0.5, 2.0, n)
+    ends = rng.integers(1, 6, n) if seed % 4 == 3 else np.full(n, width)
+    speeds = [x * np.minimum(at_once, end) ** power for x, power, end in zip(paces, powers, ends)]
+    cap = rng.integers(1, width, n).astype(np.int32)
+    share = np.minimum(rng.integers(1, rng.integers(2, 20), n), cap).astype(np.int32)
+    for begin in rng.integers(0, n, seed % 3):
+        ended = slice(begin, begin + n // 3)
+        share[ended] = cap[ended]
+    gpus = min(int(rng.integers(1, 2 + (cap - share).sum())), most_gpus)
+    return share, np.concatenate(speeds), (np.arange(n) * width).astype(np.int32), cap, gpus
+
+
+@pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
+# The 48th asks three deep who holds, so that a fold is walked.
+@pytest.mark.parametrize(
+    ("views", "size"), [(range(24), (300, 1500)), ([*range(24), 48], (1500, 150)), (range(6), (6000, 60))]
+)
+def test_afs_p_equals_a_left_fold_of_compare_where_the_holder_changes_all_the_time(rule, code, views, size):
+    for seed in views:
+        start, speeds, at, cap, gpus = smooth(seed, *size)
+        curves = [speeds[a : a + 65] for a in at]
+        order = np.arange(len(at), dtype=np.int32)
+        if seed % 2:
+            np.random.default_rng(seed).shuffle(order)
+        got = start.copy()
+        hand_out_by_gain(got, order, speeds, at, cap, gpus, code, seed)
+        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order)
+        assert got.tolist() == want, f"seed {seed}"
+
+
+@pytest.mark.parametrize("code", [BY_COIN, FIRST, LAST])
+def test_afs_p_ends_where_a_gpu_more_would_be_the_end_of_a_job(code):
+    """Speeds that fall so far that the gain is no number: nobody gains anything, and somebody gets it."""
+    speeds, share = np.array([0.0, 1e10, 1e-300, 1e-300] * 2), np.ones(2, np.int32)
+    at, rows = np.array([0, 4], np.int32), np.arange(2, dtype=np.int32)
+    hand_out_by_gain(share, rows, speeds, at, np.full(2, 3, np.int32), 1, code, 5)
+    assert sorted(share.tolist()) == [1, 2]
+
+
 def test_optimus_equals_the_largest_gain_for_every_gpu_whatever_the_guess():
     for seed in VIEWS:
         view, gpus = naive.random_view(seed)

@@ -21,6 +21,7 @@ from shoal.policies.lanes import (
     best_of_jobs,
     first_that_may,
     first_to_beat,
+    largest_of,
 )
 
 # Rows: the length, and the gains as the shorter and as the longer job: of a candidate, or the shortest length
@@ -144,7 +145,17 @@ def next_block(
     return -1
 
 
-# -- the largest: for AFS-P ------------------------------------------------------------------------
+# -- gains alone: for AFS-P ------------------------------------------------------------------------
+
+
+@inlined
+def lift_gains(columns: FloatArray, begins: IntArray, i: int) -> None:
+    """Bring the gains of the blocks above a candidate up to date."""
+    for level in range(len(begins) - 2):
+        i //= LANES
+        below, above = begins[level] + i * LANES, begins[level + 1] + i
+        columns[SHORT, above] = largest_of(columns, SHORT, below, -1)
+        columns[LONG, above] = largest_of(columns, LONG, below, -1)
 
 
 @inlined
@@ -156,6 +167,20 @@ def largest_before(columns: FloatArray, begins: IntArray, end: int) -> float:
         for i in range(begins[level] + first, begins[level] + at):
             largest = max(largest, columns[SHORT, i])
         at //= LANES
+    return largest
+
+
+@inlined
+def largest_of_others(columns: FloatArray, begins: IntArray, i: int) -> float:
+    """The largest gain as the shorter job of all candidates but this one."""
+    largest = -np.inf
+    for level in range(len(begins) - 2):
+        b = i // LANES
+        rest = ~(1 << i - b * LANES)
+        largest, i = max(largest, largest_of(columns, SHORT, begins[level] + b * LANES, rest)), b
+    for other in range(begins[-2], begins[-1]):
+        if other != begins[-2] + i:
+            largest = max(largest, columns[SHORT, other])
     return largest
 
 

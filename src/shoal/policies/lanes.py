@@ -22,6 +22,7 @@ LANES = 8
 _FLOAT, _INT = ir.DoubleType(), ir.IntType(64)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
 _HIGHEST = ir.Constant(_FLOATS, [float("inf")] * LANES)
+_LOWEST = ir.Constant(_FLOATS, [float("-inf")] * LANES)
 
 _BITS = types.Tuple((types.int64, types.int64))
 _BEST = types.Tuple((types.float64,) * 4)
@@ -141,6 +142,41 @@ def who_gains_above(typing: Any, columns: Any, begin: Any, bound: Any) -> tuple[
 
 
 @intrinsic
+def who_lasts(
+    typing: Any, columns: Any, begin: Any, asked: Any, lucky: Any, short: Any, long_: Any
+) -> tuple[Any, Any]:
+    """Of eight candidates from `begin` on, as bits: whom nobody after it beats, if it holds.
+
+    Those after it are the `asked` of the eight, the `lucky` of them by a coin, and others who gain at most `short`
+    (if a coin is kind to them) and `long_`.
+    """
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        columns, begin, asked, lucky, short, long_ = args
+        shorts, longs = _rows(context, build, signature.args[0], columns, begin, (1, 2))
+        challenge = build.select(_lanes(build, build.and_(asked, lucky)), shorts, _LOWEST)
+        challenge = _of_those_after(build, challenge, _all(build, short, _FLOATS))
+        outdo = build.select(_lanes(build, asked), longs, _LOWEST)
+        outdo = _of_those_after(build, outdo, _all(build, long_, _FLOATS))
+        lasts = build.and_(build.fcmp_ordered(">=", longs, challenge), build.fcmp_ordered(">", shorts, outdo))
+        return build.and_(_bits(build, lasts), asked)
+
+    return types.int64(columns, *(types.int64,) * 3, *(types.float64,) * 2), code
+
+
+@intrinsic
+def largest_of(typing: Any, columns: Any, row: Any, begin: Any, bits: Any) -> tuple[Any, Any]:
+    """The largest value in a row of those of eight candidates from `begin` on whose bit is set."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        columns, row, begin, bits = args
+        (values,) = _rows(context, build, signature.args[0], columns, begin, (row,))
+        return _reduce(build, "fmax", build.select(_lanes(build, bits), values, _LOWEST))
+
+    return types.float64(columns, types.int64, types.int64, types.int64), code
+
+
+@intrinsic
 def lowest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
     """The place of the lowest bit that is set; one must be."""
     return types.int64(types.int64), lambda context, build, signature, args: _lowest(build, args[0])
@@ -179,6 +215,28 @@ def _all(build: Any, value: Any, kind: Any) -> Any:
 
 def _bits(build: Any, lanes: Any) -> Any:
     return build.zext(build.bitcast(lanes, ir.IntType(LANES)), _INT)
+
+
+def _lanes(build: Any, bits: Any) -> Any:
+    return build.bitcast(build.trunc(bits, ir.IntType(LANES)), ir.VectorType(ir.IntType(1), LANES))
+
+
+def _of_those_after(build: Any, values: Any, rest: Any) -> Any:
+    """In each lane the largest of those in the lanes after it, and of the rest."""
+    values = _shifted(build, values, 1)
+    for by in (1, 2, 4):
+        values = _larger(build, values, _shifted(build, values, by))
+    return _larger(build, values, rest)
+
+
+def _shifted(build: Any, values: Any, by: int) -> Any:
+    """Each lane has what was in the lane so many after it; the last ones have the lowest number."""
+    places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(by, LANES + by)))
+    return build.shuffle_vector(values, _LOWEST, places)
+
+
+def _larger(build: Any, a: Any, b: Any) -> Any:
+    return build.select(build.fcmp_ordered(">", a, b), a, b)
 
 
 def _lowest(build: Any, bits: Any) -> Any:

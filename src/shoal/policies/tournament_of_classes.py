@@ -76,10 +76,8 @@ def _hand_out(
     tie: int,
     nonce: int,
 ) -> int:
-    count = np.int64(
-        0
-    )  # a plain 0 would be a type of its own to the functions below, which were compiled twice
-    need = 0
+    # A plain 0 would be a type of its own to the functions below, which would be compiled twice.
+    count, need = np.int64(0), 0
     for i in range(len(rows)):
         r = rows[i]
         if share[r] < cap[r]:
