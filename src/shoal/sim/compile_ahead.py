@@ -1,0 +1,65 @@
+"""A second process that compiles what a policy will need, while the first one compiles what it needs now.
+
+    python -m shoal.sim.compile_ahead POLICY
+
+What is compiled is kept on disk, where the first process finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from shoal.core.cluster import Cluster
+
+
+@contextmanager
+def compile_ahead(
+    policy: str, cluster: Cluster, compiles: Callable[[], None]
+) -> Iterator[Callable[[], None]]:
+    """What to call when compiling begins. It calls `compiles`, and begins the second process, which ends with this.
+
+    There is none where little is to be compiled, or where there is no processor to spare.
+    """
+    helpers = []
+
+    def begin() -> None:
+        compiles()
+        from shoal.sim.kernels_ahead import AHEAD
+
+        if policy in AHEAD and len(cluster.nodes) > 1 and _has_one_to_spare():
+            # -P: nothing of the folder that the command happens to run in
+            command, nothing = [sys.executable, "-P", "-m", __name__, policy], subprocess.DEVNULL
+            with suppress(OSError):  # all is compiled here, then
+                helpers.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
+
+    try:
+        yield begin
+    finally:
+        for helper in helpers:
+            helper.terminate()
+            helper.wait()
+
+
+def _has_one_to_spare() -> bool:
+    """Whether a second processor is there and about idle: if others use it, two processes compile all the slower."""
+    there = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return there > 1 and os.getloadavg()[0] < (os.cpu_count() or 1) - 0.5
+
+
+def main(policy: str) -> None:
+    """Compile, one kernel after the other, while the process is there for which it is done."""
+    from shoal.sim.kernels_ahead import AHEAD
+
+    first = os.getppid()
+    for kernel, types in AHEAD[policy]:
+        if os.getppid() != first:
+            return
+        kernel.compile(types)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
