@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -70,3 +72,26 @@ def test_evidence_is_of_the_type_that_the_job_runs_on(name):
         if "remaining_s" in evidence:
             assert evidence["remaining_s"] == pytest.approx(1000 * (0.5, 2.0)[gpu_type] / gpus)
     assert types == {0, 1}
+
+
+@pytest.mark.parametrize("name", ["tiresias-l", "tiresias-g"])
+def test_a_job_that_has_sunk_wakes_nobody_where_requests_fit_but_not_by_their_types(name):
+    jobs = [
+        Job(f"j{i}", 0.0, GpuRange(1, 8), 4, model="m", iterations=1000.0, gpu_types=("quick",))
+        for i in range(3)
+    ]
+    options = {"service": "since-start", "thresholds_gpu_s": "10,20"}
+    if name == "tiresias-g":
+        options["distribution_gpu_s"] = "30,60,900"
+    plans = count()
+    simulation = Simulation(jobs, {"m": PROFILE}, CLUSTER, make_policy(name, options))
+    record = simulation.run(lambda *_: next(plans) < 200, 1)
+    assert np.isfinite(record.finish_s).all(), "time goes on"
+
+
+@pytest.mark.parametrize("lease_s", [0.3, 1.1, 33.3, 333.3, 599.9, 600.0])
+def test_the_next_lease_of_themis_begins_later_than_now(lease_s):
+    policy = make_policy("themis", {"lease_s": lease_s})
+    for leases in range(0, 100_000, 7):
+        now_s = leases * lease_s
+        assert now_s < policy._next_lease_s(now_s) <= now_s + 1.000001 * lease_s

@@ -101,7 +101,10 @@ class Themis(CountPolicy):
         return self._lease_end_s if self._lease_end_s > now_s else self._next_lease_s(now_s)
 
     def _next_lease_s(self, now_s: float) -> float:
-        return float((np.floor(now_s / self.options.lease_s) + 1) * self.options.lease_s)
+        leases = np.floor(now_s / self.options.lease_s) + 1
+        if leases * self.options.lease_s <= now_s:  # the quotient was rounded down
+            leases += 1
+        return float(leases * self.options.lease_s)
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
         return {"rho": float(self.rho(view, view.total_gpus, now_s)[row])}

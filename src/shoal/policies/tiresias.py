@@ -118,7 +118,9 @@ class TiresiasL(CountPolicy):
         served = np.where(kept, self.service_now(view, now_s)[run], 0.0)
         if self.options.service == "attained":
             served = (view.attained_now(now_s) - view.memory_b)[run]
-        to_go = thresholds[np.maximum(view.memory_a[run], 0).astype(int)] - served
+        # Where all requests fit, but not by their types, nobody was made to sink: what is passed is not ahead.
+        queue = np.maximum(view.memory_a[run], np.searchsorted(thresholds * _NEARLY, served, side="right"))
+        to_go = thresholds[queue.astype(int)] - served
         wake = float((now_s + np.maximum(to_go, 0.0) / shares[run]).min()) if len(run) else np.inf
         if self.options.promote > 0:
             starve = np.flatnonzero(waiting & (view.memory_a > 0))
