@@ -383,3 +383,17 @@ def test_a_jobs_range_is_cut_to_the_profile_the_cluster_and_the_types_it_accepts
     jobs = read_jobs(trace(tmp_path, *rows, header=header), PROFILES, mixed)
     assert [str(job.gpus) for job in jobs] == ["1..8", "2..16", "2..8", "1..8", "1..2"]
     assert jobs[4].gpu_types == ("k80", "v100")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), pl.exceptions.ComputeError("full")]
+)
+@pytest.mark.parametrize("name", ["out.csv", "/proc/out.csv"])
+def test_what_keeps_a_table_from_being_written_is_told_in_a_line(error, name, tmp_path):
+    path = tmp_path / name
+    with (
+        pytest.raises(ShoalError, match=rf"^cannot write {path}: (No space left on device|full)$"),
+        write_aside(path),
+    ):
+        raise error
+    assert not list(tmp_path.iterdir())

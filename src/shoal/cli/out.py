@@ -37,7 +37,9 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence
     plain = not sys.stdout.isatty()
     made = Table(box=box.SIMPLE_HEAD if not plain else None, pad_edge=False, show_edge=False)
     for i, name in enumerate(head):
-        made.add_column(name, justify="right" if i in right else "left", no_wrap=plain)
+        first = i == 0  # it names the row: cut short, it could be that of another
+        justify = "right" if i in right else "left"
+        made.add_column(name, justify=justify, no_wrap=plain or first, overflow="fold")
     for row in rows:
         made.add_row(*[str(cell) for cell in row])
     Console(width=200 if plain else None, soft_wrap=plain).print(made)

@@ -50,6 +50,9 @@ class PreRule:
         amount("the seconds that a job may be early", self.extra_s)
 
 
+_USUAL = PreRule()
+
+
 def may_launch_early(running: Running, pre_s: float, extra_s: float = 15.0) -> bool:
     """The rule above for one GPU. Unknown times (nan), and those that cannot be, never qualify."""
     times = (running.elapsed_s, running.total_s, running.post_s, pre_s)
@@ -62,7 +65,7 @@ def find_ending_gpu(
     gpus: Sequence[Running | None],
     pre_s: float,
     gpus_wanted: int = 1,
-    rule: PreRule = PreRule(),  # noqa: B008 - a frozen value
+    rule: PreRule = _USUAL,
 ) -> int | Unplaced:
     """The first GPU whose job ends soon enough, or why there is none; None stands for a vacant GPU."""
     if gpus_wanted != 1:

@@ -44,12 +44,15 @@ class SharingRule:
         amount("the utilisation up to which a GPU is shared", self.max_utilisation)
 
 
+_USUAL = SharingRule()
+
+
 def find_shared_gpu(
     gpus: Sequence[GpuUse],
     memory_mb: float,
     utilisation: float,
     gpus_wanted: int = 1,
-    rule: SharingRule = SharingRule(),  # noqa: B008 - a frozen value
+    rule: SharingRule = _USUAL,
 ) -> int | Unplaced:
     """The GPU that a job may share, or why there is none."""
     if not (0 <= memory_mb < inf and 0 <= utilisation < inf):

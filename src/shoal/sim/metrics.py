@@ -14,7 +14,7 @@ FloatArray = NDArray[np.float64]
 
 
 def percentile(values: FloatArray, q: float) -> float:
-    """The smallest value that at least `q` per cent of the values do not exceed, rounded up to a value."""
+    """The value `q` per cent of the way from the smallest to the largest, or the next above: as the AFS authors do."""
     return float(np.percentile(values, q, method="higher")) if len(values) else float("nan")
 
 

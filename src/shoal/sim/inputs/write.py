@@ -25,7 +25,8 @@ def write_aside(path: str | Path) -> Iterator[Path]:
     """
     path = Path(path)
     if _is_stream(path):
-        yield path
+        with _telling_why(path):
+            yield path
         return
     with _aside_of(path) as aside:
         yield aside
@@ -66,16 +67,27 @@ def _is_stream(path: Path) -> bool:
 
 
 @contextmanager
+def _telling_why(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # nobody reads on
+        raise
+    except OSError as error:
+        raise ShoalError(f"cannot write {path}: {error.strerror or error}") from None
+    except pl.exceptions.ComputeError as error:  # how a full disk ends a Parquet file
+        raise ShoalError(f"cannot write {path}: {str(error).splitlines()[0]}") from None
+
+
+@contextmanager
 def _aside_of(path: Path) -> Iterator[Path]:
     """An empty file beside `path`, gone at the end if it has not been renamed."""
     if path.is_dir():
         raise ShoalError(f"{path} is a directory; give the name of a file in it")
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        aside.touch()
-        yield aside
-    except OSError as error:
-        raise ShoalError(f"cannot write {path}: {error.strerror or error}") from None
+        with _telling_why(path):
+            aside.touch()
+            yield aside
     finally:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
