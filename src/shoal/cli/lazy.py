@@ -34,6 +34,17 @@ class LazyGroup(typer.core.TyperGroup):
         )
         self.table = table
 
+    def invoke(self, ctx: Any) -> Any:
+        """As ever, but Ctrl-C is told: typer would end without a word."""
+        try:
+            return super().invoke(ctx)
+        except (KeyboardInterrupt, SystemError) as error:
+            from shoal.sim.interrupts import is_interrupt
+
+            if not is_interrupt(error):
+                raise
+            raise typer.Abort from None
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.table)
 

@@ -27,6 +27,7 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.beliefs import Beliefs, Knowledge, beliefs_for
 from shoal.sim.costs import Costs
 from shoal.sim.fragments import FragmentationMeter
+from shoal.sim.interrupts import Interrupt, heeded, is_interrupt
 from shoal.sim.record import Record
 
 if TYPE_CHECKING:
@@ -118,8 +119,11 @@ class Simulation:
         collects = gc.isenabled()
         gc.disable()  # a run makes no cycles, and looking for them among 100,000 jobs takes a tenth of its time
         try:
-            self._run(progress, every)
-        except KeyboardInterrupt:
+            with heeded() as interrupt:
+                self._run(progress, every, interrupt)
+        except (KeyboardInterrupt, SystemError) as error:
+            if not is_interrupt(error):
+                raise
             record.interrupted = True
         finally:
             if collects:
@@ -141,7 +145,7 @@ class Simulation:
         record.events = self.scheduler.events_seen
         return record
 
-    def _run(self, progress: Progress | None, every: int) -> None:
+    def _run(self, progress: Progress | None, every: int, interrupt: Interrupt) -> None:
         jobs, heap, record, scheduler = self.jobs, self._heap, self.record, self.scheduler
         submit_s = [self._tick(job.submit_s) for job in jobs]
         obey = self._obey_at_once if self._is_plain() else self._obey
@@ -193,7 +197,8 @@ class Simulation:
             record.end_s = now
             if not (self._running or heap or plan.commands or arrived < total):
                 break  # nothing runs, comes or was started: a policy that wakes up finds it so for ever
-            if progress and scheduler.plans % every == 0 and not progress(now, done, total):
+            told = progress and scheduler.plans % every == 0
+            if interrupt.asked or (told and not progress(now, done, total)):
                 record.interrupted = True
                 break
 
