@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from shoal.sim.costs import Costs
@@ -16,6 +20,20 @@ SETUP = Setup(sample_path("jobs.csv"), sample_path("profiles.csv"), "afs-p", gpu
 
 def summary_of(result: Result, kind: str = "none"):
     return {"label": f"{result.record.policy} / {kind}", **result.summary, "costs": kind, "seed": 0}
+
+
+def unpacked(column):
+    """What the page's script makes of a column: plain values."""
+
+    def inflate(text):
+        return zlib.decompress(base64.b64decode(text))
+
+    if column["kind"] == "words":
+        words = json.loads(inflate(column["words"]))
+        return [words[i] for i in unpacked(column["which"])]
+    kind = np.dtype("<" + column["kind"])
+    planes = np.frombuffer(inflate(column["data"]), np.uint8).reshape(kind.itemsize, -1)
+    return np.ascontiguousarray(planes.T).view(kind)[:, 0].tolist()
 
 
 @pytest.fixture(scope="session")

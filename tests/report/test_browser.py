@@ -48,7 +48,7 @@ def evil_page(series, tmp_path_factory):
     evil = copy.deepcopy(series)
     for one in evil:
         jobs = one["jobs"]
-        longest = jobs["work_gpu_s"].index(max(jobs["work_gpu_s"]))
+        longest = int(jobs["work_gpu_s"].argmax())
         jobs["name"][longest] = jobs["user"][longest] = jobs["model"][longest] = HARM
         one["users"]["names"][0] = HARM
     path = tmp_path_factory.mktemp("report") / "out.html"
@@ -143,6 +143,30 @@ def test_a_click_on_a_job_shows_its_share_under_each_run(opened):
     assert (
         "GPU" in lanes.nth(0).locator("em").inner_text() or "done" in lanes.nth(0).locator("em").inner_text()
     )
+
+
+def test_the_share_of_any_job_is_unpacked_as_it_was(opened, results):
+    page, _ = opened
+    page.locator("#job-table tbody tr").first.wait_for()
+    for i, result in enumerate(results.values()):
+        record = result.record
+        seen = page.evaluate("i => Array.from({length: 300}, (_, k) => shares(RUNS[i], k))", i)
+        log = [[] for _ in range(300)]
+        for at_s, j, gpus in zip(record.change_s, record.change_job, record.change_gpus):
+            log[j].append((at_s - record.jobs[j].submit_s, gpus))
+        for mine, theirs in zip(log, seen):
+            assert [gpus for _, gpus in theirs] == [gpus for _, gpus in mine]
+            assert [at for at, _ in theirs] == pytest.approx([at for at, _ in mine], abs=0.0501)
+
+
+def test_a_browser_that_cannot_unpack_says_so(context, evil_page):
+    page = context.new_page()
+    page.add_init_script("delete window.DecompressionStream")
+    page.goto(evil_page.as_uri())
+    assert "cannot unpack" in page.locator("#jobs-caption").inner_text()
+    assert page.locator("#ranking-table tbody tr").count() == 4
+    assert not page.locator("#job-panel").is_visible()
+    page.close()
 
 
 def test_a_harmful_name_is_shown_as_it_is(opened):

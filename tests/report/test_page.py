@@ -10,8 +10,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from shoal.sim.report.page import assemble, choose_jobs, render, script_hash
-from shoal.sim.report.timelines import MAX_POINTS
+from shoal.sim.report.columns import pack_numbers, pack_words
+from shoal.sim.report.page import assemble, render, script_hash
+
+from .conftest import unpacked
 
 HARM = "</script><img src=x onerror=alert(1)><!--"
 
@@ -88,7 +90,7 @@ def test_harmful_names_stay_text(series):
     assert HARM not in page
     assert "\u2028" not in page
     data = data_of(page)
-    assert data["jobs"]["name"][0] == HARM  # and is still there to be read
+    assert unpacked(data["jobs"]["name"])[0] == HARM  # and is still there to be read
     assert data["runs"][0]["label"] == HARM
 
 
@@ -115,35 +117,55 @@ def test_all_runs_are_on_one_grid_of_time(series):
         assert sum(run["over_time"]["changes"]) == sum(before["over_time"]["changes"])
 
 
-def test_a_small_trace_shows_all_jobs(series):
-    assert choose_jobs(series) == list(range(300))
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        ("f4", [0.5, -1.25, float("inf"), 2.0**120]),
+        ("u4", [0, 1, 255, 256, 65_536, 2**32 - 1]),
+        ("u4", []),
+    ],
+)
+def test_numbers_come_back_as_they_were(kind, values):
+    assert unpacked(pack_numbers(np.array(values), kind)) == values
 
 
-def test_a_full_page_shows_the_longest_the_most_changed_and_some_others(series):
-    chosen = choose_jobs(series, most_bytes=25_000)
-    assert chosen == choose_jobs(series, most_bytes=25_000)
-    assert 20 < len(chosen) < 200
-    work = np.array(series[0]["jobs"]["work_gpu_s"])
-    changes = np.max([s["jobs"]["changes"] for s in series], axis=0)
-    assert {int(np.argmax(work)), int(np.argmax(changes))} <= set(chosen)
-    assert np.median(work[chosen]) > np.median(work)
-    assert min(work[chosen]) < np.median(work)
+def test_what_is_not_known_stays_so():
+    assert np.isnan(unpacked(pack_numbers(np.array([np.nan]), "f4"))).all()
 
 
-def test_the_page_stays_small_for_many_jobs_with_many_changes(series):
-    big = copy.deepcopy(series)
-    rng = np.random.default_rng(0)
-    for one in big:
-        jobs = one["jobs"]
-        for name in jobs:
-            if isinstance(jobs[name], list):
-                jobs[name] = jobs[name] * 4
-        jobs["index"] = list(range(1200))
-        jobs["at"] = [rng.integers(1, 9999, MAX_POINTS).tolist() for _ in range(1200)]
-        jobs["gpus"] = [rng.integers(0, 64, MAX_POINTS).tolist() for _ in range(1200)]
-    page = render(big * 2)
-    assert len(page) < 3_000_000
-    assert 0 < data_of(page)["meta"]["shown_jobs"] < 1200
+def test_words_come_back_as_they_were_whatever_is_in_them():
+    words = ["a", "", "b", "a", HARM, "\u2028 é 日本", "a\nb"]
+    assert unpacked(pack_words(words)) == words
+    assert unpacked(pack_words([])) == []
+
+
+def test_the_page_has_every_change_of_every_job_in_every_run(page, series, results):
+    data = data_of(page)
+    names = unpacked(data["jobs"]["name"])
+    for run, result in zip(data["runs"], results.values()):
+        record = result.record
+        assert names == [job.name for job in record.jobs]
+        columns = {name: unpacked(c) for name, c in run["jobs"].items() if name != "unit_s"}
+        log = {j: [] for j in range(300)}
+        for at_s, j, gpus in zip(record.change_s, record.change_job, record.change_gpus):
+            log[j].append((at_s - record.jobs[j].submit_s, gpus))
+        begin = 0
+        for j, points in enumerate(columns["points"]):
+            mine = slice(begin, begin := begin + points)
+            at_s = np.cumsum(columns["at"][mine]) * run["jobs"]["unit_s"]
+            np.testing.assert_allclose(at_s, [at for at, _ in log[j]], atol=0.0501)
+            assert columns["gpus"][mine] == [gpus for _, gpus in log[j]]
+        assert begin == len(record.change_s)
+        np.testing.assert_allclose(
+            columns["jct_s"], record.finish_s - [j.submit_s for j in record.jobs], rtol=1e-6
+        )
+
+
+def test_a_change_of_a_job_takes_a_few_bytes(series):
+    """So that all changes of a hundred thousand jobs are a few megabytes."""
+    jobs = series[1]["jobs"]
+    packed = sum(len(pack_numbers(jobs[name], "u4")["data"]) for name in ("at", "gpus"))
+    assert packed < 4 * len(jobs["at"])
 
 
 def test_unfinished_figures_are_null_not_nan(series):

@@ -6,22 +6,28 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from shoal.core.cluster import Cluster
+from shoal.core.cluster import Cluster, User
 from shoal.sim import compile_ahead, kernels_ahead
+from shoal.sim.inputs import read_cluster
+from shoal.sim.samples import sample_path
 
 SCRIPT = """
 import json, sys
 from numba.core.dispatcher import Dispatcher
 from shoal.cli.main import main
+from shoal.sim.kernels_ahead import ahead
 from shoal.sim.samples import sample_path
 
+policy, *traits = sys.argv[1:]
 jobs, cluster = (str(sample_path(name)) for name in ("jobs.csv", "cluster.yaml"))
-sys.argv = ["shoal", "sim", "run", jobs, "-c", cluster, "--policy", sys.argv[1], "-o", "json"]
+where = ["-c", cluster] if "nodes" in traits else ["--gpus", "64"]
+sys.argv = ["shoal", "sim", "run", jobs, *where, "--policy", policy, "-o", "json"]
 try:
     main()
 except SystemExit as ended:
@@ -33,21 +39,39 @@ kernels = {
     for kernel in vars(module).values()
     if isinstance(kernel, Dispatcher) and kernel.__module__ == name
 }
-from shoal.sim.kernels_ahead import AHEAD
-
-wrong = [str(k) for k, types in AHEAD.get(sys.argv[-3], ()) if k.signatures != [types]]
+# One that another kernel calls is not even loaded if that one was compiled before.
+wrong = [str(kernel) for kernel, types in ahead(policy, traits) if kernel.signatures not in ([types], [])]
+used = sum(bool(kernel.signatures) for kernel, types in ahead(policy, traits))
 print()
-print(json.dumps([kernels, wrong]))
+print(json.dumps([kernels, wrong, used]))
 """
 
+ON_NODES = ("nodes", "types", "users")
 
-@pytest.mark.parametrize("policy", ["afs-l", "afs-p", "optimus", "gandiva-fair", "fair-afs"])
-def test_each_kernel_is_compiled_for_one_kind_of_arguments(policy: str) -> None:
-    ran = subprocess.run([sys.executable, "-c", SCRIPT, policy], capture_output=True, text=True, check=True)
-    kernels, wrong_ahead = json.loads(ran.stdout.splitlines()[-1])
+
+@pytest.mark.parametrize(
+    ("policy", "traits"),
+    [
+        *((policy, ON_NODES) for policy in ("fifo", "afs-l", "afs-p", "optimus", "gandiva-fair", "fair-afs")),
+        ("fair-afs", ("users",)),
+    ],
+)
+def test_each_kernel_is_compiled_for_one_kind_of_arguments(policy, traits) -> None:
+    command = [sys.executable, "-c", SCRIPT, policy, *traits]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    kernels, wrong_ahead, used_ahead = json.loads(ran.stdout.splitlines()[-1])
     assert sum(map(bool, kernels.values())) > 5, "the run used its kernels"
     assert {name: kinds for name, kinds in kernels.items() if len(kinds) > 1} == {}
+    assert used_ahead >= 4
     assert not wrong_ahead, "what a second process compiles is what the policy uses"
+
+
+def test_what_decides_which_kernels_are_needed():
+    users = tuple(User(name) for name in ("ada", "ben"))
+    assert kernels_ahead.traits_of(Cluster.pool(8)) == []
+    assert kernels_ahead.traits_of(Cluster.of(2, 4)) == ["nodes"]
+    assert kernels_ahead.traits_of(read_cluster(sample_path("cluster.yaml"))) == [*ON_NODES]
+    assert kernels_ahead.traits_of(replace(Cluster.pool(8), users=users)) == ["users"]
 
 
 class Process(subprocess.Popen):
@@ -58,22 +82,15 @@ class Process(subprocess.Popen):
         self.begun.append(self)
 
 
-@pytest.mark.parametrize(
-    ("policy", "cluster", "processes"),
-    [
-        ("gandiva-fair", Cluster.of(2, 4), 1),
-        ("gandiva-fair", Cluster.pool(8), 0),
-        ("fifo", Cluster.of(2, 4), 0),
-    ],
-)
-def test_a_second_process_helps_where_there_is_much_to_compile_and_ends_with_the_run(
-    policy, cluster, processes, monkeypatch
+@pytest.mark.parametrize(("processors", "processes"), [(2, 1), (1, 0)])
+def test_a_second_process_helps_where_there_is_a_processor_for_it_and_ends_with_the_run(
+    processors, processes, monkeypatch
 ):
     monkeypatch.setattr(Process, "begun", [])
     monkeypatch.setattr(subprocess, "Popen", Process)
-    monkeypatch.setattr(compile_ahead, "_has_one_to_spare", lambda: True)
+    monkeypatch.setattr(compile_ahead, "_processors", lambda: processors)
     said = []
-    with compile_ahead.compile_ahead(policy, cluster, lambda: said.append("compiling")) as compiles:
+    with compile_ahead.compile_ahead("fifo", Cluster.of(2, 4), lambda: said.append("compiling")) as compiles:
         assert not Process.begun, "nothing is compiled yet"
         compiles()
         assert said == ["compiling"]
@@ -86,7 +103,14 @@ def test_the_second_process_compiles_one_kernel_after_the_other_until_it_is_alon
     kernels = [
         SimpleNamespace(compile=lambda types, name=name: compiled.append((name, types))) for name in "abc"
     ]
-    monkeypatch.setitem(kernels_ahead.AHEAD, "some", tuple((kernel, ("i8",)) for kernel in kernels))
+    asked = []
+
+    def ahead(policy, traits):
+        asked.append((policy, *traits))
+        return [(kernel, ("i8",)) for kernel in kernels]
+
+    monkeypatch.setattr(kernels_ahead, "ahead", ahead)
     monkeypatch.setattr("os.getppid", lambda: next(parents))
-    compile_ahead.main("some")
+    compile_ahead.main("some", "nodes", "users")
+    assert asked == [("some", "nodes", "users")]
     assert compiled == [("a", ("i8",)), ("b", ("i8",))], "the first process has ended before the last"

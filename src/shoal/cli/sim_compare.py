@@ -105,7 +105,7 @@ def compare(
         page = render([r["series"] for r in results], not_begun)
         with write_aside(report) as aside:
             aside.write_text(page, encoding="utf-8")
-        say(f"report: {report}")
+        say(f"report: {report} ({len(page.encode()) / 1e6:.1f} MB)")
     summaries = [r["summary"] for r in results]
     if output == "json":
         print_json({"items": summaries, "next": None} | ({"not_begun": not_begun} if not_begun else {}))

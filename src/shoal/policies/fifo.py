@@ -17,8 +17,11 @@ def fifo_shares(now: IntArray, want: IntArray, gpus: int, backfill: bool) -> Int
 
     Who runs at another size than it wants (its owner has changed it) comes before those who wait.
     """
-    shares = np.where(now == want, want, np.int32(0))
-    free = gpus - shares.sum()
+    shares, free = np.zeros(len(want), np.int32), gpus
+    for i in range(len(want)):
+        if now[i] == want[i]:
+            shares[i] = want[i]
+            free -= want[i]
     for i in range(len(want)):
         if shares[i] == 0 and now[i] > 0 and want[i] <= free:
             shares[i] = want[i]

@@ -87,7 +87,9 @@ def optimus_shares(
     if n == 0 or gpus == 0:
         return share, guess
     # All above the gain `-low` is granted; the GPUs do not last for all above `-high`.
-    low, high, level, step = loss.min(), np.inf, min(guess, 0.0), 1.1
+    low, high, level, step = 0.0, np.inf, min(guess, 0.0), 1.1
+    for j in range(n):
+        low = min(low, loss[j])
     granted = False
     while gpus > _LAST_FEW and low < level * 1.02:
         tried, tried_loss = share.copy(), loss.copy()

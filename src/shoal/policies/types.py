@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.compiled import kernel
+from shoal.core.compiled import inlined, kernel
 from shoal.core.reason import Code
 from shoal.core.view import View
 from shoal.policies.base import FloatArray, IntArray
@@ -87,7 +87,8 @@ def give_types(
         view.min_gpus if resize else view.requested_gpus,
         view.speeds,
         view.speed_at,
-        np.minimum(view.type_max, wish_gpus) if resize else view.type_max,
+        # A copy in both cases, so that one kernel serves both.
+        np.minimum(view.type_max, wish_gpus) if resize else np.ascontiguousarray(view.type_max),
         gpus_of_type.astype(np.int64),
         resize,
         backfill,
@@ -185,7 +186,7 @@ def _start_waiting(
     resize: bool,
 ) -> None:
     """Jobs without a share get their minimum where it is free, in order of submission."""
-    largest = free.max()
+    largest = _largest(free)
     for i in range(len(need)):
         if largest == 0:
             return
@@ -193,7 +194,15 @@ def _start_waiting(
             continue
         if _start(i, need[i], need[i], speeds, speed_at, most, free, gpus, chosen, resize):
             codes[i] = 0
-            largest = free.max()
+            largest = _largest(free)
+
+
+@inlined
+def _largest(numbers: NDArray[np.int64]) -> int:
+    most = numbers[0]
+    for number in numbers:
+        most = max(most, number)
+    return most
 
 
 @kernel

@@ -1,6 +1,6 @@
 """A second process that compiles what a policy will need, while the first one compiles what it needs now.
 
-    python -m shoal.sim.compile_ahead POLICY
+    python -m shoal.sim.compile_ahead POLICY [nodes] [types] [users]
 
 What is compiled is kept on disk, where the first process finds it.
 """
@@ -22,17 +22,18 @@ def compile_ahead(
 ) -> Iterator[Callable[[], None]]:
     """What to call when compiling begins. It calls `compiles`, and begins the second process, which ends with this.
 
-    There is none where little is to be compiled, or where there is no processor to spare.
+    There is none where there is no second processor.
     """
     helpers = []
 
     def begin() -> None:
         compiles()
-        from shoal.sim.kernels_ahead import AHEAD
+        if _processors() > 1:
+            from shoal.sim.kernels_ahead import traits_of
 
-        if policy in AHEAD and len(cluster.nodes) > 1 and _has_one_to_spare():
             # -P: nothing of the folder that the command happens to run in
-            command, nothing = [sys.executable, "-P", "-m", __name__, policy], subprocess.DEVNULL
+            command = [sys.executable, "-P", "-m", __name__, policy, *traits_of(cluster)]
+            nothing = subprocess.DEVNULL
             with suppress(OSError):  # all is compiled here, then
                 helpers.append(subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing))
 
@@ -44,22 +45,21 @@ def compile_ahead(
             helper.wait()
 
 
-def _has_one_to_spare() -> bool:
-    """Whether a second processor is there and about idle: if others use it, two processes compile all the slower."""
-    there = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return there > 1 and os.getloadavg()[0] < (os.cpu_count() or 1) - 0.5
+def _processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
-def main(policy: str) -> None:
+def main(policy: str, *traits: str) -> None:
     """Compile, one kernel after the other, while the process is there for which it is done."""
-    from shoal.sim.kernels_ahead import AHEAD
+    from shoal.sim.kernels_ahead import ahead
 
     first = os.getppid()
-    for kernel, types in AHEAD[policy]:
+    for kernel, types in ahead(policy, traits):
         if os.getppid() != first:
             return
         kernel.compile(types)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

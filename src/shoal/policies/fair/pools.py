@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.compiled import inner, kernel
+from shoal.core.compiled import inlined, inner, kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.afs_l import afs_l_shares
 from shoal.policies.afs_p import starting_shares
@@ -154,6 +154,16 @@ def share_pools_by_length(
             shares[mine[k]] = out[k]
 
 
+@inlined
+def _those_of(chosen: BoolArray) -> IntArray:
+    """As `np.flatnonzero`, which takes longer to compile than a loop."""
+    found, count = np.empty(len(chosen), np.int32), 0
+    for k in range(len(chosen)):
+        found[count] = k
+        count += chosen[k]
+    return found[:count]
+
+
 @kernel
 def share_pools_by_gain(
     pool: IntArray,
@@ -179,10 +189,12 @@ def share_pools_by_gain(
         others, keep = _by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
         out, started, left = starting_shares(others, keep, now_gpus[mine], min_gpus[mine], gpus)
         begin, most = at[mine], cap[mine]
-        for line in (started, np.flatnonzero(keep).astype(np.int32)):
+        for line in (started, _those_of(keep)):
             if left > 0:
                 hand_out_by_gain(out, line, speeds, begin, most, left, tie, nonce)
-                left = gpus - out.sum()
+                left = gpus
+                for share in out:
+                    left -= share
         for k in range(len(mine)):
             shares[mine[k]] = out[k]
 

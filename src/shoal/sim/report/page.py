@@ -15,19 +15,34 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from shoal import __version__
+from shoal.sim.report.columns import pack_numbers, pack_words
 from shoal.sim.report.grid import Buckets, coarsen, fold
 from shoal.sim.report.timelines import short
 
 HERE = Path(__file__).parent
 ASSETS = HERE / "assets"
 STYLES = ("uPlot.min.css", "report.css")
-SCRIPTS = ("uPlot.iife.min.js", "format.js", "charts.js", "ranking.js", "users.js", "jobs.js", "main.js")
+SCRIPTS = (
+    "uPlot.iife.min.js",
+    "format.js",
+    "charts.js",
+    "ranking.js",
+    "users.js",
+    "columns.js",
+    "jobs.js",
+    "main.js",
+)
 
-#: The timelines of jobs take about this much of the page at most.
-TIMELINE_BYTES = 1_300_000
-
-_PER_JOB = ("jct_s", "wait_s", "changes", "at", "gpus")
-_OF_TRACE = ("index", "name", "user", "model", "requested", "submit_s", "work_gpu_s")
+#: Columns of jobs that are the trace's, and a run's; how numbers are kept.
+_OF_TRACE = {
+    "name": "words",
+    "user": "words",
+    "model": "words",
+    "requested": "u4",
+    "submit_s": "f4",
+    "work_gpu_s": "f4",
+}
+_OF_RUN = {"jct_s": "f4", "wait_s": "f4", "changes": "u4", "points": "u4", "at": "u4", "gpus": "u4"}
 
 
 def render(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> str:
@@ -75,13 +90,11 @@ def assemble(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> dic
     if not series:
         raise ValueError("a report needs at least one run")
     width = max(s["over_time"]["width_s"] for s in series)
-    chosen = choose_jobs(series)
     watched = watched_by_policy(series)
     one = series[0]
     return {
         "meta": {
-            "jobs": one["jobs"]["total"],
-            "shown_jobs": len(chosen),
+            "jobs": len(one["jobs"]["name"]),
             "runs": len(series),
             "policies": len({s["policy"] for s in series}),
             "seed": one["seed"],
@@ -89,8 +102,8 @@ def assemble(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> dic
             **one["cluster"],
         },
         "width_s": width,
-        "jobs": {name: [one["jobs"][name][k] for k in chosen] for name in _OF_TRACE},
-        "runs": [run_of(s, width, chosen, watched[s["policy"]]) for s in series],
+        "jobs": packed(one["jobs"], _OF_TRACE),
+        "runs": [run_of(s, width, watched[s["policy"]]) for s in series],
     }
 
 
@@ -115,14 +128,22 @@ def choose_watched(runs: list[list[dict[str, Any]]]) -> int:
     return int(most if changes[most] > 2 * changes[first] else first)
 
 
-def run_of(s: dict[str, Any], width_s: float, chosen: list[int], watched: int) -> dict[str, Any]:
-    """One run, on the common grid of time and with the chosen jobs."""
+def packed(jobs: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
+    """Columns of jobs as the page keeps them."""
+    return {
+        name: pack_words(jobs[name]) if kind == "words" else pack_numbers(jobs[name], kind)
+        for name, kind in kinds.items()
+    }
+
+
+def run_of(s: dict[str, Any], width_s: float, watched: int) -> dict[str, Any]:
+    """One run, on the common grid of time."""
     kept = ("label", "policy", "costs", "figures", "cdf", "users", "trades")
     return {
         **{name: s[name] for name in kept},
         "watched": s["watched"][watched] if s["watched"] else None,
         "over_time": on_grid(s["over_time"], width_s),
-        "jobs": {name: [s["jobs"][name][k] for k in chosen] for name in _PER_JOB},
+        "jobs": {**packed(s["jobs"], _OF_RUN), "unit_s": s["jobs"]["unit_s"]},
     }
 
 
@@ -138,30 +159,3 @@ def on_grid(over_time: dict[str, Any], width_s: float) -> dict[str, Any]:
         wide = coarsen(Buckets(over_time["width_s"], over_time["end_s"], **packed), width_s)
         out[name] = {"mean": short(wide.mean, 2), "low": short(wide.low, 2), "high": short(wide.high, 2)}
     return out
-
-
-def choose_jobs(series: list[dict[str, Any]], most_bytes: int = TIMELINE_BYTES) -> list[int]:
-    """Positions of the jobs to show: all, or as many as fit.
-
-    In turn the longest job, the one whose share changed most often in any run, and one from all over the
-    trace, until the page is full. Every run shows the same jobs.
-    """
-    jobs = [s["jobs"] for s in series]
-    n = len(jobs[0]["index"])
-    cost = [sum(14 + 6 * len(j["at"][k]) for j in jobs) + 60 for k in range(n)]
-    if sum(cost) <= most_bytes:
-        return list(range(n))
-    changes = np.max([j["changes"] for j in jobs], axis=0)
-    anywhere = np.random.default_rng(n).permutation(n)
-    longest = np.argsort(-np.array(jobs[0]["work_gpu_s"]), kind="stable")
-    turns = (longest, np.argsort(-changes, kind="stable"), anywhere)
-    chosen: set[int] = set()
-    left = most_bytes
-    for candidates in zip(*turns):
-        for k in map(int, candidates):
-            if k not in chosen:
-                left -= cost[k]
-                if left < 0:
-                    return sorted(chosen)
-                chosen.add(k)
-    return sorted(chosen)

@@ -1,4 +1,4 @@
-"""What a report shows of one run: plain data, small whatever the size of the trace."""
+"""What a report shows of one run: plain data, small whatever the size of the trace, and a row for each of its jobs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.sim.metrics import waited_s
 from shoal.sim.record import Record
 from shoal.sim.report.grid import Buckets, Steps, bucket, count_in, width_for
 from shoal.sim.report.progress import Shares, early_jobs, progress_of, shares_of
-from shoal.sim.report.timelines import candidates, extremes, short, timelines, work_gpu_s
+from shoal.sim.report.timelines import extremes, short, timelines, work_gpu_s
 from shoal.sim.runner import Result
 
 FloatArray = NDArray[np.float64]
@@ -108,25 +108,19 @@ def is_end(record: Record) -> NDArray[np.bool_]:
 
 
 def jobs(record: Record, work: FloatArray) -> dict[str, Any]:
-    """Candidates for the page's job table, with their share timelines."""
-    which = candidates(work)
-    at, gpus = timelines(record, which.tolist())
-    chosen = [record.jobs[j] for j in which]
-    submit = np.array([job.submit_s for job in chosen])
+    """Every job, and its share over time."""
+    submit = np.array([job.submit_s for job in record.jobs])
     return {
-        "total": len(record.jobs),
-        "index": which.tolist(),
-        "name": [job.name for job in chosen],
-        "user": [job.user for job in chosen],
-        "model": [job.model for job in chosen],
-        "requested": [job.requested_gpus for job in chosen],
-        "submit_s": short(submit - origin_s(record)),
-        "work_gpu_s": short(work[which], 0),
-        "jct_s": short(record.finish_s[which] - submit),
-        "wait_s": short(waited_s(record)[which]),
-        "changes": record.changes[which].tolist(),
-        "at": at,
-        "gpus": gpus,
+        "name": [job.name for job in record.jobs],
+        "user": [job.user for job in record.jobs],
+        "model": [job.model for job in record.jobs],
+        "requested": np.array([job.requested_gpus for job in record.jobs]),
+        "submit_s": submit - origin_s(record),
+        "work_gpu_s": work,
+        "jct_s": record.finish_s - submit,
+        "wait_s": waited_s(record),
+        "changes": record.changes,
+        **timelines(record),
     }
 
 

@@ -1,8 +1,7 @@
-"""The share of each job over time, for as many jobs as a page can carry."""
+"""The share of each job over time."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,8 @@ from shoal.sim.record import Record
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-#: Of more jobs than this, only the longest and a sample by seed are candidates for the page.
-MAX_CANDIDATES = 3_000
-#: A timeline of more changes is thinned out, keeping its ups and downs.
-MAX_POINTS = 240
-_SAMPLE_SEED = 20_210_412
+#: Times of changes are told to this, or to ten times as much where the numbers would not fit into four bytes.
+UNIT_S = 0.1
 
 
 def work_gpu_s(record: Record, profiles: dict[str, Profile], gpu_type: str) -> FloatArray:
@@ -33,20 +29,6 @@ def work_gpu_s(record: Record, profiles: dict[str, Profile], gpu_type: str) -> F
     return out
 
 
-def candidates(work: FloatArray, most: int = MAX_CANDIDATES) -> IntArray:
-    """Jobs that the page may show: all, or the longest third of `most` and a sample of the others.
-
-    It depends on the trace alone, so that every run of it keeps the same jobs.
-    """
-    n = len(work)
-    if n <= most:
-        return np.arange(n)
-    by_length = np.argsort(-work, kind="stable")
-    longest, others = by_length[: most // 3], by_length[most // 3 :]
-    rng = np.random.default_rng(_SAMPLE_SEED)
-    return np.sort(np.concatenate([longest, rng.choice(others, most - len(longest), replace=False)]))
-
-
 def changes_by_job(record: Record) -> tuple[IntArray, IntArray]:
     """(order, first): entries `order[first[j]:first[j + 1]]` of the change log are job j's, in time order."""
     jobs = np.asarray(record.change_job, np.int64)
@@ -54,24 +36,23 @@ def changes_by_job(record: Record) -> tuple[IntArray, IntArray]:
     return order, np.searchsorted(jobs[order], np.arange(len(record.jobs) + 1))
 
 
-def timelines(record: Record, which: Sequence[int]) -> tuple[list[list[float]], list[list[int]]]:
-    """Per job: seconds since its submission at which its share changed, and the shares from then on.
+def timelines(record: Record) -> dict[str, Any]:
+    """How often the share of each job changed (`points`), when and to what, of one job after the other.
 
-    Times are differences to the one before, in tenths of a second for jobs of less than an hour: short
-    numbers, because there are many of them.
+    `at` are differences to the change before, of the first one to the submission of the job, in units of `unit_s`.
     """
     order, first = changes_by_job(record)
-    times, gpus = np.asarray(record.change_s), np.asarray(record.change_gpus, np.int64)
-    all_at: list[list[float]] = []
-    all_gpus: list[list[int]] = []
-    for j in which:
-        rows = order[first[j] : first[j + 1]]
-        at = times[rows] - record.jobs[j].submit_s
-        keep = extremes(at, gpus[rows], MAX_POINTS)
-        at = np.round(at[keep], 1 if len(at) and at[-1] < 3600 else 0)
-        all_at.append(short(np.diff(at, prepend=0.0)))
-        all_gpus.append(gpus[rows][keep].tolist())
-    return all_at, all_gpus
+    points = np.diff(first)
+    submit_s = np.repeat([job.submit_s for job in record.jobs], points)
+    after_s, unit_s = np.asarray(record.change_s, np.float64)[order] - submit_s, UNIT_S
+    while len(after_s) and after_s.max() / unit_s >= 2**32:
+        unit_s *= 10
+    at = np.rint(after_s / unit_s)
+    steps = np.diff(at, prepend=0.0)
+    begins = first[:-1][points > 0]
+    steps[begins] = at[begins]
+    gpus = np.asarray(record.change_gpus, np.int64)[order]
+    return {"points": points, "at": steps.astype(np.int64), "gpus": gpus, "unit_s": unit_s}
 
 
 def extremes(at: FloatArray, value: NDArray[Any], most: int) -> IntArray:

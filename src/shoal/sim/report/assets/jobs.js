@@ -1,22 +1,46 @@
 // Jobs: find one, click it, and see its share under each run.
 
 const FEW = 60;
+const known = (v) => (Number.isNaN(v) ? null : v);
 
-function jobs() {
-  const j = DATA.jobs, n = j.name.length;
-  const rows = Array.from({ length: n }, (_, k) => {
-    const jct = RUNS.map((r) => r.jobs.jct_s[k]).filter((v) => v !== null);
-    return {
-      k, name: String(j.name[k]), user: j.user[k], model: j.model[k], requested: j.requested[k], submit: j.submit_s[k], work: j.work_gpu_s[k],
-      least: jct.length ? Math.min(...jct) : null, most: jct.length ? Math.max(...jct) : null,
-      changes: Math.max(...RUNS.map((r) => r.jobs.changes[k])),
-      text: `${j.name[k]} ${j.user[k]} ${j.model[k]}`.toLowerCase(),
-    };
+async function jobs() {
+  const caption = $("jobs-caption");
+  if (typeof DecompressionStream === "undefined") {
+    caption.textContent = "This browser cannot unpack the shares of the jobs: open this file in one of 2023 or later.";
+    $("job-panel").hidden = true;
+    return;
+  }
+  caption.textContent = `Unpacking the shares of ${plural(DATA.meta.jobs, "job")} …`;
+  const [trace, ...byRun] = await Promise.all([DATA.jobs, ...RUNS.map((r) => r.jobs)].map(unpackAll));
+  byRun.forEach((columns, i) => {
+    Object.assign(RUNS[i].jobs, columns, { begin: begins(columns.points) });
   });
-  const all = DATA.meta.shown_jobs === DATA.meta.jobs;
-  $("jobs-caption").textContent = all
-    ? "Click a job to see how its share went under each run."
-    : `Click a job to see how its share went under each run. To keep this file small it has the timelines of ${count(n)} of the ${count(DATA.meta.jobs)} jobs: the longest, those whose share changed most often, and a sample of the others.`;
+  caption.textContent = "Click a job to see how its share went under each run.";
+  jobTable(rowsOf(trace));
+}
+
+// Where the changes of each job begin.
+function begins(points) {
+  const begin = new Uint32Array(points.length + 1);
+  for (let k = 0; k < points.length; k++) begin[k + 1] = begin[k] + points[k];
+  return begin;
+}
+
+function rowsOf(j) {
+  return j.name.map((name, k) => {
+    let least = null, most = null, changes = 0;
+    for (const run of RUNS) {
+      const jct = known(run.jobs.jct_s[k]);
+      if (jct !== null && (least === null || jct < least)) least = jct;
+      if (jct !== null && (most === null || jct > most)) most = jct;
+      changes = Math.max(changes, run.jobs.changes[k]);
+    }
+    const text = `${name} ${j.user[k]} ${j.model[k]}`.toLowerCase();
+    return { k, name, user: j.user[k], model: j.model[k], requested: j.requested[k], submit: j.submit_s[k], work: j.work_gpu_s[k], least, most, changes, text };
+  });
+}
+
+function jobTable(rows) {
   const table = $("job-table");
   const several = RUNS.length > 1;
   const columns = [
@@ -53,22 +77,29 @@ function jobs() {
   else $("job-panel").hidden = true;
 }
 
+// [[seconds since its submission, GPUs from then on], ...] of a job in a run.
+function shares(run, k) {
+  const { at, gpus, begin, unit_s } = run.jobs, out = [];
+  for (let i = begin[k], t = 0; i < begin[k + 1]; i++) out.push([(t += at[i]) * unit_s, gpus[i]]);
+  return out;
+}
+
 function drawJob(row) {
   const k = row.k;
   $("job-title").textContent = row.name;
   $("job-facts").textContent = `${row.user}’s ${row.model || "job"}, asked for ${plural(row.requested, "GPU")}, submitted ${duration(row.submit)} after the first job.`;
-  const steps = RUNS.map((run) => {
-    let t = 0;
-    return run.jobs.at[k].map((dt, i) => [(t += dt), run.jobs.gpus[k][i]]);
+  let top = 1, end = 1e-3;
+  const rows = RUNS.map((run) => {
+    const points = shares(run, k), jct = known(run.jobs.jct_s[k]), waited = run.jobs.wait_s[k];
+    const until = jct ?? Math.max(run.over_time.end_s - row.submit, 0);
+    if (jct === null && points.length) points.push([until, points[points.length - 1][1]]);
+    end = Math.max(end, until);
+    for (const [, gpus] of points) top = Math.max(top, gpus);
+    const note = jct === null ? "did not finish" : `${duration(jct)}, ${plural(run.jobs.changes[k], "change")}${waited >= 1 ? `,\nwaited ${duration(waited)}` : ""}`;
+    return { run, points, jct, note };
   });
-  const ends = RUNS.map((run, i) => run.jobs.jct_s[k] ?? Math.max(run.over_time.end_s - row.submit, 0));
-  const end = Math.max(...ends, 1e-3), top = Math.max(1, ...steps.flat().map(([, v]) => v));
-  const rows = RUNS.map((run, i) => ({
-    run, points: [...steps[i], ...(run.jobs.jct_s[k] === null && steps[i].length ? [[ends[i], steps[i][steps[i].length - 1][1]]] : [])],
-    note: run.jobs.jct_s[k] === null ? "did not finish" : `${duration(run.jobs.jct_s[k])}, ${plural(run.jobs.changes[k], "change")}${run.jobs.wait_s[k] >= 1 ? `,\nwaited ${duration(run.jobs.wait_s[k])}` : ""}`,
-  }));
   lanes($("job-lanes"), {
     rows, end, top, label: "GPUs of the job over time",
-    note: (r, t) => `${duration(t)}: ${t > (r.run.jobs.jct_s[k] ?? Infinity) ? "done" : plural(valueAt(r.points, t), "GPU")}`,
+    note: (r, t) => `${duration(t)}: ${t > (r.jct ?? Infinity) ? "done" : plural(valueAt(r.points, t), "GPU")}`,
   });
 }

@@ -1,5 +1,7 @@
 // Tables that sort by a click on a heading, and the ranking of the runs.
 
+const ALPHABET = new Intl.Collator("en", { numeric: true });
+
 // columns: {head, get: value to sort by, show: text or node, word: flush left, hint}; `last` tells rows that
 // stay at the end whatever they are sorted by
 function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = Infinity, last = () => false } = {}) {
@@ -16,7 +18,7 @@ function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = I
       const x = get(a), y = get(b);
       if (x === null || x === undefined) return 1; // what is not known stays at the end
       if (y === null || y === undefined) return -1;
-      return sign * (typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y);
+      return sign * (typeof x === "string" ? ALPHABET.compare(x, y) : x - y);
     });
     const visible = sorted.slice(0, state.limit);
     body.replaceChildren(...visible.map((row) => {
