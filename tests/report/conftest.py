@@ -36,6 +36,14 @@ def unpacked(column):
     return np.ascontiguousarray(planes.T).view(kind)[:, 0].tolist()
 
 
+def shares_by_job(record):
+    """Per job the changes of its share, each (seconds since its submission, GPUs from then on)."""
+    log = [[] for _ in record.jobs]
+    for at_s, j, gpus in zip(record.change_s, record.change_job, record.change_gpus):
+        log[j].append((at_s - record.jobs[j].submit_s, gpus))
+    return log
+
+
 @pytest.fixture(scope="session")
 def results() -> dict[str, Result]:
     """{label: result} of fifo, and of afs-p by cost model."""

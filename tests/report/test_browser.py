@@ -10,6 +10,7 @@ import pytest
 
 from shoal.sim.report.page import render
 
+from .conftest import shares_by_job
 from .test_page import HARM
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -149,12 +150,8 @@ def test_the_share_of_any_job_is_unpacked_as_it_was(opened, results):
     page, _ = opened
     page.locator("#job-table tbody tr").first.wait_for()
     for i, result in enumerate(results.values()):
-        record = result.record
         seen = page.evaluate("i => Array.from({length: 300}, (_, k) => shares(RUNS[i], k))", i)
-        log = [[] for _ in range(300)]
-        for at_s, j, gpus in zip(record.change_s, record.change_job, record.change_gpus):
-            log[j].append((at_s - record.jobs[j].submit_s, gpus))
-        for mine, theirs in zip(log, seen):
+        for mine, theirs in zip(shares_by_job(result.record), seen):
             assert [gpus for _, gpus in theirs] == [gpus for _, gpus in mine]
             assert [at for at, _ in theirs] == pytest.approx([at for at, _ in mine], abs=0.0501)
 
@@ -185,6 +182,17 @@ def test_a_run_can_be_switched_off_and_on(opened):
     assert page.locator("#used .lane:visible").count() == 3
     page.locator("#legend .chip", has_text="Show all").click()
     assert page.locator("#used .lane:visible").count() == 4
+
+
+@pytest.mark.parametrize("label", ["0", "64", "2,000,000", "12,345,678,901"])
+def test_there_is_room_for_the_labels_of_an_axis(opened, label):
+    page, _ = opened
+    needed = """label => {
+      const paint = document.createElement('canvas').getContext('2d');
+      paint.font = axis().font;
+      return paint.measureText(label).width + axis().gap;
+    }"""
+    assert page.evaluate(needed, label) <= page.evaluate("label => wide(null, [label])", label)
 
 
 def test_colours_follow_the_system_and_the_button(opened):

@@ -13,7 +13,7 @@ import pytest
 from shoal.sim.report.columns import pack_numbers, pack_words
 from shoal.sim.report.page import assemble, render, script_hash
 
-from .conftest import unpacked
+from .conftest import shares_by_job, unpacked
 
 HARM = "</script><img src=x onerror=alert(1)><!--"
 
@@ -146,9 +146,7 @@ def test_the_page_has_every_change_of_every_job_in_every_run(page, series, resul
         record = result.record
         assert names == [job.name for job in record.jobs]
         columns = {name: unpacked(c) for name, c in run["jobs"].items() if name != "unit_s"}
-        log = {j: [] for j in range(300)}
-        for at_s, j, gpus in zip(record.change_s, record.change_job, record.change_gpus):
-            log[j].append((at_s - record.jobs[j].submit_s, gpus))
+        log = shares_by_job(record)
         begin = 0
         for j, points in enumerate(columns["points"]):
             mine = slice(begin, begin := begin + points)

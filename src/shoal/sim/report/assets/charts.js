@@ -13,7 +13,9 @@ function axis(values, more) {
     grid: { stroke: () => css("--line"), width: 1 }, ticks: { show: false }, ...more,
   };
 }
-const yAxis = (values, more) => axis((u, splits) => splits.map((v) => (v === null ? "" : values(v))), { size: 54, ...more });
+// As wide as the longest label, in letters of 12px.
+const wide = (u, labels) => Math.max(54, 14 + 7 * Math.max(0, ...(labels || []).map((label) => label.length)));
+const yAxis = (values, more) => axis((u, splits) => splits.map((v) => (v === null ? "" : values(v))), { size: wide, ...more });
 const timeAxis = (more) => axis((u, splits) => splits.map(tick), { incrs: STEPS_S, space: 70, ...more });
 
 function tooltip(title, value, list) {
