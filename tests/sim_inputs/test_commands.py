@@ -71,13 +71,13 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
     ("args", "part"),
     [
         (["--sizes", "1=2"], "--sizes"),
-        (["--jobs", 0], "at least one job"),
+        (["--jobs", 0], "jobs: a trace needs at least one"),
         (["--users", 0], "--users"),
         (["--users", "ada,,ben"], "--users: 'ada,,ben' has an empty name"),
         (["--sizes", "1:0.5,1:0.5"], "--sizes: '1:0.5,1:0.5' gives a size twice"),
         (["--seed", -1], "seed"),
         (["--load", "inf"], "load"),
-        (["--load", "1e-300"], "the load must be 1e-06 to 1000"),
+        (["--load", "1e-300"], "load: give 1e-06 to 1000"),
         (["--profiles", "nowhere.csv"], "no such file"),
         (["--gpu-type", "tpu", "--profiles", "typed.csv"], "--gpu-type tpu: no profile"),
         (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not tell"),
@@ -210,6 +210,9 @@ def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):
     assert state_of(tmp_path) == before
 
 
+RESTART = ("--costs", "restart", "--restart-s")
+
+
 @pytest.mark.parametrize(
     ("verb", "args", "part"),
     [
@@ -219,14 +222,13 @@ def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):
         ("run", ["--per-job", "rows.doc"], "rows.doc: a table is written as csv or Parquet"),
         ("compare", ["--report", "jobs.csv"], "jobs.csv is read by this command"),
         ("compare", ["--report", "p.csv"], "p.csv is read by this command"),
-        ("run", ["--restart-s", "30,nett=3"], "no profile in p.csv is of model 'nett'; did you mean 'net'"),
-        (
-            "compare",
-            ["--restart-s", "30,nett=3"],
-            "no profile in p.csv is of model 'nett'; did you mean 'net'",
-        ),
-        ("run", ["--restart-s", "net=3,net=4"], "'net' is given twice"),
-        ("run", ["--restart-s", "3,4"], "seconds are given twice"),
+        ("run", [*RESTART, "30,nett=3"], "no profile in p.csv is of model 'nett'; did you mean 'net'"),
+        ("compare", [*RESTART, "30,nett=3"], "no profile in p.csv is of model 'nett'; did you mean 'net'"),
+        ("run", [*RESTART, "net=3,net=4"], "'net' is given twice"),
+        ("run", [*RESTART, "3,4"], "seconds are given twice"),
+        ("run", ["--restart-s", "3"], "--restart-s says nothing without --costs restart"),
+        ("run", ["--pause-s", "3", *RESTART, "3"], "--pause-s says nothing without --costs concurrent"),
+        ("compare", ["--prepare-s", "3", "--costs", "none,restart"], "--prepare-s says nothing without"),
         ("run", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
         ("compare", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
     ],

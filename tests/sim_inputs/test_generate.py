@@ -108,7 +108,7 @@ def test_sizes_too_large_for_the_cluster_or_every_model_are_not_drawn():
     only = {"small": FLAT["small"]}
     trace = generate(Recipe(jobs=3_000), only, np.random.default_rng(0))
     assert set(trace["requested_gpus"].unique()) == {1, 2, 4}
-    with pytest.raises(ShoalError, match="no model runs at any of the sizes"):
+    with pytest.raises(ShoalError, match="sizes: no model runs at any of them"):
         made(Recipe(sizes={128: 1.0}))
 
 
@@ -123,20 +123,20 @@ def test_iterations_take_the_duration_at_the_requested_size():
 @pytest.mark.parametrize(
     ("wrong", "part"),
     [
-        ({"jobs": 0}, "at least one job"),
+        ({"jobs": 0}, "jobs: a trace needs at least one"),
         ({"jobs": 10**12}, "at most 20,000,000"),
-        ({"gpus": 0}, "at least one GPU"),
+        ({"gpus": 0}, "gpus: a cluster needs at least one"),
         ({"load": 0.0}, "1e-06 to 1000, not 0"),
         ({"load": 1e-300}, "1e-06 to 1000, not 1e-300"),
         ({"load": 1e4}, "1e-06 to 1000, not 10000"),
         ({"load": float("inf")}, "1e-06 to 1000, not inf"),
         ({"load": float("nan")}, "1e-06 to 1000, not nan"),
         ({"arrivals": "burst"}, "did you mean 'bursty'"),
-        ({"users": ()}, "at least one user"),
+        ({"users": ()}, "users: give at least one"),
         ({"users": ("a", "a")}, "each name once"),
         ({"sizes": {0: 1.0}}, "at least 1 GPU"),
-        ({"sizes": {1: float("nan")}}, "not negative"),
-        ({"longest_s": -1.0}, "above 1 s"),
+        ({"sizes": {1: float("nan")}}, "sizes: .* no negative shares"),
+        ({"longest_s": -1.0}, "longest job: .* more than 1 s"),
     ],
 )
 def test_a_recipe_that_cannot_be(wrong, part):

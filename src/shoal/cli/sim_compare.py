@@ -48,8 +48,8 @@ def compare(
         ),
     ] = "none",
     restart_s: so.RestartS = None,
-    prepare_s: so.PrepareS = 5.0,
-    pause_s: so.PauseS = 0.1,
+    prepare_s: so.PrepareS = None,
+    pause_s: so.PauseS = None,
     knowledge: Annotated[
         str, typer.Option(help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE.")
     ] = "true",
@@ -78,8 +78,9 @@ def compare(
     from shoal.core.errors import ShoalError
 
     names = _words(policies)
+    so.check_costs(_words(costs), restart_s, prepare_s, pause_s)
     setups = []
-    searches = ["" if word == "none" else word for word in autoscale or [""]]
+    searches = ["" if word == "none" else word for word in dict.fromkeys(autoscale or [""])]
     varied = itertools.product(_words(costs), _words(knowledge), _words(placement), searches)
     for kind, known, where, search in varied:
         setup = so.setup(
@@ -131,7 +132,8 @@ def _closing_line(summaries: list[dict[str, Any]], not_begun: list[str]) -> str:
 
 
 def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """The words of a list, each once."""
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def _fields(policy: str) -> set[str]:

@@ -48,9 +48,13 @@ RestartS = Annotated[
     ),
 ]
 PrepareS = Annotated[
-    float, typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent.")
+    float | None,
+    typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent. Default: 5."),
 ]
-PauseS = Annotated[float, typer.Option("--pause-s", help="Seconds of standstill, with --costs concurrent.")]
+PauseS = Annotated[
+    float | None,
+    typer.Option("--pause-s", help="Seconds of standstill, with --costs concurrent. Default: 0.1."),
+]
 KnowledgeWord = Annotated[
     str,
     typer.Option(
@@ -119,6 +123,21 @@ def restart_costs(text: str | None) -> dict[str, Any]:
     return known
 
 
+def check_costs(
+    kinds: Iterable[str], restart_s: str | None, prepare_s: float | None, pause_s: float | None
+) -> None:
+    """Seconds of a cost model that no run has are a mistake."""
+    from shoal.core.errors import ShoalError
+
+    for option, given, kind in (
+        ("--restart-s", restart_s, "restart"),
+        ("--prepare-s", prepare_s, "concurrent"),
+        ("--pause-s", pause_s, "concurrent"),
+    ):
+        if given is not None and kind not in kinds:
+            raise ShoalError(f"{option} says nothing without --costs {kind}")
+
+
 def check_models(named: Iterable[str], profiles: Path) -> None:
     """Every model named by an option is one of the profiles."""
     from shoal.core.errors import ShoalError, did_you_mean
@@ -171,12 +190,8 @@ def setup(
         raise ShoalError(f"--interpolate {interpolation}: say time or throughput")
     restarts = restart_costs(rest.pop("restart_s"))
     check_models(restarts.get("restart_by_model", ()), profiles)
-    costs = Costs(
-        rest.pop("costs"),
-        **restarts,
-        prepare_s=rest.pop("prepare_s"),
-        pause_s=rest.pop("pause_s"),
-    )
+    seconds = {name: rest.pop(name) for name in ("prepare_s", "pause_s")}
+    costs = Costs(rest.pop("costs"), **restarts, **{name: s for name, s in seconds.items() if s is not None})
     options = parse_options(rest.pop("option") or [])
     servers = rest.pop("servers")
     if servers not in ("beside", "apart"):

@@ -30,8 +30,8 @@ def run(
     seed: so.Seed = 0,
     costs: so.CostKind = "none",
     restart_s: so.RestartS = None,
-    prepare_s: so.PrepareS = 5.0,
-    pause_s: so.PauseS = 0.1,
+    prepare_s: so.PrepareS = None,
+    pause_s: so.PauseS = None,
     knowledge: so.KnowledgeWord = "true",
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
@@ -57,6 +57,7 @@ def run(
     from shoal.sim.runner import load, remarks
     from shoal.sim.runner import run as run_one
 
+    so.check_costs([costs], restart_s, prepare_s, pause_s)
     setup = so.setup(
         policy, jobs, profiles, gpus, cluster, sample,
         option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,

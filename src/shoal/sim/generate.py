@@ -103,25 +103,25 @@ class Recipe:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise ShoalError(f"a trace needs at least one job, not {self.jobs}")
+            raise ShoalError(f"jobs: a trace needs at least one, not {self.jobs}")
         if self.jobs > MOST_JOBS:
-            raise ShoalError(f"{self.jobs:,} jobs are more than fit in memory; give at most {MOST_JOBS:,}")
+            raise ShoalError(f"jobs: {self.jobs:,} are more than fit in memory; give at most {MOST_JOBS:,}")
         if self.gpus < 1:
-            raise ShoalError(f"a cluster needs at least one GPU, not {self.gpus}")
+            raise ShoalError(f"gpus: a cluster needs at least one, not {self.gpus}")
         if not (LOADS[0] <= self.load <= LOADS[1]):
             raise ShoalError(
-                f"the load must be {LOADS[0]:g} to {LOADS[1]:g}, not {self.load:g}; 0.9 keeps the cluster busy"
+                f"load: give {LOADS[0]:g} to {LOADS[1]:g}, not {self.load:g}; 0.9 keeps the cluster busy"
             )
         if self.arrivals not in ARRIVALS:
-            raise ShoalError(f"unknown arrivals {self.arrivals!r}; {did_you_mean(self.arrivals, ARRIVALS)}")
-        if not self.users or len(set(self.users)) != len(self.users):
-            raise ShoalError("give at least one user, and each name once")
-        if not self.longest_s > 1:
-            raise ShoalError(f"the longest job must be above 1 s, not {self.longest_s}")
-        if not self.sizes or any(s < 1 or not 0 <= w < np.inf for s, w in self.sizes.items()):
             raise ShoalError(
-                "sizes must be at least 1 GPU and their shares not negative, such as 1:0.9,8:0.1"
+                f"arrivals: there is no {self.arrivals!r}; {did_you_mean(self.arrivals, ARRIVALS)}"
             )
+        if not self.users or len(set(self.users)) != len(self.users):
+            raise ShoalError("users: give at least one, and each name once")
+        if not self.longest_s > 1:
+            raise ShoalError(f"longest job: it must take more than 1 s, not {self.longest_s:g}")
+        if not self.sizes or any(s < 1 or not 0 <= w < np.inf for s, w in self.sizes.items()):
+            raise ShoalError("sizes: give at least 1 GPU and no negative shares, such as 1:0.9,8:0.1")
 
 
 def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Generator) -> pl.DataFrame:
@@ -159,7 +159,7 @@ def _sizes(recipe: Recipe, pool: Pool, rng: np.random.Generator) -> IntArray:
     sizes = sizes[np.array(runs, np.bool_) & (sizes <= recipe.gpus)]
     if not len(sizes):
         raise ShoalError(
-            f"no model runs at any of the sizes on {recipe.gpus} GPUs; give other sizes or profiles"
+            f"sizes: no model runs at any of them on {recipe.gpus} GPUs; give other sizes or profiles"
         )
     share = np.array([recipe.sizes[int(s)] for s in sizes])
     return rng.choice(sizes, recipe.jobs, p=share / share.sum())
