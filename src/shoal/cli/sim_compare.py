@@ -13,6 +13,9 @@ from shoal.cli import sim_options as so
 
 DEFAULT_POLICIES = "fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"
 
+#: How often a run tells how far it is, and hears whether to go on: each time is a message to another process.
+_EVERY_S = 0.1
+
 EXAMPLES = """\b
 Examples:
   shoal sim compare --sample
@@ -247,12 +250,19 @@ def _drain(queue: Any, watch: Any) -> None:
 
 def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any] | None:
     """The figures of one run; None if the user interrupted before it began."""
+    import time
+
     from shoal.sim.runner import run
 
     if stop.is_set():  # the pool hands out work ahead of time, and that cannot be cancelled any more
         return None
+    told_s = 0.0
 
     def progress(now_s: float, done: int, total: int) -> bool:
+        nonlocal told_s
+        if time.monotonic() < told_s + _EVERY_S:
+            return True
+        told_s = time.monotonic()
         queue.put((label, now_s, done))
         return not stop.is_set()
 

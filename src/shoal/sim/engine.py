@@ -113,7 +113,7 @@ class Simulation:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, progress: Progress | None = None, every: int = 2000) -> Record:
+    def run(self, progress: Progress | None = None, every: int = 100) -> Record:
         """Run to the end of the trace, or until `progress` says to stop or the user interrupts."""
         record = self.record
         collects = gc.isenabled()
