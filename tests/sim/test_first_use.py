@@ -4,6 +4,7 @@ second process."""
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -98,11 +99,16 @@ def test_a_second_process_helps_where_there_is_a_processor_for_it_and_ends_with_
     assert all(process.returncode is not None for process in Process.begun)
 
 
-def test_the_second_process_compiles_one_kernel_after_the_other_until_it_is_alone(monkeypatch):
-    compiled, parents = [], iter([7, 7, 7, 1])
-    kernels = [
-        SimpleNamespace(compile=lambda types, name=name: compiled.append((name, types))) for name in "abc"
-    ]
+@pytest.fixture
+def keep_handlers():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def compile_in(monkeypatch, compiles):
+    """A second process that is to compile kernels a, b and c by calling this."""
+    kernels = [SimpleNamespace(compile=lambda types, name=name: compiles(name, types)) for name in "abc"]
     asked = []
 
     def ahead(policy, traits):
@@ -110,7 +116,34 @@ def test_the_second_process_compiles_one_kernel_after_the_other_until_it_is_alon
         return [(kernel, ("i8",)) for kernel in kernels]
 
     monkeypatch.setattr(kernels_ahead, "ahead", ahead)
-    monkeypatch.setattr("os.getppid", lambda: next(parents))
-    compile_ahead.main("some", "nodes", "users")
+    compile_ahead.main(7, "some", "nodes", "users")
     assert asked == [("some", "nodes", "users")]
+
+
+@pytest.mark.usefixtures("keep_handlers")
+def test_the_second_process_compiles_one_kernel_after_the_other_until_it_is_alone(monkeypatch):
+    compiled, parents = [], iter([7, 7, 1])
+    monkeypatch.setattr("os.getppid", lambda: next(parents))
+    compile_in(monkeypatch, lambda name, types: compiled.append((name, types)))
     assert compiled == [("a", ("i8",)), ("b", ("i8",))], "the first process has ended before the last"
+
+
+@pytest.mark.usefixtures("keep_handlers")
+def test_the_second_process_compiles_nothing_if_it_is_alone_from_the_start(monkeypatch):
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    compile_in(monkeypatch, lambda name, types: pytest.fail("nobody needs it"))
+
+
+@pytest.mark.usefixtures("keep_handlers")
+def test_the_second_process_does_not_end_while_it_writes(monkeypatch):
+    """numba writes the name of a kernel first, then the kernel: only both are right."""
+    events = []
+    monkeypatch.setattr("os.getppid", lambda: 7)
+    monkeypatch.setattr("os._exit", lambda code: events.append("ended at once"))
+    space = {"__name__": "numba.core.caching", "signal": signal, "events": events}
+    exec("def save():\n signal.raise_signal(signal.SIGTERM)\n events.append('written')", space)
+    compile_in(monkeypatch, lambda name, types: space["save"]())
+    assert events == ["written"], "and no further kernel"
+    events.clear()
+    compile_in(monkeypatch, lambda name, types: signal.raise_signal(signal.SIGTERM))
+    assert events == ["ended at once"]

@@ -12,6 +12,7 @@ from shoal.cli.main import main
 from shoal.core.cluster import Cluster
 from shoal.policies.registry import policy_class
 from shoal.sim.engine import Simulation
+from shoal.sim.interrupts import heeded
 
 from .small import PROFILES, job
 
@@ -50,7 +51,8 @@ def usual_handler():
 
 
 def run(policy):
-    return Simulation(TRACE, PROFILES, Cluster.pool(4), policy).run()
+    with heeded() as interrupt:
+        return Simulation(TRACE, PROFILES, Cluster.pool(4), policy).run(interrupt=interrupt)
 
 
 def test_a_decision_is_not_broken_off_and_is_the_last_one():
@@ -71,6 +73,60 @@ def test_who_asks_twice_does_not_wait_for_the_decision_and_still_has_what_is_kno
     assert record.interrupted
     assert record.change_job == [0, 0]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_simulation_whose_caller_does_not_ask_is_broken_off_as_any_program():
+    with pytest.raises(SystemError):  # as the kernel has it, which the command line takes for Ctrl-C
+        Simulation(TRACE, PROFILES, Cluster.pool(4), Interrupted()).run()
+
+
+@pytest.mark.parametrize(
+    ("modules", "at_once"),
+    [
+        ((), False),
+        (("numba.core.compiler_machinery",), True),
+        (("numba.core.compiler_machinery", "numba.core.caching"), False),
+    ],
+)
+def test_compiling_is_broken_off_but_not_while_what_was_compiled_is_written(modules, at_once):
+    def interrupt_it():
+        signal.raise_signal(signal.SIGINT)
+
+    def within(module, call):
+        space = {"__name__": module, "call": call}
+        exec("def step():\n call()", space)
+        return space["step"]
+
+    for module in reversed(modules):
+        interrupt_it = within(module, interrupt_it)
+
+    class Compiled(policy_class("fifo")):
+        def shares(self, view, gpus, now_s):
+            if now_s == 20.0:
+                interrupt_it()
+                self.decided = True
+            return super().shares(view, gpus, now_s)
+
+    policy = Compiled()
+    record = run(policy)
+    assert record.interrupted
+    assert hasattr(policy, "decided") != at_once
+
+
+def test_half_of_a_papers_experiment_is_no_result(monkeypatch, capsys):
+    monkeypatch.setattr(Simulation, "run", lambda self, *_, interrupt: interrupted_at_once(self, interrupt))
+    with pytest.raises(SystemExit) as end:
+        main(["sim", "paper", "afs", "--quick"])
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "shoal: interrupted\n")
+
+
+def interrupted_at_once(simulation, interrupt):
+    interrupt.asked = True
+    return UNPATCHED(simulation, interrupt=interrupt)
+
+
+UNPATCHED = Simulation.run
 
 
 def test_an_error_of_another_cause_is_none_of_the_users():

@@ -87,7 +87,7 @@ def give_types(
         view.min_gpus if resize else view.requested_gpus,
         view.speeds,
         view.speed_at,
-        # A copy in both cases, so that one kernel serves both.
+        # Contiguous in both cases, so that one kernel serves both.
         np.minimum(view.type_max, wish_gpus) if resize else np.ascontiguousarray(view.type_max),
         gpus_of_type.astype(np.int64),
         resize,

@@ -27,7 +27,7 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.beliefs import Beliefs, Knowledge, beliefs_for
 from shoal.sim.costs import Costs
 from shoal.sim.fragments import FragmentationMeter
-from shoal.sim.interrupts import Interrupt, heeded, is_interrupt
+from shoal.sim.interrupts import Interrupt, is_interrupt
 from shoal.sim.record import Record
 
 if TYPE_CHECKING:
@@ -113,16 +113,20 @@ class Simulation:
 
     # -- the loop ----------------------------------------------------------------------------------
 
-    def run(self, progress: Progress | None = None, every: int = 100) -> Record:
-        """Run to the end of the trace, or until `progress` says to stop or the user interrupts."""
+    def run(
+        self, progress: Progress | None = None, every: int = 100, interrupt: Interrupt | None = None
+    ) -> Record:
+        """Run to the end of the trace, or until `progress` says to stop.
+
+        Who looks at `interrupted` afterwards may hand in an `interrupt`: the record is of what is known by then.
+        """
         record = self.record
         collects = gc.isenabled()
         gc.disable()  # a run makes no cycles, and looking for them among 100,000 jobs takes a tenth of its time
         try:
-            with heeded() as interrupt:
-                self._run(progress, every, interrupt)
+            self._run(progress, every, interrupt or Interrupt())
         except (KeyboardInterrupt, SystemError) as error:
-            if not is_interrupt(error):
+            if interrupt is None or not is_interrupt(error):
                 raise
             record.interrupted = True
         finally:

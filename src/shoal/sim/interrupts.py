@@ -1,7 +1,8 @@
 """Ctrl-C, heeded between two decisions.
 
-Python raises it wherever it happens to be. In the middle of a compiled kernel that becomes another error, and in the
-middle of a decision it leaves half of it behind.
+Python raises it wherever it happens to be. In the middle of a compiled kernel that becomes another error, in the
+middle of a decision it leaves half of it behind, and while a compiled kernel is written to disk it may leave the new
+name of an old one. Only compiling, which may take many seconds, is broken off.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import FrameType
 
 
 class Interrupt:
@@ -18,8 +19,8 @@ class Interrupt:
 
     asked = False
 
-    def __call__(self, signal_number: int, frame: Any) -> None:
-        if self.asked:
+    def __call__(self, signal_number: int, frame: FrameType | None) -> None:
+        if self.asked or (compiles(frame) and not saves(frame)):
             raise KeyboardInterrupt
         self.asked = True
 
@@ -39,6 +40,24 @@ def heeded() -> Iterator[Interrupt]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def compiles(frame: FrameType | None) -> bool:
+    """Whether a kernel is being compiled in this frame."""
+    return _is_in(frame, "numba.core.compiler_machinery")
+
+
+def saves(frame: FrameType | None) -> bool:
+    """Whether a compiled kernel is being written to disk in this frame, or read."""
+    return _is_in(frame, "numba.core.caching")
+
+
+def _is_in(frame: FrameType | None, module: str) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__") == module:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def is_interrupt(error: BaseException) -> bool:

@@ -36,6 +36,7 @@ from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
 from shoal.sim.inputs.pool import common_type
 from shoal.sim.inputs.values import MOST_GPUS
+from shoal.sim.interrupts import heeded
 from shoal.sim.metrics import summary
 from shoal.sim.record import Record
 
@@ -186,7 +187,10 @@ def run(
     inputs: Inputs | None = None,
     compiles: Callable[[], None] | None = None,
 ) -> Result:
-    """Run one policy over one trace; `compiles` is called where that takes longer because it is the first use."""
+    """Run one policy over one trace; `compiles` is called where that takes longer because it is the first use.
+
+    After Ctrl-C the record is of what is known by then, and says that it was interrupted.
+    """
     inputs = inputs or load(setup)
     policy = make_policy(setup.policy, setup.options, setup.seed)
     believed = _Believed()
@@ -205,8 +209,8 @@ def run(
     )
     believed.profiles = simulation.scheduler.profiles
     began = time.perf_counter()
-    with compiling(compiles) as compiled, _failing_by_itself(policy):
-        record = simulation.run(progress)
+    with compiling(compiles) as compiled, _failing_by_itself(policy), heeded() as interrupt:
+        record = simulation.run(progress, interrupt=interrupt)
     record.wall_s = time.perf_counter() - began - compiled.seconds
     figures = summary(record, inputs.profiles, inputs.cluster.gpu_types[0])
     figures["compile_s"] = compiled.seconds

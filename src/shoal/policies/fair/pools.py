@@ -156,12 +156,20 @@ def share_pools_by_length(
 
 @inlined
 def _those_of(chosen: BoolArray) -> IntArray:
-    """As `np.flatnonzero`, which takes longer to compile than a loop."""
+    """As `np.flatnonzero`, which takes longer to compile than a loop; so does a sum."""
     found, count = np.empty(len(chosen), np.int32), 0
     for k in range(len(chosen)):
         found[count] = k
         count += chosen[k]
     return found[:count]
+
+
+@inlined
+def _sum(numbers: IntArray) -> int:
+    total = 0
+    for k in range(len(numbers)):
+        total += int(numbers[k])
+    return total
 
 
 @kernel
@@ -192,9 +200,7 @@ def share_pools_by_gain(
         for line in (started, _those_of(keep)):
             if left > 0:
                 hand_out_by_gain(out, line, speeds, begin, most, left, tie, nonce)
-                left = gpus
-                for share in out:
-                    left -= share
+                left = int(gpus) - _sum(out)
         for k in range(len(mine)):
             shares[mine[k]] = out[k]
 

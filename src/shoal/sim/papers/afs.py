@@ -27,8 +27,8 @@ from shoal.sim.generate import PHILLY_SIZES, Recipe, generate
 from shoal.sim.inputs import read_profiles, write_jobs
 from shoal.sim.report.progress import progress_of, shares_of
 from shoal.sim.report.timelines import extremes, short
-from shoal.sim.runner import Setup, load
-from shoal.sim.runner import run as simulate
+from shoal.sim.runner import Inputs, Result, Setup, load
+from shoal.sim.runner import run as run_one
 from shoal.sim.samples import sample_path
 
 GPUS = 64
@@ -66,6 +66,14 @@ COSTS = {
     "restart": Costs("restart", restart_s=RESTART_S),
     "concurrent": Costs("concurrent", prepare_s=RESTART_S, pause_s=PAUSE_S),
 }
+
+
+def simulate(setup: Setup, inputs: Inputs) -> Result:
+    """A whole run: half of one is no figure to set beside the paper's."""
+    result = run_one(setup, inputs=inputs)
+    if result.record.interrupted:
+        raise KeyboardInterrupt
+    return result
 
 
 def run(seed: int = 0, quick: bool = False) -> dict[str, Any]:

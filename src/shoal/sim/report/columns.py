@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 
 def pack_numbers(values: NDArray[Any], kind: str) -> dict[str, Any]:
-    """`kind` is one of f4, u4, u2, as numpy names them."""
+    """`kind` is f4 or u4, as numpy names them."""
     flat = np.ascontiguousarray(values, np.dtype(kind).newbyteorder("<"))
     planes = flat.view(np.uint8).reshape(len(flat), flat.itemsize).T
     return {"kind": kind, "data": _squeezed(planes.tobytes())}
