@@ -80,37 +80,67 @@ def test_a_simulation_whose_caller_does_not_ask_is_broken_off_as_any_program():
         Simulation(TRACE, PROFILES, Cluster.pool(4), Interrupted()).run()
 
 
-@pytest.mark.parametrize(
-    ("modules", "at_once"),
-    [
-        ((), False),
-        (("numba.core.compiler_machinery",), True),
-        (("numba.core.compiler_machinery", "numba.core.caching"), False),
-    ],
-)
-def test_compiling_is_broken_off_but_not_while_what_was_compiled_is_written(modules, at_once):
-    def interrupt_it():
+def within(module, call):
+    """This call, from a function of a module."""
+    space = {"__name__": module, "call": call}
+    exec("def step():\n call()", space)
+    return space["step"]
+
+
+class Compiled(policy_class("fifo")):
+    """A decision on b in which something is done that is interrupted."""
+
+    decided = False
+
+    def shares(self, view, gpus, now_s):
+        if now_s == 20.0:
+            self.compile()
+            self.decided = True
+        return super().shares(view, gpus, now_s)
+
+
+def test_compiling_is_broken_off():
+    policy = Compiled()
+    policy.compile = within("numba.core.compiler_machinery", lambda: signal.raise_signal(signal.SIGINT))
+    assert run(policy).interrupted
+    assert not policy.decided
+
+
+@pytest.mark.parametrize("module", ["numba.core.caching", "llvmlite.binding.executionengine"])
+def test_compiling_is_broken_off_only_where_it_can_be_and_then_at_once(module):
+    events = []
+
+    def write():
         signal.raise_signal(signal.SIGINT)
+        events.append("written")
 
-    def within(module, call):
-        space = {"__name__": module, "call": call}
-        exec("def step():\n call()", space)
-        return space["step"]
-
-    for module in reversed(modules):
-        interrupt_it = within(module, interrupt_it)
-
-    class Compiled(policy_class("fifo")):
-        def shares(self, view, gpus, now_s):
-            if now_s == 20.0:
-                interrupt_it()
-                self.decided = True
-            return super().shares(view, gpus, now_s)
+    def compile():
+        within(module, write)()
+        for _ in range(1000):  # until the signal comes again
+            threading.Event().wait(0.01)
+        events.append("compiled")
 
     policy = Compiled()
-    record = run(policy)
+    policy.compile = within("numba.core.compiler_machinery", compile)
+    assert run(policy).interrupted
+    assert events == ["written"]
+    assert not policy.decided
+
+
+def test_one_ctrl_c_that_comes_again_is_still_one():
+    """It came while a kernel was written, and was over before it could break anything off."""
+    policy = Compiled()
+
+    def compile():
+        within("numba.core.caching", lambda: signal.raise_signal(signal.SIGINT))()
+        while not policy.interrupt.asked:
+            threading.Event().wait(0.01)
+
+    policy.compile = compile
+    with heeded() as policy.interrupt:
+        record = Simulation(TRACE, PROFILES, Cluster.pool(4), policy).run(interrupt=policy.interrupt)
     assert record.interrupted
-    assert hasattr(policy, "decided") != at_once
+    assert policy.decided
 
 
 def test_half_of_a_papers_experiment_is_no_result(monkeypatch, capsys):

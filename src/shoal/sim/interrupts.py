@@ -7,22 +7,39 @@ name of an old one. Only compiling, which may take many seconds, is broken off.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+#: Where compiling must not be broken off: C calls Python there, or what was compiled is written.
+_NOT_IN = ("llvmlite.binding.executionengine", "numba.core.caching")
+_A_MOMENT_S = 0.02
+
 
 class Interrupt:
     """Whether the user asked to stop. Who asks again, because it takes long, is obeyed at once."""
 
-    asked = False
+    def __init__(self) -> None:
+        self.asked = False
+        #: A Ctrl-C that came where nothing can be broken off comes again from here.
+        self._echo: threading.Timer | None = None
 
     def __call__(self, signal_number: int, frame: FrameType | None) -> None:
-        if self.asked or (compiles(frame) and not saves(frame)):
-            raise KeyboardInterrupt
+        again, self._echo = self._echo is None and self.asked, None
+        if _is_in(frame, *_NOT_IN):
+            self._echo = threading.Timer(_A_MOMENT_S, os.kill, (os.getpid(), signal.SIGINT))
+            self._echo.start()
+            return
         self.asked = True
+        if again or _is_in(frame, "numba.core.compiler_machinery"):
+            raise KeyboardInterrupt
+
+    def forget(self) -> None:
+        if self._echo:
+            self._echo.cancel()
 
 
 @contextmanager
@@ -40,11 +57,7 @@ def heeded() -> Iterator[Interrupt]:
     finally:
         if ours:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def compiles(frame: FrameType | None) -> bool:
-    """Whether a kernel is being compiled in this frame."""
-    return _is_in(frame, "numba.core.compiler_machinery")
+            interrupt.forget()
 
 
 def saves(frame: FrameType | None) -> bool:
@@ -52,9 +65,9 @@ def saves(frame: FrameType | None) -> bool:
     return _is_in(frame, "numba.core.caching")
 
 
-def _is_in(frame: FrameType | None, module: str) -> bool:
+def _is_in(frame: FrameType | None, *modules: str) -> bool:
     while frame is not None:
-        if frame.f_globals.get("__name__") == module:
+        if frame.f_globals.get("__name__") in modules:
             return True
         frame = frame.f_back
     return False
