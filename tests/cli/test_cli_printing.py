@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shoal.cli import jobs_table
+from shoal.cli import jobs_table, out
 from shoal.cli.columns import lines
 from shoal.cli.down import _fate
 from shoal.cli.fair_tables import ledger_rows
@@ -169,3 +169,12 @@ def test_why_tells_reason_evidence_who_is_ahead_when_and_what_would_help():
 def test_an_estimate_that_is_not_known_says_why():
     assert when(Estimate(unknown="no job tells its length")) == "unknown: no job tells its length"
     assert when(Estimate(low_s=60)) == "in 1m 0s or more"
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(200, []), (40, []), (34, [3]), (26, [3]), (25, [3, 2]), (5, [3, 2])]
+)
+def test_numbers_that_do_not_fit_are_left_out_whole_the_last_ones_first(width, left_out):
+    head = ["policy", "avg", "makespan", "took"]
+    rows = [["afs-l", "1h 25m", "36d 2h", "123.4567s"], ["fifo", "3h 31m", "65d 9h", "1.0s"]]
+    assert out._left_out(head, rows, [1, 2, 3], width) == left_out

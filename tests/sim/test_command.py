@@ -151,10 +151,100 @@ def test_ctrl_c_ends_with_what_is_known_so_far(tmp_path, long_trace, verb, which
     assert names == {"out.json", "rows.csv" if verb == "run" else "page.html"}
 
 
+def test_ctrl_c_twice_ends_a_comparison_at_once_without_a_trace(tmp_path, long_trace):
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "shoal.cli.main", "sim", "compare", str(long_trace), "--gpus", "2490"]
+    command += ["--policies", "afs-p,afs-l", "--report", str(tmp_path / "page.html")]
+    running = subprocess.Popen(command, stdout=theirs, stderr=theirs, start_new_session=True)
+    try:
+        words_until(ours, rb"simulated [1-9]\d*d")
+        os.killpg(running.pid, signal.SIGINT)
+        words_until(ours, rb"Ctrl-C again: at once")
+        os.killpg(running.pid, signal.SIGINT)
+        assert running.wait(120) == 130
+        os.write(theirs, b"the end")
+        assert "Traceback" not in words_until(ours, b"the end")
+    finally:
+        running.kill()
+        running.wait()
+        os.close(ours)
+        os.close(theirs)
+    assert not list(tmp_path.iterdir())
+
+
+RUN_FIFO = [sys.executable, "-m", "shoal.cli.main", "sim", "run", "--sample", "--policy", "fifo", "-o"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="NO /dev/full here")
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_output_that_cannot_be_written_is_told_in_a_line(output):
+    command = [*RUN_FIFO, output]
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "shoal: cannot write the output: No space left on device"
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("output", ["table", "json"])
+def test_output_that_nobody_reads_on_is_no_error(output):
+    command = [*RUN_FIFO, output]
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    running.stdout.close()
+    assert "Traceback" not in running.stderr.read()
+    running.stderr.close()
+    assert running.wait(60) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["compare", "--sample", "--policies", "fifo", "--report", "jobs.csv"], "name it .html"),
+        (["run", "jobs.csv", "--sample"], "--sample is a trace of its own"),
+        (
+            ["run", "--sample", "--policy", "afs-p", "--option", "quantum_s=0.0001"],
+            "must be 1 second or more",
+        ),
+        (["run", "--sample", "--policy", "themis", "--option", "lease_s=1e-320"], "must be 1 second or more"),
+        (["run", "--sample", "--policy", "gandiva-fair", "--option", "quantum_s=0.5"], "1 second or more"),
+        (["gen", "--users", "-3", "-o", "jobs.csv"], "give 1 to 1,000,000 users, not -3"),
+    ],
+)
+def test_a_wish_that_cannot_be_meant_is_refused(words, part, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = shoal(capsys, "sim", *words)
+    assert (code, err.count("\n")) == (2, 1)
+    assert part in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_tells_what_was_run_and_which_type_a_pool_is_of(tmp_path, capsys):
+    jobs, profiles = tmp_path / "jobs.csv", tmp_path / "profiles.csv"
+    jobs.write_text("submit_s,model,iterations,requested_gpus,max_gpus\n0,net,100,1,1\n")
+    profiles.write_text("model,gpus,seconds_per_iteration,gpu_type\nnet,1,2,v100\nnet,1,1,a100\n")
+    words = ["run", jobs, "--gpus", "8", "--policy", "afs-p", "--option", "quantum_s=600", "-o", "json"]
+    code, out, err = shoal(capsys, "sim", *words, "--costs", "restart", "--restart-s", "7")
+    assert code == 0
+    assert "the profiles know a100 and v100: --gpus 8 is a pool of v100" in err
+    setup = json.loads(out)["setup"]
+    assert setup["jobs"] == str(jobs)
+    assert setup["profiles"] == str(profiles)
+    assert setup["options"] == {"quantum_s": "600"}
+    assert setup["costs"] == {"kind": "restart", "restart_s": 7.0}
+    assert "needs" not in setup
+
+
+def test_a_comparison_with_costs_tells_how_long_jobs_stood_still(capsys):
+    sim_compare.show([figures_of("afs-l", 3600.0, 86_400.0), figures_of("fifo", 7200.0, 86_400.0)])
+    assert "standstill" in capsys.readouterr().out
+    sim_compare.show([{**figures_of("fifo", 7200.0, 86_400.0), "avg_paused_s": 0.0}])
+    assert "standstill" not in capsys.readouterr().out
+
+
 def figures_of(label, avg_jct_s, makespan_s, interrupted=False):
     """Of a run in which no job finished if there is no average."""
     of_finished = None if avg_jct_s is None else 1.0
-    names = ("p50_jct_s", "p99_jct_s", "avg_queue_s", "share_changes_per_job")
+    names = ("p50_jct_s", "p99_jct_s", "avg_queue_s", "avg_paused_s", "share_changes_per_job")
     return {
         "label": label, "avg_jct_s": avg_jct_s, "makespan_s": makespan_s, "interrupted": interrupted,
         "finish_time_fairness": {"max": of_finished}, **dict.fromkeys(names, of_finished),
@@ -221,7 +311,7 @@ def test_kernels_are_compiled_once_and_it_is_said(tmp_path, words, policies):
     first, again = (
         subprocess.run(command, env=where, capture_output=True, text=True, check=True) for _ in range(2)
     )
-    assert first.stderr.count("first use: compiling kernels") == 1
+    assert first.stderr.count("first use of a policy here") == 1
     assert "compiling" not in again.stderr
     for ran, compiled in ((first, True), (again, False)):
         runs = json.loads(ran.stdout)

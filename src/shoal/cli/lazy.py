@@ -16,6 +16,10 @@ UsageError: type[Any] = BadParameter.__mro__[1]
 ClickException: type[Any] = UsageError.__mro__[1]
 
 
+class NobodyReads(Exception):
+    """What the command prints goes to a program that has ended, such as head."""
+
+
 class LazyGroup(typer.core.TyperGroup):
     """A group whose commands are `{name: ("module:function", "one line of help")}`.
 
@@ -35,9 +39,11 @@ class LazyGroup(typer.core.TyperGroup):
         self.table = table
 
     def invoke(self, ctx: Any) -> Any:
-        """As ever, but Ctrl-C is told: typer would end without a word."""
+        """As ever, but Ctrl-C is told, and nobody reading on is no error: typer would end without a word."""
         try:
             return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise NobodyReads from error
         except (KeyboardInterrupt, SystemError) as error:
             from shoal.sim.interrupts import is_interrupt
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
 import typer
 
 from shoal import __version__
-from shoal.cli.lazy import ClickException, LazyGroup, UsageError
+from shoal.cli.lazy import ClickException, LazyGroup, NobodyReads, UsageError
 
 COMMANDS = {
     "run": ("shoal.cli.run:run", "Run a command on GPUs, and end as it ends."),
@@ -63,7 +64,9 @@ def main(argv: list[str] | None = None) -> None:
 
         completion_init()
     try:
-        sys.exit(cli.main(args=argv, prog_name="shoal", standalone_mode=False) or 0)
+        code = cli.main(args=argv, prog_name="shoal", standalone_mode=False) or 0
+        sys.stdout.flush()
+        sys.exit(code)
     except typer.Exit as stop:
         sys.exit(stop.exit_code)
     except UsageError as error:
@@ -76,15 +79,25 @@ def main(argv: list[str] | None = None) -> None:
         fail(error.format_message(), error.exit_code)
     except (typer.Abort, KeyboardInterrupt):
         fail("interrupted", 130)
-    except BrokenPipeError:
-        sys.stderr.close()
+    except (NobodyReads, BrokenPipeError):
+        _print_no_more()
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename:
+            raise
+        _print_no_more()
+        fail(f"cannot write the output: {error.strerror}", 1)
     except Exception as error:
         from shoal.core.errors import ShoalError
 
         if isinstance(error, ShoalError):
             fail(str(error), getattr(error, "exit_code", 2))
         raise
+
+
+def _print_no_more() -> None:
+    """Python would try again as it ends, and complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _with_global(argv: list[str]) -> list[str]:

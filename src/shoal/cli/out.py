@@ -9,6 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+#: The least width of a column of words, which wrap, and what is between two columns.
+_WORDS_NEED, _BETWEEN = 10, 3
+
 
 def print_json(document: Any) -> None:
     """Exactly one document on stdout; what is not a number in JSON becomes null."""
@@ -29,20 +32,51 @@ def _clean(value: Any) -> Any:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """A table on stdout; columns in `right` are set flush right."""
+    """A table on stdout; columns in `right` are numbers, set flush right.
+
+    In a terminal that is too narrow words wrap, and numbers that do not fit are left out, the last ones first.
+    """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     plain = not sys.stdout.isatty()
+    cells = [[str(cell) for cell in row] for row in rows]
+    console = Console(width=200 if plain else None, soft_wrap=plain)
+    console.on_broken_pipe = _nobody_reads  # type: ignore[method-assign]
+    out = [] if plain else _left_out(head, cells, right, console.width)
     made = Table(box=box.SIMPLE_HEAD if not plain else None, pad_edge=False, show_edge=False)
-    for i, name in enumerate(head):
-        first = i == 0  # it names the row: cut short, it could be that of another
-        justify = "right" if i in right else "left"
-        made.add_column(name, justify=justify, no_wrap=plain or first, overflow="fold")
-    for row in rows:
-        made.add_row(*[str(cell) for cell in row])
-    Console(width=200 if plain else None, soft_wrap=plain).print(made)
+    shown = [i for i in range(len(head)) if i not in out]
+    for i in shown:
+        whole = plain or i == 0 or i in right  # cut short, a name or a number could be another
+        made.add_column(head[i], justify="right" if i in right else "left", no_wrap=whole, overflow="fold")
+    for row in cells:
+        made.add_row(*[row[i] for i in shown if i < len(row)])
+    console.print(made)
+    if out:
+        say(f"for want of room without: {', '.join(head[i] for i in sorted(out))}")
+
+
+def _nobody_reads() -> None:
+    raise BrokenPipeError
+
+
+def _left_out(
+    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], width: int
+) -> list[int]:
+    """Which columns of numbers to leave out, so that what is left fits."""
+
+    def needs(i: int) -> int:
+        longest = max(len(text) for text in (head[i], *(row[i] for row in rows if i < len(row))))
+        return longest if i == 0 or i in right else min(longest, _WORDS_NEED)
+
+    out: list[int] = []
+    for i in sorted((i for i in right if i > 1), reverse=True):
+        kept = [k for k in range(len(head)) if k not in out]
+        if sum(map(needs, kept)) + _BETWEEN * (len(kept) - 1) <= width:
+            break
+        out.append(i)
+    return out
 
 
 def say(text: str) -> None:

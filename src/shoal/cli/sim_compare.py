@@ -79,6 +79,7 @@ def compare(
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.core.errors import ShoalError
+    from shoal.core.words import counted
 
     names = _words(policies)
     so.check_costs(_words(costs), restart_s, prepare_s, pause_s)
@@ -101,6 +102,8 @@ def compare(
 
         check_writable(report)
         check_not_read(report, so.files_read(setups[0], option))
+        if report.suffix not in (".html", ".htm") and report.parent != Path("/dev"):
+            raise ShoalError(f"--report {report}: a report is a page; name it .html")
     results, not_begun, stopped = run_all(setups, workers, with_series=report is not None)
     if report and results:
         from shoal.sim.inputs import write_aside
@@ -113,8 +116,11 @@ def compare(
     summaries = [r["summary"] for r in results]
     if output == "json":
         print_json({"items": summaries, "next": None} | ({"not_begun": not_begun} if not_begun else {}))
-    else:
+    elif summaries:
         show(summaries)
+    for s in summaries:
+        if not s["interrupted"] and s["finished"] < s["jobs"]:
+            say(f"{s['label']}: {counted(s['jobs'] - s['finished'], 'job')} never ran, for want of a share")
     if stopped:
         say(_closing_line(summaries, not_begun))
         raise typer.Exit(130)
@@ -191,12 +197,12 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     stopped = False
     # Processes ignore Ctrl-C if they were started while this one did: here it is decided what it means.
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    queue = context.Manager().Queue()
-    stop = context.Manager().Event()
     with (
+        context.Manager() as manager,
         Watch(dict.fromkeys(labels, total)) as watch,
         ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool,
     ):
+        queue, stop = manager.Queue(), manager.Event()
         futures = [
             pool.submit(_run_one, setup, label, queue, stop, with_series)
             for setup, label in zip(setups, labels)
@@ -206,6 +212,8 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
             while wait_for(futures, timeout=0.2).not_done:
                 _drain(queue, watch)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, lambda *_: _give_up(watch))
+            say("interrupted: ending after the decisions at hand (Ctrl-C again: at once)")
             stopped = True
             stop.set()
             for future in futures:
@@ -218,8 +226,23 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
                 "a process of this comparison was killed, maybe for want of memory; "
                 "let fewer run at once (--workers 1), or run that policy alone (shoal sim run)"
             ) from None
+    signal.signal(signal.SIGINT, heard)
     not_begun = [label for label, result in zip(labels, results) if result is None]
     return [result for result in results if result is not None], not_begun, stopped
+
+
+def _give_up(watch: Any) -> None:
+    """End all processes, and this one without a word of what they would have said."""
+    import multiprocessing
+    import os
+
+    from shoal.cli.out import say
+
+    watch.close()
+    for child in multiprocessing.active_children():
+        child.kill()
+    say("interrupted")
+    os._exit(130)
 
 
 def label_all(setups: list[Any]) -> list[str]:
@@ -288,6 +311,7 @@ def show(summaries: list[dict[str, Any]]) -> None:
         (s for s in summaries if not s["interrupted"]), key=lambda s: s["avg_jct_s"] or float("inf")
     )
     best = min((s["avg_jct_s"] for s in ended if s["avg_jct_s"]), default=None)
+    paused = any(s["avg_paused_s"] for s in summaries)
     rows = []
     for s in ended + cut:
         whole = not s["interrupted"]
@@ -301,6 +325,7 @@ def show(summaries: list[dict[str, Any]]) -> None:
                 duration(s["p50_jct_s"]),
                 duration(s["p99_jct_s"]),
                 duration(s["avg_queue_s"]),
+                *([duration(s["avg_paused_s"])] if paused else []),
                 reached if whole else "-",
                 f"{100 * s['utilization']:.0f} %",
                 decimal(s["share_changes_per_job"], 1),
@@ -309,7 +334,7 @@ def show(summaries: list[dict[str, Any]]) -> None:
             ]
         )
     head = [
-        "policy", "avg JCT", "vs best", "p50", "p99", "avg wait", "makespan", "GPUs used", "changes/job",
-        "worst rho", "took",
+        "policy", "avg JCT", "vs best", "p50", "p99", "avg wait", *(["standstill"] if paused else []),
+        "makespan", "GPUs used", "changes/job", "worst rho", "took",
     ]  # fmt: skip
     table(head, rows, right=range(1, len(head)))

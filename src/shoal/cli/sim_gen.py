@@ -81,7 +81,10 @@ def gen(
     notes = (
         []
         if profiles
-        else ["models are those of the built-in profiles, which `shoal sim run` uses if given none"]
+        else [
+            "models are those of the built-in profiles, which `shoal sim run` uses if it is given none and"
+            " no profiles.csv lies beside the trace"
+        ]
     )
     without = [model for model, profile in known.items() if gpu_type and not profile.knows(gpu_type)]
     if without:
@@ -97,9 +100,11 @@ gen.__doc__ = f"{gen.__doc__}\n{EXAMPLES}"
 
 def _users(text: str) -> tuple[str, ...]:
     """`20` or `ada,ben,cho`."""
+    import re
+
     from shoal.core.errors import ShoalError
 
-    if text.strip().isdigit():
+    if re.fullmatch(r"\s*[+-]?\d+\s*", text):
         count = int(text)
         if not 1 <= count <= 1_000_000:
             raise ShoalError(f"--users: give 1 to 1,000,000 users, not {count}")

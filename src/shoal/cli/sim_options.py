@@ -177,7 +177,9 @@ def setup(
     from shoal.sim.samples import sample_path
 
     if sample:
-        jobs = jobs or sample_path("jobs.csv")
+        if jobs is not None:
+            raise ShoalError(f"--sample is a trace of its own; leave it out, or {jobs}")
+        jobs = sample_path("jobs.csv")
         if gpus is None and cluster is None:
             gpus = 64
     if jobs is None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from shoal.cli.out import duration, say
 
-FIRST_USE = "first use: compiling kernels, some seconds, once"
+FIRST_USE = "first use of a policy here: compiling its kernels, once (5 to 30 seconds)"
 
 
 class Watch:
@@ -45,6 +45,9 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
         if self._bars:
             self._bars.stop()
 

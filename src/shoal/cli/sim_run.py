@@ -83,11 +83,11 @@ def run(
     else:
         show(result.summary)
     if result.record.interrupted:
-        say(f"interrupted: {result.summary['finished']} of {result.summary['jobs']} jobs had finished")
+        say(f"interrupted: {result.summary['finished']:,} of {result.summary['jobs']:,} jobs had finished")
         raise typer.Exit(130)
     never = result.summary["jobs"] - result.summary["finished"]
     if never:
-        say(f"{counted(never, 'job')} never ran: enough GPUs never became free together")
+        say(f"{counted(never, 'job')} never ran, for want of a share")
 
 
 def write_per_job(path: Path, record: Any) -> None:
@@ -105,7 +105,7 @@ def write_per_job(path: Path, record: Any) -> None:
 
 
 ROWS = (
-    ("jobs finished", lambda s: f"{s['finished']} of {s['jobs']}"),
+    ("jobs finished", lambda s: f"{s['finished']:,} of {s['jobs']:,}"),
     ("average completion", "avg_jct_s"),
     ("median completion", "p50_jct_s"),
     ("95th percentile", "p95_jct_s"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
-from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.base import CountPolicy, FloatArray, IntArray, at_least_a_second
 from shoal.policies.in_step import hand_out_in_step
 from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
 from shoal.policies.tournament_of_classes import hand_out_among_alike
@@ -128,8 +128,7 @@ class AfsPOptions:
     def __post_init__(self) -> None:
         if self.tie not in _TIES:
             raise ShoalError(f"option tie={self.tie!r} of policy 'afs-p' must be random, first or last")
-        if not self.quantum_s > 0:
-            raise ShoalError(f"option quantum_s={self.quantum_s} of policy 'afs-p' must be above 0")
+        at_least_a_second("quantum_s", self.quantum_s, "afs-p")
 
 
 class AfsP(CountPolicy):

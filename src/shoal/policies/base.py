@@ -180,6 +180,12 @@ def make_options(named: Any, given: dict[str, str], what: str = "policy") -> Any
     return cls(**values)
 
 
+def at_least_a_second(option: str, seconds: float, policy: str) -> None:
+    """Jobs take turns in seconds or more: a policy that wakes up more often does hardly anything else."""
+    if not seconds >= 1:
+        raise ShoalError(f"option {option}={seconds:g} of policy {policy!r} must be 1 second or more")
+
+
 _IN_WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",

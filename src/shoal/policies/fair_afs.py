@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.errors import ShoalError
 from shoal.core.reason import Code
 from shoal.core.view import View
-from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply
+from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply, at_least_a_second
 from shoal.policies.fair import homes, kernels, pools
 from shoal.policies.fair.accounts import Accounts
 from shoal.policies.fair.kernels import BoolArray
@@ -48,7 +48,9 @@ class FairAfsOptions:
     def __post_init__(self) -> None:
         if self.inside not in _INSIDE:
             raise ShoalError(f"option inside={self.inside!r} of policy 'fair-afs' must be afs-p or afs-l")
-        for name in ("quantum_s", "turn_s", "correct_s", "credit_s", "balance_s"):
+        at_least_a_second("quantum_s", self.quantum_s, "fair-afs")
+        at_least_a_second("turn_s", self.turn_s, "fair-afs")
+        for name in ("correct_s", "credit_s", "balance_s"):
             if not getattr(self, name) > 0:
                 raise ShoalError(f"option {name} of policy 'fair-afs' must be above 0")
         if not 0 <= self.slack <= 1:

@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.plan import Placement
 from shoal.core.reason import Code
 from shoal.core.view import View
-from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply
+from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply, at_least_a_second
 from shoal.policies.fair import homes, kernels, relief
 from shoal.policies.fair.accounts import Accounts, pass_of_jobs, urgency
 from shoal.policies.fair.binding import Binding
@@ -66,8 +66,8 @@ class GandivaFairOptions:
     keep_rounds: int = 1000
 
     def __post_init__(self) -> None:
+        at_least_a_second("quantum_s", self.quantum_s, "gandiva-fair")
         for name in (
-            "quantum_s",
             "visit_s",
             "balance_s",
             "forget_s",

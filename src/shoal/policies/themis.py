@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from shoal.core.compiled import kernel
-from shoal.core.errors import ShoalError
 from shoal.core.view import View
-from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.base import CountPolicy, FloatArray, IntArray, at_least_a_second
 from shoal.policies.types import times_as_requested
 
 
@@ -34,8 +33,7 @@ class ThemisOptions:
     lease_s: float = 1200.0
 
     def __post_init__(self) -> None:
-        if not self.lease_s > 0:
-            raise ShoalError(f"option lease_s={self.lease_s} of policy 'themis' must be above 0")
+        at_least_a_second("lease_s", self.lease_s, "themis")
 
 
 class Themis(CountPolicy):

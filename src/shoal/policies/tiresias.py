@@ -28,14 +28,16 @@ class TiresiasOptions:
     def __post_init__(self) -> None:
         if not self.thresholds_gpu_s or list(self.thresholds_gpu_s) != sorted(set(self.thresholds_gpu_s)):
             raise ShoalError(
-                f"thresholds_gpu_s={self.thresholds_gpu_s} must be one or more ascending numbers"
+                f"option thresholds_gpu_s={self.thresholds_gpu_s} of policy tiresias must be ascending numbers"
             )
         if self.thresholds_gpu_s[0] <= 0:
-            raise ShoalError("thresholds_gpu_s must be above 0")
+            raise ShoalError("option thresholds_gpu_s of policy tiresias must be above 0")
         if self.service not in ("since-start", "attained"):
-            raise ShoalError(f"option service={self.service!r} must be since-start or attained")
+            raise ShoalError(
+                f"option service={self.service!r} of policy tiresias must be since-start or attained"
+            )
         if self.promote < 0:
-            raise ShoalError(f"option promote={self.promote} must be 0 or more")
+            raise ShoalError(f"option promote={self.promote} of policy tiresias must be 0 or more")
 
 
 class TiresiasL(CountPolicy):

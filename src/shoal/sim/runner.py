@@ -19,7 +19,8 @@ import numpy as np
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job, Kind
-from shoal.core.profile import Interpolation, Profile
+from shoal.core.profile import ANY_TYPE, Interpolation, Profile
+from shoal.core.words import listed
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.unknown import Unknown
 from shoal.placement.base import Placer
@@ -69,6 +70,31 @@ class Setup:
     pre_schedule: bool = False
     #: Whether parameter servers are on a node of their own, not beside their workers.
     servers_apart: bool = False
+
+    def described(self) -> dict[str, Any]:
+        """What a run depends on, as plain data: what is not asked for is left out."""
+        costs = {"none": (), "restart": ("restart_s",), "concurrent": ("prepare_s", "pause_s")}
+        seconds = costs.get(self.costs.kind, ("resume_s", "migrate_s"))
+        all_of_it = {
+            "jobs": str(self.jobs),
+            "profiles": str(self.profiles),
+            "gpus": self.gpus,
+            "cluster": str(self.cluster) if self.cluster else None,
+            "options": self.options,
+            "seed": self.seed,
+            "placement": self.placement,
+            "costs": {"kind": self.costs.kind, **{name: getattr(self.costs, name) for name in seconds}},
+            "knowledge": str(self.knowledge),
+            "interpolate": self.interpolation,
+            "whole_seconds": self.whole_seconds,
+            "auto_gpus": self.auto_gpus,
+            "autoscale": self.autoscale,
+            "needs": str(self.needs) if self.needs else None,
+            "share": self.share,
+            "pre_schedule": self.pre_schedule,
+            "servers": "apart" if self.servers_apart else None,
+        }
+        return {name: value for name, value in all_of_it.items() if value or name in ("options", "seed")}
 
 
 @dataclass(frozen=True)
@@ -131,6 +157,12 @@ def remarks(setup: Setup, inputs: Inputs) -> list[str]:
     if setup.placement != "auto" and not _place_matters(inputs):
         told.append(
             "no profile here tells speed by nodes: a placement decides what fits where, not how fast jobs run"
+        )
+    types, pool = {t for p in inputs.profiles.values() for t in p.gpu_types}, inputs.cluster.gpu_types[0]
+    if setup.gpus and pool in types and len(types) > 1:
+        told.append(
+            f"the profiles know {listed(sorted(types - {ANY_TYPE}))}: --gpus {setup.gpus} is a pool of {pool}; "
+            "for others describe the nodes (--cluster)"
         )
     asked = setup.autoscale or any(job.autoscale for job in inputs.jobs)
     if asked and not policy_class(setup.policy).elastic:
@@ -216,6 +248,7 @@ def run(
     figures["compile_s"] = compiled.seconds
     figures["peak_memory_mb"] = peak_memory_mb()
     figures["placement"] = setup.placement
+    figures["setup"] = setup.described()
     return Result(figures, record, inputs)
 
 

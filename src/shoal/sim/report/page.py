@@ -138,7 +138,7 @@ def packed(jobs: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
 
 def run_of(s: dict[str, Any], width_s: float, watched: int) -> dict[str, Any]:
     """One run, on the common grid of time."""
-    kept = ("label", "policy", "costs", "figures", "cdf", "users", "trades")
+    kept = ("label", "policy", "costs", "setup", "figures", "cdf", "users", "trades")
     return {
         **{name: s[name] for name in kept},
         "watched": s["watched"][watched] if s["watched"] else None,

@@ -40,6 +40,7 @@ def series_of(result: Result, summary: dict[str, Any]) -> dict[str, Any]:
         "policy": record.policy,
         "costs": summary.get("costs", "none"),
         "seed": summary.get("seed", 0),
+        "setup": summary.get("setup", {}),
         "figures": {name: summary.get(name) for name in FIGURES}
         | {"rho_max": summary["finish_time_fairness"]["max"], "deviation": worst_deviation(summary)},
         "cluster": {

@@ -94,6 +94,18 @@ function thrashing() {
   draw(start);
 }
 
+// What the runs have in common in a sentence, what they differ in by run.
+function inputs() {
+  const words = (value) => (value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k}=${v}`).join(", ") : String(value ?? ""));
+  const names = [...new Set(RUNS.flatMap((r) => Object.keys(r.setup)))];
+  const all = (name) => RUNS.map((r) => words(r.setup[name]));
+  const same = names.filter((name) => new Set(all(name)).size === 1), own = names.filter((name) => !same.includes(name));
+  const row = (tag, cells) => el("tr", {}, ...cells.map((c, i) => el(i ? tag : "th", { class: "word", scope: tag === "th" ? "col" : i ? null : "row" }, c)));
+  $("input-table").replaceChildren(el("thead", {}, row("th", ["Run", ...own])), el("tbody", {}, ...RUNS.map((r) => row("td", [r.label, ...own.map((name) => words(r.setup[name]) || "–")]))));
+  $("input-table").hidden = !own.length;
+  $("input-caption").textContent = `${own.length ? "All runs: " : ""}${same.filter((name) => words(RUNS[0].setup[name])).map((name) => `${name.replaceAll("_", " ")} ${words(RUNS[0].setup[name])}`).join("; ")}.`;
+}
+
 function theme() {
   const button = $("theme"), system = matchMedia("(prefers-color-scheme: dark)");
   let chosen = null;
@@ -123,4 +135,5 @@ cdfChart();
 overTime();
 thrashing();
 users();
+inputs();
 jobs();
