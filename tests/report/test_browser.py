@@ -166,6 +166,32 @@ def test_a_browser_that_cannot_unpack_says_so(context, evil_page):
     page.close()
 
 
+def test_the_job_of_time_zero_can_be_watched_too(opened):
+    page, _ = opened
+    caption = page.locator("#thrashing-caption")
+    assert "after the first job" in caption.inner_text()
+    page.locator("#thrashing-job select").select_option(index=1)
+    assert "submitted at time zero" in caption.inner_text()
+    assert page.locator("#progress canvas").count() == 1
+
+
+def test_what_was_run_is_told(opened):
+    page, _ = opened
+    rows = page.locator("#input-table tbody tr")
+    assert rows.count() == 4
+    assert "kind=restart, restart_s=120" in rows.nth(2).inner_text()
+    assert "gpus 64; seed 0" in page.locator("#input-caption").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(7589.9, "2h 6m"), (7590.1, "2h 7m"), (59.6, "60 s"), (7199, "2 h"), (0.25, "250 ms")],
+)
+def test_lengths_of_time_are_rounded_once(opened, seconds, text):
+    page, _ = opened
+    assert page.evaluate("s => duration(s)", seconds) == text
+
+
 def test_a_harmful_name_is_shown_as_it_is(opened):
     page, _ = opened
     page.locator("#job-search").fill("onerror")

@@ -173,20 +173,21 @@ def test_the_watched_job_is_of_time_zero_unless_another_changes_far_more_often()
     def run_with(*changes):
         return [{"submit_s": 60.0 * (k // 2), "changes": n} for k, n in enumerate(changes)]
 
-    assert choose_watched([run_with(1, 5, 9, 10)]) == 1
-    assert choose_watched([run_with(1, 5, 9, 11)]) == 3
-    assert choose_watched([run_with(1, 5, 11, 11)]) == 2  # of equals the earlier one
-    assert choose_watched([run_with(1, 5, 30, 10), run_with(1, 5, 2, 40)]) == 3  # over all runs
-    assert choose_watched([[]]) == 0
+    assert choose_watched([run_with(1, 5, 9, 10)]) == [1]
+    assert choose_watched([run_with(1, 5, 9, 11)]) == [3, 1]
+    assert choose_watched([run_with(1, 5, 11, 11)]) == [2, 1]  # of equals the earlier one
+    assert choose_watched([run_with(1, 5, 30, 10), run_with(1, 5, 2, 40)]) == [3, 1]  # over all runs
+    assert choose_watched([[]]) == []
 
 
 def test_all_runs_of_a_policy_watch_the_same_job_and_it_is_resized_often(results, series):
     runs = [run for run in assemble(series)["runs"] if run["policy"] == "afs-p"]
-    assert len({run["watched"]["job"] for run in runs}) == 1
+    assert len({run["watched"][0]["job"] for run in runs}) == 1
     record = results["afs-p / none"].record
     early = early_jobs(record, np.ones(len(record.jobs)))
-    assert runs[0]["watched"]["changes"] == record.changes[early].max() > 20
-    free, restart, concurrent = (run["watched"]["jct_s"] for run in runs)
+    assert runs[0]["watched"][0]["changes"] == record.changes[early].max() > 20
+    assert runs[0]["watched"][1]["submit_s"] == 0
+    free, restart, concurrent = (run["watched"][0]["jct_s"] for run in runs)
     assert free <= concurrent < restart
 
 

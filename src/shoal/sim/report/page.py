@@ -107,25 +107,26 @@ def assemble(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> dic
     }
 
 
-def watched_by_policy(series: list[dict[str, Any]]) -> dict[str, int]:
-    """Which candidate to watch in all runs of a policy: they differ in what changes cost, and are compared."""
+def watched_by_policy(series: list[dict[str, Any]]) -> dict[str, list[int]]:
+    """Which candidates to watch in all runs of a policy: they differ in what changes cost, and are compared."""
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     for s in series:
         runs.setdefault(s["policy"], []).append(s["watched"])
     return {policy: choose_watched(of_policy) for policy, of_policy in runs.items()}
 
 
-def choose_watched(runs: list[list[dict[str, Any]]]) -> int:
-    """The candidate whose share changes most often over all runs: there is most to see of what that costs.
+def choose_watched(runs: list[list[dict[str, Any]]]) -> list[int]:
+    """The candidates whose shares change most often over all runs: there is most to see of what that costs.
 
-    It is one submitted at time zero, as in CoDDL's experiment, unless another's changes more than twice as often.
+    One was submitted at time zero, as in CoDDL's experiment; one of any time comes before it if its share changes
+    more than twice as often.
     """
     if not runs[0]:
-        return 0  # a trace without jobs has none to watch
+        return []  # a trace without jobs has none to watch
     changes = np.sum([[job["changes"] for job in run] for run in runs], axis=0)
     at_zero = np.flatnonzero([job["submit_s"] == 0 for job in runs[0]])
-    first, most = at_zero[np.argmax(changes[at_zero])], np.argmax(changes)
-    return int(most if changes[most] > 2 * changes[first] else first)
+    first, most = int(at_zero[np.argmax(changes[at_zero])]), int(np.argmax(changes))
+    return [most, first] if changes[most] > 2 * changes[first] else [first]
 
 
 def packed(jobs: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
@@ -136,12 +137,12 @@ def packed(jobs: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def run_of(s: dict[str, Any], width_s: float, watched: int) -> dict[str, Any]:
+def run_of(s: dict[str, Any], width_s: float, watched: list[int]) -> dict[str, Any]:
     """One run, on the common grid of time."""
     kept = ("label", "policy", "costs", "setup", "figures", "cdf", "users", "trades")
     return {
         **{name: s[name] for name in kept},
-        "watched": s["watched"][watched] if s["watched"] else None,
+        "watched": [s["watched"][k] for k in watched],
         "over_time": on_grid(s["over_time"], width_s),
         "jobs": {**packed(s["jobs"], _OF_RUN), "unit_s": s["jobs"]["unit_s"]},
     }

@@ -31,18 +31,18 @@ function duration(s) {
   if (s < 0.0005) return "0 s";
   if (s < 1) return `${+(s * 1000).toPrecision(2)} ms`;
   if (s < 60) return `${s < 10 ? +s.toFixed(1) : Math.round(s)} s`;
-  let rest = Math.round(s);
+  let rest = s;
   for (let i = 0; i < UNITS.length - 1; i++) {
     const [unit, size] = UNITS[i], [small, part] = UNITS[i + 1];
     if (rest >= size) {
       // Rounded to the smaller unit first, so that 1 h 59 m 40 s is 2 h and not 1 h 60 m.
-      rest = Math.round(rest / part) * part;
+      rest = Math.round(s / part) * part;
       const big = Math.floor(rest / size), more = Math.round((rest % size) / part);
       if (big * size >= (UNITS[i - 1] || [0, Infinity])[1]) return duration(rest);
       return more ? `${big}${unit} ${more}${small}` : `${big} ${unit}`;
     }
   }
-  return `${rest} s`;
+  return `${Math.round(rest)} s`;
 }
 
 const STEPS_S = [

@@ -64,15 +64,21 @@ function overTime() {
 }
 
 function thrashing() {
-  const groups = POLICIES.filter((p) => new Set(RUNS.filter((r) => r.policy === p && r.watched).map((r) => r.costs)).size > 1);
+  const groups = POLICIES.filter((p) => new Set(RUNS.filter((r) => r.policy === p && r.watched.length).map((r) => r.costs)).size > 1);
   if (!groups.length) return;
   $("thrashing").hidden = false;
-  const select = $("thrashing-pick").querySelector("select");
+  const select = $("thrashing-pick").querySelector("select"), pick = $("thrashing-job").querySelector("select");
   $("thrashing-pick").hidden = groups.length < 2;
   let chart = null;
-  const draw = (i) => {
+  const jobs = (i) => {
+    const watched = RUNS.find((r) => r.policy === groups[i]).watched;
+    $("thrashing-job").hidden = watched.length < 2;
+    fill(pick, watched.map((w) => `${w.job}${w.submit_s > 0 ? "" : " (from time zero)"}`), (k) => draw(i, k));
+    draw(i, 0);
+  };
+  const draw = (i, k) => {
     const all = RUNS.filter((r) => r.policy === groups[i]);
-    const runs = KINDS.map((kind) => all.find((r) => r.costs === kind)).filter(Boolean).map((r) => ({ ...r, label: (COSTS[r.costs] || r.costs) + r.mark, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
+    const runs = KINDS.map((kind) => all.find((r) => r.costs === kind)).filter(Boolean).map((r) => ({ ...r, watched: r.watched[k], label: (COSTS[r.costs] || r.costs) + r.mark, colour: `--c${KINDS.indexOf(r.costs) % COLOURS}`, dash: DASHES[KINDS.indexOf(r.costs) % DASHES.length] }));
     const end = Math.max(...runs.map((r) => r.watched.time_s[r.watched.time_s.length - 1] || 0), 1e-3);
     const x = Array.from({ length: 501 }, (_, k) => (end * k) / 500);
     if (chart) { CHARTS.splice(CHARTS.findIndex((c) => c.u === chart), 1); forget(chart); }
@@ -88,10 +94,10 @@ function thrashing() {
     const f = runs[0].watched, changes = runs.map((r) => r.watched.changes), [few, many] = [Math.min(...changes), Math.max(...changes)];
     $("thrashing-caption").textContent = `${groups[i]}: how much of ${f.job}${f.model ? ` (${f.model})` : ""}, submitted ${f.submit_s > 0 ? `${duration(f.submit_s)} after the first job` : "at time zero"}, is done over time, when each new share means a stop and a restart, and when newcomers prepare while training goes on. Its share changes ${few === many ? "" : `${count(few)} to `}${plural(many, "time")}. Flat pieces are time without GPUs or standing still.${DATA.meta.pooled ? "" : " On nodes, progress between changes is estimated from the number of GPUs alone."}`;
   };
-  fill(select, groups, draw);
+  fill(select, groups, jobs);
   const start = Math.max(groups.indexOf("afs-p"), 0);
   select.selectedIndex = start;
-  draw(start);
+  jobs(start);
 }
 
 // What the runs have in common in a sentence, what they differ in by run.
