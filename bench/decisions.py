@@ -3,14 +3,19 @@
 All forms are exact: afs-l is the left fold in order of submission, found eight jobs, blocks and groups at a time.
 With few speed curves most GPUs need no fold, so all is measured with a curve of each job's own, too: measured at powers
 of two, or smooth (known at every share), where AFS-P's holder changes all the time, or linear, where every GPU adds as
-much as the first and jobs without a share compete with those that would double.
+much as the first and jobs without a share compete with those that would double, or mixed, where a tenth of the jobs is
+linear and the others hardly gain, the worst that is known for AFS-P: its holder goes through all of the linear ones.
+`afs-p tie=gain` is the form without a tournament; what that changes in completion times is told where the published
+clusters are there (../shared/data).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +25,11 @@ from shoal.core.cluster import Cluster
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
-from shoal.policies.base import Supply
+from shoal.policies.base import Policy, Supply
 from shoal.policies.registry import make_policy, policy_names
 from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.inputs import read_profiles
+from shoal.sim.runner import Setup, run
 from shoal.sim.samples import sample_path
 
 TARGET_MS = {"afs-l": 10.0, "optimus": 10.0}
@@ -32,12 +38,15 @@ TOGETHER = [(100, 1_000), (1_000, 10_000), (10_000, 100_000)]
 #: Costs per unit below this are the overhead of a call.
 FLOOR_NS = 1.0
 #: Curves of each job's own.
-OWN = ("own", "smooth", "linear")
+OWN = ("own", "smooth", "linear", "mixed")
+#: AFS-P where the larger gain decides what lengths would: another rule, and quick whatever the curves.
+BY_GAIN = "afs-p tie=gain"
+PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data" / "afs"
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py, on nodes and with many users
 
 
 def curves(kind: str, jobs: int, rng: np.random.Generator) -> list[Profile]:
-    """The `sample`'s, or as many as jobs: of their `own` bend, measured or `smooth`, or `linear`."""
+    """The `sample`'s, or as many as jobs: of their `own` bend, measured or `smooth`, `linear`, or `mixed`."""
     sample = list(read_profiles(sample_path("profiles.csv")).values())
     if kind == "sample":
         return sample
@@ -46,6 +55,12 @@ def curves(kind: str, jobs: int, rng: np.random.Generator) -> list[Profile]:
         return [
             Profile.of(f"m{i}", {n: second / n for n in range(1, longest + 1)})
             for i, second in enumerate(rng.uniform(0.5, 2.0, jobs))
+        ]
+    if kind == "mixed":
+        gains = np.where(rng.random(jobs) < 0.1, 1.0, rng.uniform(0.005, 0.01, jobs))
+        return [
+            Profile.of(f"m{i}", {n: second / (1 + gain * (n - 1)) for n in range(1, 2 * longest + 1)})
+            for i, (second, gain) in enumerate(zip(rng.uniform(0.5, 2.0, jobs), gains))
         ]
     shares = range(1, longest + 1) if kind == "smooth" else [2**k for k in range(longest.bit_length())]
     return [
@@ -59,7 +74,7 @@ def view_of(policy_name: str, jobs: int, gpus: int, kind: str, seed: int = 0) ->
     cluster = Cluster.pool(gpus)
     rng = np.random.default_rng(seed)
     profiles = curves(kind, jobs, rng)
-    scheduler = Scheduler(cluster, make_policy(policy_name, seed=seed))
+    scheduler = Scheduler(cluster, make(policy_name, seed))
     events = []
     for i in range(jobs):
         profile = profiles[rng.integers(len(profiles))] if kind == "sample" else profiles[i]
@@ -78,6 +93,24 @@ def decision(policy_name: str, jobs: int, gpus: int, kind: str = "sample") -> Ca
     supply, view, policy = Supply.of(scheduler.cluster), scheduler.view, scheduler.policy
     clock = count(1)
     return lambda: policy.decide(view, supply, float(next(clock)))
+
+
+def make(name: str, seed: int = 0) -> Policy:
+    """A policy by its name and, behind it, options."""
+    name, *options = name.split()
+    return make_policy(name, dict(option.split("=") for option in options), seed)
+
+
+def deviation_by_gain() -> dict[str, float] | str:
+    """Average completion times of afs-p by gain over those by coins, less 1, on the published clusters."""
+    if not PUBLISHED.exists():
+        return f"not measured: {PUBLISHED.name} is not beside the project"
+    found = {}
+    for jobs in sorted(PUBLISHED.glob("jobs-*.csv")):
+        setup = Setup(jobs, PUBLISHED / "profiles.csv", "afs-p", gpus=64, whole_seconds=True)
+        coins, gain = (run(replace(setup, options=o)).summary["avg_jct_s"] for o in ({}, {"tie": "gain"}))
+        found[jobs.stem] = gain / coins - 1
+    return found
 
 
 def growth(names: list[str], kind: str) -> dict[str, Any]:
@@ -112,7 +145,7 @@ def main() -> None:
         "--quick", action="store_true", help="only the decision for 1,000 jobs on 10,000 GPUs"
     )
     quick = parser.parse_args().quick
-    names = [n for n in policy_names() if n not in FAIR]
+    names = [*(n for n in policy_names() if n not in FAIR), BY_GAIN]
     at_scale = {
         name: {
             "ms": median_ms(decision(name, 1_000, 10_000)),
@@ -125,8 +158,9 @@ def main() -> None:
         row["reached"] = max(t for key, t in row.items() if key != "target_ms") <= row["target_ms"]
     figures = {"jobs": 1_000, "gpus": 10_000, "form": "exact", "decision": at_scale}
     if not quick:
+        figures |= {"afs_p_by_gain_deviation_of_avg_jct": deviation_by_gain()}
         figures |= {"growth": growth(names, "sample")}
-        figures |= {f"growth_with_{kind}_curves": growth(names, kind) for kind in ("own", "smooth")}
+        figures |= {f"growth_with_{kind}_curves": growth(names, kind) for kind in ("own", "smooth", "mixed")}
     print_figures(figures)
 
 

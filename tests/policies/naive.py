@@ -66,7 +66,7 @@ def coin(nonce, gpu, place):
 
 
 def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None):
-    """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last."""
+    """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last; gain: to the largest, no fold."""
     share = list(share)
     candidates = [j for j in (range(len(share)) if order is None else order) if share[j] > 0]
     place = {j: i for i, j in enumerate(candidates)}
@@ -79,8 +79,8 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None)
         open_ = [j for j in candidates if share[j] < most[j]]
         if not open_:
             break
-        c = open_[0]
-        for m in open_[1:]:
+        c = max(open_, key=lambda j: gains(j)[0]) if rule == "gain" else open_[0]
+        for m in open_[1:] if rule != "gain" else ():
             (c1, c2), (m1, m2) = gains(c), gains(m)
             if m2 >= c1:
                 c = m

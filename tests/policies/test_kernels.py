@@ -9,6 +9,7 @@ from shoal.policies.afs_l import AfsL, AfsLOptions, afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fifo import fifo_shares
 from shoal.policies.gittins import TiresiasG, TiresiasGOptions
+from shoal.policies.largest_gain import hand_out_to_largest
 from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order, times_at
@@ -168,6 +169,25 @@ def test_afs_p_equals_a_left_fold_of_compare_where_the_holder_changes_all_the_ti
         hand_out_by_gain(got, order, speeds, at, cap, gpus, code, seed)
         want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order)
         assert got.tolist() == want, f"seed {seed}"
+
+
+def test_afs_p_by_gain_gives_each_gpu_to_the_largest():
+    for seed in range(48):
+        start, speeds, at, cap, gpus = smooth(seed, 300, 600)
+        order = np.random.default_rng(seed).permutation(len(at)).astype(np.int32)
+        got = start.copy()
+        hand_out_to_largest(got, order, speeds, at, cap, gpus)
+        curves = [speeds[a : a + 65] for a in at]
+        assert got.tolist() == naive.hand_out_without_lengths(start, curves, cap, gpus, "gain", 0, order)
+
+
+def test_afs_p_by_gain_ends_where_all_have_what_they_can_use():
+    share, speeds = np.ones(3, np.int32), np.array([0.0, 1.0, 2.0, 3.0])
+    at, rows, cap = np.zeros(3, np.int32), np.arange(3, dtype=np.int32), np.array([2, 3, 1], np.int32)
+    hand_out_to_largest(share, rows[:0], speeds, at, cap, 100)
+    assert share.tolist() == [1, 1, 1]
+    hand_out_to_largest(share, rows, speeds, at, cap, 100)
+    assert share.tolist() == cap.tolist()
 
 
 @pytest.mark.parametrize("code", [BY_COIN, FIRST, LAST])

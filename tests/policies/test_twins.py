@@ -60,7 +60,7 @@ def test_themis_gives_to_the_worst_treated_when_leases_end(lease_s: float) -> No
     assert sum(changes) > 1.2 * JOBS * len(SEEDS), "shares changed while jobs ran"
 
 
-@pytest.mark.parametrize("tie", ["first", "last"])
+@pytest.mark.parametrize("tie", ["first", "last", "gain"])
 @pytest.mark.parametrize("quantum_s", [20.0, 200.0])
 def test_afs_p_takes_turns_and_folds_in_their_order(tie: str, quantum_s: float) -> None:
     options = {"quantum_s": str(quantum_s), "tie": tie}

@@ -79,6 +79,7 @@ SETTINGS = [(name, {}) for name in policy_names()] + [
     ("afs-l", {"fold": "shortest"}),
     ("afs-p", {"quantum_s": "30", "tie": "first"}),
     ("afs-p", {"tie": "last"}),
+    ("afs-p", {"tie": "gain"}),
     ("gandiva-fair", {"trading": "no", "tie_order": "widest", "profiling": "user"}),
     ("fair-afs", {"inside": "afs-l", "slack": "0.2"}),
 ]

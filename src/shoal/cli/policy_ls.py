@@ -13,14 +13,17 @@ def ls(output: Out = Output.TABLE) -> None:
     Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.
     """
     from shoal.cli.columns import print_table
+    from shoal.cli.out import say
     from shoal.cli.report import print_document
-    from shoal.policies.registry import policy_classes
+    from shoal.policies.registry import policy_classes, unusable_policies
     from shoal.server.models import PolicyInfo, PolicyInfoList
 
     found = [
         PolicyInfo(name=name, summary=cls.summary, elastic=cls.elastic, needs_lengths=cls.needs_lengths)
         for name, cls in policy_classes().items()
     ]
+    for line in unusable_policies():
+        say(line)
     if not output.for_people:
         print_document(output, PolicyInfoList(items=found), [p.name for p in found])
         return

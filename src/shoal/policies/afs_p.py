@@ -12,11 +12,13 @@ from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray, at_least_a_second
 from shoal.policies.in_step import hand_out_in_step
+from shoal.policies.largest_gain import hand_out_to_largest
 from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
 from shoal.policies.tournament_of_classes import hand_out_among_alike
 from shoal.policies.types import reference_curves
 
-_TIES = {"random": BY_COIN, "first": FIRST, "last": LAST}
+_BY_SIZE = 4
+_TIES = {"random": BY_COIN, "first": FIRST, "last": LAST, "gain": _BY_SIZE}
 
 
 @kernel
@@ -84,6 +86,9 @@ def _hand_out(
     nonce: int,
 ) -> None:
     """GPUs to these rows, which all have a share, by gain."""
+    if gpus > 0 and tie == _BY_SIZE:
+        hand_out_to_largest(share, rows, speeds, at, max_gpus, gpus)
+        return
     if gpus > 0:
         gpus = hand_out_among_alike(share, rows, speeds, at, max_gpus, gpus, tie, nonce)
     if gpus > 0:
@@ -122,12 +127,13 @@ def _first_end(ends_s: FloatArray, share: IntArray, now_s: float, end_s: float) 
 class AfsPOptions:
     #: How long a job keeps its share while jobs outnumber GPUs.
     quantum_s: float = 7200.0
-    #: Who gets a GPU when it depends on the unknown lengths: by a coin (random), or the first or last of the fold.
+    #: Who gets a GPU when it depends on the unknown lengths: by a coin (random), the first or last of the fold, or
+    #: who gains most (gain), which is an order and quick whatever the speed curves.
     tie: str = "random"
 
     def __post_init__(self) -> None:
         if self.tie not in _TIES:
-            raise ShoalError(f"option tie={self.tie!r} of policy 'afs-p' must be random, first or last")
+            raise ShoalError(f"option tie={self.tie!r} of policy 'afs-p' must be random, first, last or gain")
         at_least_a_second("quantum_s", self.quantum_s, "afs-p")
 
 

@@ -149,6 +149,20 @@ def next_block(
 
 
 @inlined
+def those_of(
+    share: IntArray, rows: IntArray, at: IntArray, cap: IntArray
+) -> tuple[IntArray, IntArray, IntArray, int]:
+    """Of these rows, what they hold, may hold and where their speeds begin; and what all of them still may have."""
+    n, need = len(rows), 0
+    held, limit, begin = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+    for i in range(n):
+        r = rows[i]
+        held[i], limit[i], begin[i] = share[r], cap[r], at[r]
+        need += max(limit[i] - held[i], 0)
+    return held, limit, begin, need
+
+
+@inlined
 def lift_gains(columns: FloatArray, begins: IntArray, i: int) -> None:
     """Bring the gains of the blocks above a candidate up to date."""
     for level in range(len(begins) - 2):
@@ -185,14 +199,14 @@ def largest_of_others(columns: FloatArray, begins: IntArray, i: int) -> float:
 
 
 @inlined
-def with_largest(columns: FloatArray, begins: IntArray) -> int:
-    """The first candidate with the largest gain as the longer job: from the uppermost blocks down."""
+def with_largest(columns: FloatArray, begins: IntArray, row: int) -> int:
+    """The first candidate with the largest gain of this row: from the uppermost blocks down."""
     level = len(begins) - 2
     at, end = 0, begins[level + 1] - begins[level]
     while True:
         best = at
         for i in range(at + 1, end):
-            if columns[LONG, begins[level] + i] > columns[LONG, begins[level] + best]:
+            if columns[row, begins[level] + i] > columns[row, begins[level] + best]:
                 best = i
         if level == 0:
             return best

@@ -51,12 +51,23 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def policy_classes() -> dict[str, type[Policy]]:
-    """All policies that can be used, by name; those of other packages that cannot be loaded are left out."""
+    """All policies that can be used, by name; `unusable_policies` are left out."""
     found = {}
     for name in policy_names():
         with suppress(ShoalError):
             found[name] = policy_class(name)
     return found
+
+
+def unusable_policies() -> list[str]:
+    """Why policies of other packages cannot be used, a line each."""
+    told = []
+    for name in policy_names():
+        try:
+            policy_class(name)
+        except ShoalError as error:
+            told.append(str(error))
+    return told
 
 
 def make_policy(name: str, options: dict[str, str] | None = None, seed: int = 0) -> Policy:

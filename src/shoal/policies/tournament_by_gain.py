@@ -32,6 +32,7 @@ from shoal.policies.candidates import (
     next_block,
     plant,
     set_job,
+    those_of,
     with_largest,
 )
 from shoal.policies.lanes import (
@@ -95,12 +96,8 @@ def hand_out_by_gain(
     nonce: int,
 ) -> None:
     """Hand out `gpus` one by one among `rows`, which all have a share: each to the winner of the fold over them."""
-    n, need = len(rows), 0
-    held, limit, begin = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
-    for i in range(n):
-        r = rows[i]
-        held[i], limit[i], begin[i] = share[r], cap[r], at[r]
-        need += max(limit[i] - held[i], 0)
+    n = len(rows)
+    held, limit, begin, need = those_of(share, rows, at, cap)
     if need <= gpus:
         for i in range(n):
             share[rows[i]] = max(held[i], limit[i])
@@ -136,7 +133,7 @@ def _hand_out(
         while held[first] >= limit[first]:
             first += 1
         if best < 0:
-            best = with_largest(columns, begins)
+            best = with_largest(columns, begins, LONG)
         if tie == FIRST:
             w = _winner_by_order(columns, begins, first, best, len(held), tie, nonce, gpus)
         else:

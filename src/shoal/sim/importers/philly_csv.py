@@ -26,7 +26,7 @@ def read_philly_csv(path: str | Path) -> Trace:
             "line": table.line,
             "submit_s": times(table, problems, "timestamp"),
             "service_s": numbers(table, problems, "duration"),
-            "requested_gpus": counts(table, problems, "num_gpus"),
+            "requested_gpus": counts(table, problems, "num_gpus", least=0),
         }
     )
     if table.has("cluster"):
@@ -34,5 +34,6 @@ def read_philly_csv(path: str | Path) -> Trace:
         jobs = jobs.with_columns(vc=cluster, user=cluster)
     jobs = jobs.filter(good_rows(table, problems))
     left_out: dict[str, int] = {}
+    jobs = leave_out(jobs, left_out, "used no GPU", pl.col("requested_gpus") == 0)
     jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
     return Trace(table.path, jobs, len(table), left_out, bad_rows(problems), place=table.kind_of_place)
