@@ -4,8 +4,7 @@
 
 Each policy runs the sample with no compiled kernels anywhere, then again; the difference is what compiling adds
 (target: below 15 s); so it does on the sample's nodes of three GPU types, where more kernels are needed. A second
-process helps fair policies there, if the machine has a second processor. `shoal --help` is timed warm, the median of
-seven (target: 0.3 s).
+process helps, if the machine has a second processor. `shoal --help` is timed warm, the median of seven (target: 0.3 s).
 """
 
 from __future__ import annotations

@@ -80,6 +80,8 @@ def test_one_that_cannot_be_loaded_is_told_in_a_line_and_does_not_hide_the_other
     with pytest.raises(ShoalError, match=r"'missing' \(my_package.nope:Nope\) cannot be loaded: ModuleNot"):
         registry.policy_class("missing")
     assert set(registry.policy_classes()) == set(registry.BUILT_IN)
+    (told,) = registry.unusable_policies()
+    assert "my_package.nope:Nope" in told
 
 
 def test_one_that_gives_away_more_than_there_is_is_stopped(custom):
