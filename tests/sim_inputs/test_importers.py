@@ -236,12 +236,14 @@ def test_parquet_traces_are_told_by_rows_and_may_hold_real_times(tmp_path):
         {
             "timestamp": ["2017-10-09 07:00:00", "2017-10-09 06:58:00"],
             "duration": [90.0, 20.0],
-            "num_gpus": [2, 0],
+            "num_gpus": [2, -1],
         }
     )
     frame.write_parquet(path)
-    with pytest.raises(InputError, match=r"trace.parquet: num_gpus: row 2: must be at least 1"):
+    with pytest.raises(InputError, match=r"trace.parquet: num_gpus: row 2: must be at least 0"):
         convert(format_named("philly-csv").read(path), ONE)
+    frame.with_columns(num_gpus=pl.Series([2, 0])).write_parquet(path)
+    assert format_named("philly-csv").read(path).left_out == {"used no GPU": 1}
     good = frame.with_columns(pl.col("timestamp").str.to_datetime(), num_gpus=pl.Series([2, 1]))
     good.write_parquet(path)
     assert convert(format_named("philly-csv").read(path), ONE).jobs["submit_s"].to_list() == [0, 120]
