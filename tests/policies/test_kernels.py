@@ -9,12 +9,11 @@ from shoal.policies.afs_l import AfsL, AfsLOptions, afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fifo import fifo_shares
 from shoal.policies.gittins import TiresiasG, TiresiasGOptions
-from shoal.policies.largest_gain import hand_out_to_largest
 from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order, times_at
 from shoal.policies.themis import grant_in_order
-from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
+from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LARGEST, LAST, hand_out_by_gain
 from shoal.policies.tournament_of_classes import hand_out_among_alike
 
 from . import naive
@@ -176,7 +175,7 @@ def test_afs_p_by_gain_gives_each_gpu_to_the_largest():
         start, speeds, at, cap, gpus = smooth(seed, 300, 600)
         order = np.random.default_rng(seed).permutation(len(at)).astype(np.int32)
         got = start.copy()
-        hand_out_to_largest(got, order, speeds, at, cap, gpus)
+        hand_out_by_gain(got, order, speeds, at, cap, gpus, LARGEST, 0)
         curves = [speeds[a : a + 65] for a in at]
         assert got.tolist() == naive.hand_out_without_lengths(start, curves, cap, gpus, "gain", 0, order)
 
@@ -184,9 +183,9 @@ def test_afs_p_by_gain_gives_each_gpu_to_the_largest():
 def test_afs_p_by_gain_ends_where_all_have_what_they_can_use():
     share, speeds = np.ones(3, np.int32), np.array([0.0, 1.0, 2.0, 3.0])
     at, rows, cap = np.zeros(3, np.int32), np.arange(3, dtype=np.int32), np.array([2, 3, 1], np.int32)
-    hand_out_to_largest(share, rows[:0], speeds, at, cap, 100)
+    hand_out_by_gain(share, rows[:0], speeds, at, cap, 100, LARGEST, 0)
     assert share.tolist() == [1, 1, 1]
-    hand_out_to_largest(share, rows, speeds, at, cap, 100)
+    hand_out_by_gain(share, rows, speeds, at, cap, 100, LARGEST, 0)
     assert share.tolist() == cap.tolist()
 
 

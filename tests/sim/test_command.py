@@ -223,14 +223,14 @@ def test_a_run_tells_what_was_run_and_which_type_a_pool_is_of(tmp_path, capsys):
     jobs.write_text("submit_s,model,iterations,requested_gpus,max_gpus\n0,net,100,1,1\n")
     profiles.write_text("model,gpus,seconds_per_iteration,gpu_type\nnet,1,2,v100\nnet,1,1,a100\n")
     words = ["run", jobs, "--gpus", "8", "--policy", "afs-p", "--option", "quantum_s=600", "-o", "json"]
-    code, out, err = shoal(capsys, "sim", *words, "--costs", "restart", "--restart-s", "7")
+    code, out, err = shoal(capsys, "sim", *words, "--costs", "restart", "--restart-s", "7,net=5")
     assert code == 0
     assert "the profiles know a100 and v100: --gpus 8 is a pool of v100" in err
     setup = json.loads(out)["setup"]
     assert setup["jobs"] == str(jobs)
     assert setup["profiles"] == str(profiles)
     assert setup["options"] == {"quantum_s": "600"}
-    assert setup["costs"] == {"kind": "restart", "restart_s": 7.0}
+    assert setup["costs"] == {"kind": "restart", "restart_s": 7.0, "restart_s of net": 5.0}
     assert "needs" not in setup
 
 

@@ -12,13 +12,11 @@ from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray, at_least_a_second
 from shoal.policies.in_step import hand_out_in_step
-from shoal.policies.largest_gain import hand_out_to_largest
-from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LAST, hand_out_by_gain
+from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LARGEST, LAST, hand_out_by_gain
 from shoal.policies.tournament_of_classes import hand_out_among_alike
 from shoal.policies.types import reference_curves
 
-_BY_SIZE = 4
-_TIES = {"random": BY_COIN, "first": FIRST, "last": LAST, "gain": _BY_SIZE}
+_TIES = {"random": BY_COIN, "first": FIRST, "last": LAST, "gain": LARGEST}
 
 
 @kernel
@@ -86,10 +84,7 @@ def _hand_out(
     nonce: int,
 ) -> None:
     """GPUs to these rows, which all have a share, by gain."""
-    if gpus > 0 and tie == _BY_SIZE:
-        hand_out_to_largest(share, rows, speeds, at, max_gpus, gpus)
-        return
-    if gpus > 0:
+    if gpus > 0 and tie != LARGEST:
         gpus = hand_out_among_alike(share, rows, speeds, at, max_gpus, gpus, tie, nonce)
     if gpus > 0:
         hand_out_by_gain(share, rows, speeds, at, max_gpus, gpus, tie, nonce)

@@ -149,20 +149,6 @@ def next_block(
 
 
 @inlined
-def those_of(
-    share: IntArray, rows: IntArray, at: IntArray, cap: IntArray
-) -> tuple[IntArray, IntArray, IntArray, int]:
-    """Of these rows, what they hold, may hold and where their speeds begin; and what all of them still may have."""
-    n, need = len(rows), 0
-    held, limit, begin = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
-    for i in range(n):
-        r = rows[i]
-        held[i], limit[i], begin[i] = share[r], cap[r], at[r]
-        need += max(limit[i] - held[i], 0)
-    return held, limit, begin, need
-
-
-@inlined
 def lift_gains(columns: FloatArray, begins: IntArray, i: int) -> None:
     """Bring the gains of the blocks above a candidate up to date."""
     for level in range(len(begins) - 2):

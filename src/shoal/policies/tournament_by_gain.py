@@ -32,7 +32,6 @@ from shoal.policies.candidates import (
     next_block,
     plant,
     set_job,
-    those_of,
     with_largest,
 )
 from shoal.policies.lanes import (
@@ -45,8 +44,9 @@ from shoal.policies.lanes import (
     who_lasts,
 )
 
-#: What decides where lengths would: a coin, or the order of the fold.
-BY_COIN, FIRST, LAST = 1, 2, 3
+#: What decides where lengths would: a coin, the order of the fold, or the larger `short`. Who wins whatever the lengths
+#: has that, too, so the last is an order, and the largest wins without a fold, the first of equals.
+BY_COIN, FIRST, LAST, LARGEST = 1, 2, 3, 4
 #: So deep questions are looked at from behind; a deeper one is rare, and its fold is walked.
 _DEPTHS = 3
 
@@ -96,8 +96,12 @@ def hand_out_by_gain(
     nonce: int,
 ) -> None:
     """Hand out `gpus` one by one among `rows`, which all have a share: each to the winner of the fold over them."""
-    n = len(rows)
-    held, limit, begin, need = those_of(share, rows, at, cap)
+    n, need = len(rows), 0
+    held, limit, begin = np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int32)
+    for i in range(n):
+        r = rows[i]
+        held[i], limit[i], begin[i] = share[r], cap[r], at[r]
+        need += max(limit[i] - held[i], 0)
     if need <= gpus:
         for i in range(n):
             share[rows[i]] = max(held[i], limit[i])
@@ -132,9 +136,13 @@ def _hand_out(
     while gpus > 0:
         while held[first] >= limit[first]:
             first += 1
-        if best < 0:
+        if tie == LARGEST:
+            best = with_largest(columns, begins, SHORT)
+        elif best < 0:
             best = with_largest(columns, begins, LONG)
-        if tie == FIRST:
+        if tie == LARGEST:
+            w = best
+        elif tie == FIRST:
             w = _winner_by_order(columns, begins, first, best, len(held), tie, nonce, gpus)
         else:
             w = _winner_by_coins(columns, begins, seen, first, best, len(held), tie, nonce, gpus)

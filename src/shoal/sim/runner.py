@@ -32,7 +32,7 @@ from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy, policy_class
 from shoal.sim.beliefs import Knowledge
 from shoal.sim.compiling import compiling
-from shoal.sim.costs import Costs
+from shoal.sim.costs import MEASURED_RESTART_S, Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
 from shoal.sim.inputs.pool import common_type
@@ -75,6 +75,10 @@ class Setup:
         """What a run depends on, as plain data: what is not asked for is left out."""
         costs = {"none": (), "restart": ("restart_s",), "concurrent": ("prepare_s", "pause_s")}
         seconds = costs.get(self.costs.kind, ("resume_s", "migrate_s"))
+        own = self.costs.restart_by_model if self.costs.kind == "restart" else {}
+        by_model = (
+            {f"restart_s of {model}": s for model, s in own.items()} if own != MEASURED_RESTART_S else {}
+        )
         all_of_it = {
             "jobs": str(self.jobs),
             "profiles": str(self.profiles),
@@ -83,7 +87,11 @@ class Setup:
             "options": self.options,
             "seed": self.seed,
             "placement": self.placement,
-            "costs": {"kind": self.costs.kind, **{name: getattr(self.costs, name) for name in seconds}},
+            "costs": {
+                "kind": self.costs.kind,
+                **{name: getattr(self.costs, name) for name in seconds},
+                **by_model,
+            },
             "knowledge": str(self.knowledge),
             "interpolate": self.interpolation,
             "whole_seconds": self.whole_seconds,
