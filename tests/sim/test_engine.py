@@ -178,14 +178,15 @@ def test_what_is_known_when_a_run_is_stopped_counts_the_jobs_that_run():
     assert figures["utilization"] == pytest.approx(1010 / 2000)
 
 
+@pytest.mark.parametrize("whole_seconds", [False, True])
 @pytest.mark.parametrize("policy", policy_names())
-def test_a_plain_run_is_the_same_as_one_step_by_step(policy, monkeypatch):
+def test_a_plain_run_is_the_same_as_one_step_by_step(policy, whole_seconds, monkeypatch):
     jobs = [job(f"j{i}", 7.3 * i, 50.0 + 37 * (i % 5), 1 + i % 3, most=4) for i in range(40)]
     runs = []
     for plain in (True, False):
         if not plain:
             monkeypatch.setattr(Simulation, "_is_plain", lambda self: False)
-        runs.append(simulate(jobs, policy, whole_seconds=True))
+        runs.append(simulate(jobs, policy, whole_seconds=whole_seconds))
     for field in dataclasses.fields(Record):
         one, other = (getattr(run, field.name) for run in runs)
         assert np.array_equal(one, other, equal_nan=True) if isinstance(one, np.ndarray) else one == other

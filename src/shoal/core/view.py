@@ -17,11 +17,13 @@ from numpy.typing import NDArray
 from shoal.core import view_kernels
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job, Kind
+from shoal.core.plan import CHANGE_COLUMNS
 from shoal.core.profile import Profile
 from shoal.core.speed_tables import SpeedTables
 from shoal.core.view_kernels import FLOATS, INTS, MAX_GPUS, FloatArray, IntArray
 
 _NONE: IntArray = np.empty(0, np.int32)
+_NOBODY: NDArray[np.bool_] = np.empty(0, np.bool_)
 
 
 class View:
@@ -138,13 +140,11 @@ class View:
         self._ids[n] = job_id
         self._order.append(job_id)
         work = np.nan if job.iterations is None else job.iterations
-        never = np.inf
-        # In the order of FLOATS and INTS.
-        self._floats[:, n] = (
-            job.submit_s, job.weight, work, work, 0.0, now_s, never, never, now_s, 0.0, 0.0, 0.0, 0.0, 0.0,
-        )  # fmt: skip
         is_ps = job.kind is Kind.PARAMETER_SERVER
-        self._ints[: len(INTS), n] = (user, job.gpus.min, 0, job.requested_gpus, 0, -1, 0, is_ps, 0)
+        view_kernels.fill_row(
+            self._floats, self._ints, n, job.submit_s, job.weight, work,
+            user, job.gpus.min, job.requested_gpus, is_ps, now_s,
+        )  # fmt: skip
         self.set_profile(n, job, profile)
         return n
 
@@ -201,34 +201,47 @@ class View:
         row, n = self.row(job_id), self.n
         del self._order[row]
         self.by_servers.pop(job_id, None)
-        self._ids[row : n - 1] = self._ids[row + 1 : n]
-        self._floats[:, row : n - 1] = self._floats[:, row + 1 : n]
-        self._ints[:, row : n - 1] = self._ints[:, row + 1 : n]
+        view_kernels.close_up(self._ids, self._floats, self._ints, row, n)
         self.n = n - 1
 
-    def rows_with_other(self, gpus: IntArray) -> NDArray[np.intp]:
-        """The rows whose share is another number of GPUs than this."""
-        rows = np.empty(len(gpus), np.intp)
-        return rows[: view_kernels.rows_with_other(self._ints, gpus, rows)]
+    def sum_and_first_beyond(self, gpus: IntArray) -> tuple[int, int]:
+        """How many GPUs these shares are, and the first row whose share is beyond what its job takes, or -1."""
+        return view_kernels.sum_and_first_beyond(self._ints, gpus)
 
     def set_shares(
         self,
-        rows: NDArray[np.intp],
         gpus: IntArray,
         gpu_types: IntArray | None,
         servers: IntArray | None,
+        moved: NDArray[np.bool_] | None,
         now_s: float,
-    ) -> list[list[int]]:
-        """Give these rows their shares of a decision from now on, given for all rows of the view.
+    ) -> NDArray[np.int64]:
+        """Give every row its share of a decision from now on; returns what changes, as `Plan.changes`.
 
-        Without types there is only one; without servers they are as many as GPUs, for jobs that use them.
-        Returns (row, GPUs, type, servers, generation, index of the verb) of each, releases first.
+        Without types there is only one; without servers they are as many as GPUs, for jobs that use them. Rows that
+        have `moved` change though their share is the same.
         """
         types = _NONE if gpu_types is None else gpu_types
         ps = _NONE if servers is None else servers
-        told = np.empty((len(rows), 6), np.int64)
-        view_kernels.set_shares(self._floats, self._ints, rows, gpus, types, ps, now_s, told)
-        return told.tolist()
+        changes = np.empty((len(gpus), CHANGE_COLUMNS), np.int64)
+        count = view_kernels.set_shares(
+            self._floats,
+            self._ints,
+            self._ids,
+            gpus,
+            types,
+            ps,
+            _NOBODY if moved is None else moved,
+            now_s,
+            changes,
+        )
+        return changes[:count]
+
+    def go_on(self, changes: NDArray[np.int64], now_s: float) -> FloatArray:
+        """The rows that just changed go on from now at the speed of their curves; returns when each will be through."""
+        ends = np.empty(len(changes))
+        view_kernels.go_on(self._floats, self._ints, self.tables.values, changes, now_s, ends)
+        return ends
 
     def dump(self, row: int) -> dict[str, float | int | None]:
         """The row as plain data; infinity and nan become None, told apart by `load`."""

@@ -9,6 +9,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.compiled import kernel
+from shoal.core.plan import (
+    GENERATION,
+    GPUS,
+    GROW,
+    JOB,
+    MIGRATE,
+    PAUSE,
+    RESUME,
+    ROW,
+    SERVERS,
+    SHRINK,
+    START,
+    TYPE,
+    VERB,
+)
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int32]
@@ -43,12 +58,60 @@ INTS = (
 
 
 _REMAINING, _RATE, _SETTLED_S = (FLOATS.index(name) for name in ("remaining", "rate", "settled_s"))
+_SUBMIT_S, _WEIGHT, _TOTAL = (FLOATS.index(name) for name in ("submit_s", "weight", "total"))
 _ATTAINED, _CHANGED_S, _FIRST_START_S, _LAST_START_S = (
     FLOATS.index(name) for name in ("attained_gpu_s", "changed_s", "first_start_s", "last_start_s")
 )
-MAX_GPUS, _GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
-    INTS.index(name) for name in ("max_gpus", "gpus", "gpu_type", "servers", "is_ps", "generation")
+_USER, _MIN_GPUS, MAX_GPUS, _REQUESTED_GPUS = (
+    INTS.index(name) for name in ("user", "min_gpus", "max_gpus", "requested_gpus")
 )
+_GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
+    INTS.index(name) for name in ("gpus", "gpu_type", "servers", "is_ps", "generation")
+)
+_SPEED_AT = len(INTS)  # where curves begin comes after these, a row for each type
+
+
+@kernel
+def fill_row(
+    floats: FloatArray,
+    ints: IntArray,
+    row: int,
+    submit_s: float,
+    weight: float,
+    work: float,
+    user: int,
+    min_gpus: int,
+    requested_gpus: int,
+    is_ps: bool,
+    now_s: float,
+) -> None:
+    """A job that has just arrived and has no share; its limits are set apart."""
+    for column in range(len(floats)):
+        floats[column, row] = 0.0
+    for column in range(len(ints)):
+        ints[column, row] = 0
+    floats[_SUBMIT_S, row], floats[_WEIGHT, row] = submit_s, weight
+    floats[_TOTAL, row], floats[_REMAINING, row] = work, work
+    floats[_SETTLED_S, row], floats[_CHANGED_S, row] = now_s, now_s
+    floats[_FIRST_START_S, row], floats[_LAST_START_S, row] = np.inf, np.inf
+    ints[_USER, row], ints[_IS_PS, row], ints[_GPU_TYPE, row] = user, is_ps, -1
+    ints[_MIN_GPUS, row], ints[_REQUESTED_GPUS, row] = min_gpus, requested_gpus
+
+
+@kernel
+def close_up(ids: NDArray[np.int64], floats: FloatArray, ints: IntArray, row: int, n: int) -> None:
+    """Of `n` rows, those behind this one move up by one."""
+    behind = ids[row:n]  # loops over such slices move memory as a whole
+    for i in range(len(behind) - 1):
+        behind[i] = behind[i + 1]
+    for column in range(len(floats)):
+        values = floats[column, row:n]
+        for i in range(len(values) - 1):
+            values[i] = values[i + 1]
+    for column in range(len(ints)):
+        numbers = ints[column, row:n]
+        for i in range(len(numbers) - 1):
+            numbers[i] = numbers[i + 1]
 
 
 @kernel
@@ -60,20 +123,7 @@ def left_now(floats: FloatArray, now_s: float, left: FloatArray) -> None:
 
 
 @kernel
-def rows_with_other(ints: IntArray, gpus: IntArray, rows: NDArray[np.intp]) -> int:
-    """The rows whose share is another number of GPUs than this; returns how many there are."""
-    count = 0
-    for row in range(len(gpus)):
-        if ints[_GPUS, row] != gpus[row]:
-            rows[count] = row
-            count += 1
-    return count
-
-
-@kernel
-def sum_and_first_beyond(
-    gpus: IntArray, least: IntArray, most: IntArray, requested: IntArray
-) -> tuple[int, int]:
+def sum_and_first_beyond(ints: IntArray, gpus: IntArray) -> tuple[int, int]:
     """How many GPUs these shares are together, and the first that is neither none nor within its bounds, or -1.
 
     The most a job can use may be less than it requested, and a policy that does not resize gives it that.
@@ -81,55 +131,74 @@ def sum_and_first_beyond(
     given, beyond = 0, -1
     for row in range(len(gpus)):
         given += gpus[row]
-        if gpus[row] != 0 and not least[row] <= gpus[row] <= max(most[row], requested[row]) and beyond < 0:
-            beyond = row
+        if gpus[row] != 0 and beyond < 0:
+            most = max(ints[MAX_GPUS, row], ints[_REQUESTED_GPUS, row])
+            if not ints[_MIN_GPUS, row] <= gpus[row] <= most:
+                beyond = row
     return given, beyond
-
-
-#: What a change of share is called; those that release GPUs come first.
-VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
-_PAUSE, _SHRINK, _GROW, _MIGRATE, _START, _RESUME = range(len(VERBS))
 
 
 @kernel
 def set_shares(
     floats: FloatArray,
     ints: IntArray,
-    rows: NDArray[np.intp],
+    ids: NDArray[np.int64],
     gpus: IntArray,
     gpu_types: IntArray,
     servers: IntArray,
+    moved: NDArray[np.bool_],
     now_s: float,
-    told: NDArray[np.int64],
+    changes: NDArray[np.int64],
+) -> int:
+    """See `View.set_shares`; `changes` gets a line for each row that changes, `moved` is used up. Returns how many."""
+    count = 0
+    for releases in (True, False):
+        for row in range(len(gpus)):
+            old, new = ints[_GPUS, row], gpus[row]
+            kind = -1 if new == 0 else gpu_types[row] if len(gpu_types) else 0
+            ps = servers[row] if len(servers) else new * ints[_IS_PS, row]
+            shifted = len(moved) > 0 and moved[row]
+            if new == old and not shifted:
+                retyped = len(gpu_types) > 0 and kind != ints[_GPU_TYPE, row]
+                if not retyped and (len(servers) == 0 or ps == ints[_SERVERS, row]):
+                    continue
+            if releases != (new < old):
+                continue
+            if new == 0:
+                verb = PAUSE
+            elif old > 0:
+                verb = SHRINK if new < old else GROW if new > old else MIGRATE
+            else:
+                verb = RESUME if floats[_FIRST_START_S, row] <= now_s else START
+                floats[_LAST_START_S, row] = now_s
+                floats[_FIRST_START_S, row] = min(floats[_FIRST_START_S, row], now_s)
+            floats[_ATTAINED, row] += old * (now_s - floats[_CHANGED_S, row])
+            floats[_CHANGED_S, row] = now_s
+            ints[_GPUS, row], ints[_GPU_TYPE, row], ints[_SERVERS, row] = new, kind, ps
+            ints[_GENERATION, row] += 1
+            if shifted:
+                moved[row] = False
+            changes[count, ROW], changes[count, JOB] = row, ids[row]
+            changes[count, GPUS], changes[count, TYPE], changes[count, SERVERS] = new, kind, ps
+            changes[count, GENERATION], changes[count, VERB] = ints[_GENERATION, row], verb
+            count += 1
+    return count
+
+
+@kernel
+def go_on(
+    floats: FloatArray,
+    ints: IntArray,
+    speeds: FloatArray,
+    changes: NDArray[np.int64],
+    now_s: float,
+    ends: FloatArray,
 ) -> None:
-    """See `View.set_shares`; `told` gets a line for each of the rows."""
-    releases, others = 0, len(rows)
-    for row in rows:
-        old, new = ints[_GPUS, row], gpus[row]
-        if new == 0:
-            verb = _PAUSE
-        elif old > 0:
-            verb = _SHRINK if new < old else _GROW if new > old else _MIGRATE
-        else:
-            verb = _RESUME if floats[_FIRST_START_S, row] <= now_s else _START
-            floats[_LAST_START_S, row] = now_s
-            floats[_FIRST_START_S, row] = min(floats[_FIRST_START_S, row], now_s)
-        floats[_ATTAINED, row] += old * (now_s - floats[_CHANGED_S, row])
-        floats[_CHANGED_S, row] = now_s
-        ints[_GPUS, row] = new
-        ints[_SERVERS, row] = servers[row] if len(servers) else new * ints[_IS_PS, row]
-        ints[_GPU_TYPE, row] = -1 if new == 0 else gpu_types[row] if len(gpu_types) else 0
-        ints[_GENERATION, row] += 1
-        if verb <= _SHRINK:
-            at = releases
-            releases += 1
-        else:  # from the end, and turned round below
-            others -= 1
-            at = others
-        told[at, 0], told[at, 1], told[at, 2] = row, new, ints[_GPU_TYPE, row]
-        told[at, 3], told[at, 4], told[at, 5] = ints[_SERVERS, row], ints[_GENERATION, row], verb
-    last = len(rows) - 1
-    while others < last:  # in place: to assign a slice takes seconds more to compile
-        for c in range(6):
-            told[others, c], told[last, c] = told[last, c], told[others, c]
-        others, last = others + 1, last - 1
+    """See `View.go_on`; `ends` gets a time for each change."""
+    for i in range(len(changes)):
+        row, gpus = changes[i, ROW], changes[i, GPUS]
+        done = floats[_RATE, row] * max(now_s - floats[_SETTLED_S, row], 0.0)
+        left = max(floats[_REMAINING, row] - done, 0.0)
+        rate = speeds[ints[_SPEED_AT + changes[i, TYPE], row] + gpus] if gpus > 0 else 0.0
+        floats[_REMAINING, row], floats[_RATE, row], floats[_SETTLED_S, row] = left, rate, now_s
+        ends[i] = now_s + left / rate if rate > 0 else np.inf

@@ -58,6 +58,23 @@ def first_shares(
     return left
 
 
+@kernel
+def _give_first_and_further(
+    remaining: FloatArray,
+    speeds: FloatArray,
+    at: IntArray,
+    min_gpus: IntArray,
+    max_gpus: IntArray,
+    gpus: int,
+    share: IntArray,
+) -> int:
+    """All GPUs, where everyone's first ones can be told at once; else none, and -1 is returned."""
+    left = first_shares(remaining, speeds, at, min_gpus, max_gpus, gpus, share)
+    if left > 0:
+        hand_out(share, remaining, speeds, at, max_gpus, left)
+    return left
+
+
 def _afs_l_shares(
     remaining: FloatArray,
     speeds: FloatArray,
@@ -68,11 +85,10 @@ def _afs_l_shares(
 ) -> IntArray:
     """Shares of AFS-L for jobs in order of submission; `speeds[at[j] + n]` is the speed of j with n GPUs."""
     share = np.zeros(len(remaining), np.int32)
-    left = first_shares(remaining, speeds, at, min_gpus, max_gpus, gpus, share)
-    if left < 0:
+    if _give_first_and_further(remaining, speeds, at, min_gpus, max_gpus, gpus, share) < 0:
         left = hand_out_from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
-    if left > 0:
-        hand_out(share, remaining, speeds, at, max_gpus, left)
+        if left > 0:
+            hand_out(share, remaining, speeds, at, max_gpus, left)
     return share
 
 

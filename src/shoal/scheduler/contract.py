@@ -8,18 +8,17 @@ import numpy as np
 
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
-from shoal.core.view_kernels import sum_and_first_beyond
 from shoal.policies.base import Decision, Policy, Supply
 
 
 def checked(policy: Policy, decision: Decision, view: View, supply: Supply, now_s: float) -> Decision:
     """The decision, with shares as whole numbers, if it keeps to what there is and to what jobs can use."""
     shares = decision.gpus
-    if not isinstance(shares, np.ndarray) or shares.shape != (len(view),) or shares.dtype.kind not in "iu":
-        raise _mistake(policy, f"must return an array of {len(view)} whole numbers, a share per job")
+    if not isinstance(shares, np.ndarray) or shares.shape != (view.n,) or shares.dtype.kind not in "iu":
+        raise _mistake(policy, f"must return an array of {view.n} whole numbers, a share per job")
     if shares.dtype != np.int32:
         decision = replace(decision, gpus=shares.astype(np.int32))
-    given, beyond = sum_and_first_beyond(decision.gpus, view.min_gpus, view.max_gpus, view.requested_gpus)
+    given, beyond = view.sum_and_first_beyond(decision.gpus)
     if beyond >= 0:
         least, most = view.min_gpus[beyond], view.max_gpus[beyond]
         raise _mistake(

@@ -26,11 +26,11 @@ from shoal.core.events import (
     Timer,
 )
 from shoal.core.job import GpuRange, Job
-from shoal.core.plan import NO_SHARE, Outcome, Placement, Plan, Reconfigure, Share
+from shoal.core.plan import GPUS, JOB, NO_CHANGES, NO_SHARE, Outcome, Placement, Plan, Share
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason
 from shoal.core.view import View
-from shoal.core.view_kernels import VERBS, FloatArray, IntArray
+from shoal.core.view_kernels import FloatArray, IntArray
 from shoal.placement.base import Placed, Placer, PoolPlacer
 from shoal.policies.base import Decision, Policy, Supply
 from shoal.scheduler.contract import checked
@@ -74,8 +74,6 @@ class Scheduler:
         self._users = {user.name: i for i, user in enumerate(cluster.users)}
         self._decision: Decision | None = None
         self._cut: dict[int, int] = {}
-        #: Shares given before, by (GPUs, type, servers): values that are made once.
-        self._shares: dict[tuple[int, int, int], Share] = {}
 
     # -- the cycle ---------------------------------------------------------------------------------
 
@@ -86,21 +84,23 @@ class Scheduler:
         for event in events:
             self._take_in(event, now_s)
         self.events_seen += len(events)
-        self.view.now_s = now_s
-        wake_s = self._cooling_until(now_s, events)
-        if wake_s > now_s:
-            return self._plan(now_s, [], wake_s, first_event)
+        view = self.view
+        view.now_s = now_s
+        if self.cool_down_s and (wake_s := self._cooling_until(now_s, events)) > now_s:
+            return self._plan(now_s, NO_CHANGES, wake_s, first_event, {})
         # 3. ask the policy for shares
-        decision = self.policy.decide(self.view, self.supply, now_s)
-        decision = checked(self.policy, decision, self.view, self.supply, now_s)
+        decision = self.policy.decide(view, self.supply, now_s)
+        decision = checked(self.policy, decision, view, self.supply, now_s)
         # 4. ask the placement for GPUs, keeping what can be kept
         decision, placed = self._place(decision)
         # 5. compare with what is: the difference is the plan
-        rows = self._changed_rows(decision, placed.placements)
+        changes = view.set_shares(
+            decision.gpus, decision.gpu_type, decision.servers, self._moved(placed.placements), now_s
+        )
         # 6. emit commands; reasons are read off the same state, see `outcome`
-        commands = self._reconfigure(rows, decision, placed.placements, now_s)
         self._decision, self._cut = decision, placed.cut
-        return self._plan(now_s, commands, decision.wake_s, first_event)
+        where = self._put(changes, placed.placements) if self.placements or placed.placements else {}
+        return self._plan(now_s, changes, decision.wake_s, first_event, where)
 
     def _place(self, decision: Decision) -> tuple[Decision, Placed]:
         """What becomes of a decision on the nodes: shares that fit nowhere are cut, and others get what is left."""
@@ -129,71 +129,47 @@ class Scheduler:
             gpus[self.view.row(job_id)] = got
         return replace(decision, gpus=gpus)
 
-    def _plan(self, now_s: float, commands: list[Reconfigure], wake_s: float, first_event: int) -> Plan:
+    def _plan(
+        self,
+        now_s: float,
+        changes: NDArray[np.int64],
+        wake_s: float,
+        first_event: int,
+        where: dict[int, Placement],
+    ) -> Plan:
         self.plans += 1
-        causes = tuple(range(first_event, self.events_seen))
-        return Plan(self.plans - 1, now_s, tuple(commands), wake_s, causes)
+        causes = range(first_event, self.events_seen)
+        return Plan(self.plans - 1, now_s, changes, wake_s, causes, self.cluster.gpu_types, where)
 
     def _cooling_until(self, now_s: float, events: Sequence[Event]) -> float:
         """When only measurements changed, jobs that were just resized are left alone for a while."""
-        if not self.cool_down_s or not events or not all(type(e) is Measured for e in events):
+        if not events or not all(type(e) is Measured for e in events):
             return now_s
         running = self.view.gpus > 0
         if not running.any():
             return now_s
         return float(self.view.changed_s[running].max()) + self.cool_down_s
 
-    def _changed_rows(self, decision: Decision, moved: dict[int, Placement]) -> NDArray[np.intp]:
-        view, gpus = self.view, decision.gpus
-        if decision.gpu_type is None and decision.servers is None and not moved:
-            return view.rows_with_other(gpus)
-        differs = gpus != view.gpus
-        if decision.gpu_type is not None:
-            differs |= (gpus > 0) & (decision.gpu_type != view.gpu_type)
-        if decision.servers is not None:
-            differs |= decision.servers != view.servers
-        if moved:
-            rows = [view.row(job) for job, where in moved.items() if where != self.placements.get(job, ())]
-            differs[rows] = True
-        return np.flatnonzero(differs)
+    def _moved(self, placements: dict[int, Placement]) -> NDArray[np.bool_] | None:
+        """The rows whose GPUs are to be others; None where nobody moves."""
+        if not placements:
+            return None
+        moved = np.zeros(len(self.view), np.bool_)
+        moved[
+            [self.view.row(job) for job, at in placements.items() if at != self.placements.get(job, ())]
+        ] = True
+        return moved
 
-    def _reconfigure(
-        self,
-        rows: NDArray[np.intp],
-        decision: Decision,
-        moved: dict[int, Placement],
-        now_s: float,
-    ) -> list[Reconfigure]:
-        if not len(rows):
-            return []
-        told = self.view.set_shares(rows, decision.gpus, decision.gpu_type, decision.servers, now_s)
-        return [self._command(moved, *row) for row in told]
-
-    def _command(
-        self,
-        moved: dict[int, Placement],
-        row: int,
-        gpus: int,
-        gpu_type: int,
-        servers: int,
-        generation: int,
-        verb: int,
-    ) -> Reconfigure:
-        """What the row's new share means for those who carry it out; its placement is set here."""
-        job_id = self.view.job_at(row)
-        if not gpus:
-            self.placements.pop(job_id, None)
-            return Reconfigure(job_id, generation, NO_SHARE, (), VERBS[verb], self.plans)
-        placement: Placement = ()
-        if self.placements or moved:
-            placement = moved.get(job_id) or self.placements.get(job_id, ())
+    def _put(self, changes: NDArray[np.int64], moved: dict[int, Placement]) -> dict[int, Placement]:
+        """Where the jobs that change are from now on."""
+        where = {}
+        for job, gpus in changes[:, [JOB, GPUS]].tolist():
+            placement = (moved.get(job) or self.placements.get(job, ())) if gpus else ()
             if placement:
-                self.placements[job_id] = placement
-        share = self._shares.get((gpus, gpu_type, servers))
-        if share is None:
-            share = Share(gpus, self.cluster.gpu_types[gpu_type], servers)
-            self._shares[gpus, gpu_type, servers] = share
-        return Reconfigure(job_id, generation, share, placement, VERBS[verb], self.plans)
+                where[job] = self.placements[job] = placement
+            elif not gpus:
+                self.placements.pop(job, None)
+        return where
 
     # -- events ------------------------------------------------------------------------------------
 
@@ -371,6 +347,10 @@ class Scheduler:
         view.remaining[row] = remaining
         view.rate[row] = rate
         view.settled_s[row] = at_s
+
+    def go_on(self, plan: Plan) -> FloatArray:
+        """The plan was carried out at once, and jobs run as they are known to: returns when each that changed ends."""
+        return self.view.go_on(plan.changes, plan.now_s)
 
     # -- what people ask ---------------------------------------------------------------------------
 

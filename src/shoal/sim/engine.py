@@ -7,18 +7,18 @@ computed: a job's progress is settled only when its share changes, and its end i
 from __future__ import annotations
 
 import gc
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from shoal.core.cluster import Cluster
 from shoal.core.events import Event, Finished, Measured, Submitted, Timer
-from shoal.core.job import Job
+from shoal.core.job import Job, Kind
 from shoal.core.ledger import Ledger
-from shoal.core.plan import Placement, Reconfigure
+from shoal.core.plan import PAUSE, START, Placement, Plan, Reconfigure
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
 from shoal.placement.speed_at import speed_at
@@ -152,7 +152,7 @@ class Simulation:
     def _run(self, progress: Progress | None, every: int, interrupt: Interrupt) -> None:
         jobs, heap, record, scheduler = self.jobs, self._heap, self.record, self.scheduler
         submit_s = [self._tick(job.submit_s) for job in jobs]
-        obey = self._obey_at_once if self._is_plain() else self._obey
+        obey = self._obey_at_once if self._is_plain() else self._obey_all
         total, arrived, done = len(jobs), 0, 0
         now, wake_s = 0.0, _INF
         while done < total:
@@ -163,7 +163,7 @@ class Simulation:
                 break  # what is left can never run; the caller sees it by its missing finish time
             events: list[Event] = []
             while heap and heap[0][0] <= now:
-                _, _, kind, j, version = heapq.heappop(heap)
+                _, _, kind, j, version = heappop(heap)
                 if version != self._version[j]:
                     continue  # a newer command has overtaken this one
                 if kind == FINISH:
@@ -186,9 +186,9 @@ class Simulation:
                     continue
                 events.append(Timer())
             plan = scheduler.step(now, events)
-            for command in plan.commands:
-                obey(command, now)
-            wake_s = self._tick(min(plan.wake_s, self._after(now)))
+            obey(plan, now)
+            wake_s = min(plan.wake_s, self._after(now))
+            wake_s = self._tick(wake_s) if wake_s != _INF else wake_s
             if len(heap) > 4 * self._running + 256:
                 self._forget_overtaken()
             if self.ledger:
@@ -199,7 +199,7 @@ class Simulation:
                 record.active.append(arrived - done)
                 record.waiting.append(arrived - done - self._running)
             record.end_s = now
-            if not (self._running or heap or plan.commands or arrived < total):
+            if not (self._running or heap or len(plan.changes) or arrived < total):
                 break  # nothing runs, comes or was started: a policy that wakes up finds it so for ever
             told = progress and scheduler.plans % every == 0
             if interrupt.asked or (told and not progress(now, done, total)):
@@ -217,12 +217,12 @@ class Simulation:
     def _push(self, at_s: float, kind: int, j: int) -> None:
         self._pushed += 1
         at_s = self._tick(at_s) if self.whole_seconds else at_s
-        heapq.heappush(self._heap, (at_s, self._pushed, kind, j, self._version[j]))
+        heappush(self._heap, (at_s, self._pushed, kind, j, self._version[j]))
 
     def _forget_overtaken(self) -> None:
         """Drop entries that newer commands have overtaken, so that the heap stays as small as the cluster."""
         self._heap[:] = [entry for entry in self._heap if entry[4] == self._version[entry[3]]]
-        heapq.heapify(self._heap)
+        heapify(self._heap)
 
     def _account(self, now: float) -> None:
         scheduler, policy = self.scheduler, self.scheduler.policy
@@ -238,6 +238,10 @@ class Simulation:
         )
 
     # -- commands ----------------------------------------------------------------------------------
+
+    def _obey_all(self, plan: Plan, now: float) -> None:
+        for command in plan.commands:
+            self._obey(command, now)
 
     def _obey(self, command: Reconfigure, now: float) -> None:
         j, share, verb = command.job, command.share, command.verb
@@ -267,44 +271,42 @@ class Simulation:
         self._reach(j, spot, verb, pending, now)
 
     def _is_plain(self) -> bool:
-        """Whether shares change at once and nobody adds to that, as in most large runs."""
+        """Whether shares change at once, as the scheduler knows they do, and nobody adds to that: most large runs."""
         added = self._meter or self._searches or type(self.beliefs) is not Beliefs
-        bare = type(self) is Simulation and not added
-        return bare and self.costs.kind == "none" and self.cluster.pooled
+        if type(self) is not Simulation or added or self.costs.kind != "none" or not self.cluster.pooled:
+            return False
+        return all(job.kind is Kind.ALL_REDUCE and job.iterations for job in self.jobs)
 
-    def _obey_at_once(self, command: Reconfigure, now: float) -> None:
-        """What `_obey` comes to in a plain run, in one go: it takes half as long."""
-        j, share = command.job, command.share
-        if share.servers:
-            return self._obey(command, now)
-        gpus, had = share.gpus, self._given[j]
-        self._given[j] = gpus
-        self._used += gpus - had
-        self._running += (gpus > 0) - (had > 0)
-        left, since, record = self._left[j], self._since[j], self.record
-        if now > since:
-            left = max(left - self._rate[j] * (now - since), 0.0)
-        self._version[j] = version = self._version[j] + 1
-        if self.timeline:
-            record.change_s.append(now)
-            record.change_job.append(j)
-            record.change_gpus.append(gpus)
-        self._changes[j] += 1
-        rate = 0.0
-        if gpus == 0:
-            self._waiting_from[j] = now
-        else:
-            if had == 0:
+    def _obey_at_once(self, plan: Plan, now: float) -> None:
+        """What `_obey_all` comes to in a plain run: what the scheduler knows of the jobs is all there is to know."""
+        if not len(plan.changes):
+            return
+        record, given, versions, counts = self.record, self._given, self._version, self._changes
+        used, running, pushed = self._used, self._running, self._pushed
+        ends_s = self.scheduler.go_on(plan)
+        if self.whole_seconds:
+            ends_s = np.ceil(ends_s - 1e-9)
+        for (_, j, gpus, _, _, version, verb), end_s in zip(plan.changes.tolist(), ends_s.tolist()):
+            used += gpus - given[j]
+            given[j] = gpus
+            versions[j] = version
+            counts[j] += 1
+            if self.timeline:
+                record.change_s.append(now)
+                record.change_job.append(j)
+                record.change_gpus.append(gpus)
+            if gpus:
+                pushed += 1
+                heappush(self._heap, (end_s, pushed, FINISH, j, version))
+            if verb == PAUSE:
+                self._waiting_from[j] = now
+                running -= 1
+            elif verb >= START:
                 record.wait_s[j] += now - self._waiting_from[j]
-                if command.verb == "start":
+                running += 1
+                if verb == START:
                     record.first_start_s[j] = now
-            rate = self._curve(j, share.gpu_type)[gpus]
-            end_s = self._tick(now + left / rate) if rate > 0 else _INF
-            self._pushed += 1
-            heapq.heappush(self._heap, (end_s, self._pushed, FINISH, j, version))
-        self._gpus[j], self._left[j], self._rate[j], self._since[j] = gpus, left, rate, now
-        self.scheduler.observe(j, left, rate, now)
-        return None
+        self._used, self._running, self._pushed = used, running, pushed
 
     def _count(self, j: int, gpus: int) -> None:
         self._used += gpus - self._given[j]

@@ -34,7 +34,7 @@ _DUE_RATES = (kernels.due_rates, (_TABLE, *(_INTS,) * 4, _FLOATS, _BOOLS))
 _RETYPE = (homes.retype, (_ROWS, *(_INTS,) * 3, *(_TABLE,) * 3, _BOOLS, int64))
 _SET_SHARES = (
     view_kernels.set_shares,
-    (_TABLE, int32[:, ::1], _ROWS, *(_INTS,) * 3, float64, int64[:, ::1]),
+    (_TABLE, int32[:, ::1], _ROWS, *(_INTS,) * 3, _BOOLS, float64, int64[:, ::1]),
 )
 
 _GANDIVA_FAIR = (
