@@ -8,7 +8,7 @@ import pytest
 import yaml
 from live_cluster import eventually
 
-from shoal.cli.main import COMMANDS
+from shoal.cli.commands import COMMANDS
 from shoal.server import models as m
 
 

@@ -61,6 +61,14 @@ def series(results):
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Result:
+    """fifo with guests, on fewer GPUs than the trace needs."""
+    needs, models = tmp_path_factory.mktemp("needs") / "needs.csv", load(SETUP).profiles
+    needs.write_text("model,gpu_util,gpu_mem_mb\n" + "".join(f"{model},40,4000\n" for model in models))
+    return run(replace(SETUP, policy="fifo", gpus=16, needs=needs, share=True))
+
+
+@pytest.fixture(scope="session")
 def mixed() -> Result:
     """max-min on the mixed sample cluster of five users: many changes, lending and borrowing."""
     return run(replace(SETUP, policy="max-min", gpus=None, cluster=sample_path("cluster.yaml")))

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from shoal.sim.report.page import render
+from shoal.sim.report.series import series_of
 
-from .conftest import shares_by_job
+from .conftest import shares_by_job, summary_of
 from .test_page import HARM
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -144,6 +145,74 @@ def test_a_click_on_a_job_shows_its_share_under_each_run(opened):
     assert (
         "GPU" in lanes.nth(0).locator("em").inner_text() or "done" in lanes.nth(0).locator("em").inner_text()
     )
+
+
+@pytest.fixture
+def renamed(context, series, tmp_path):
+    """The page with a few jobs of names that hold one another."""
+    one = copy.deepcopy(series[0])
+    jobs = one["jobs"]
+    by_work = jobs["work_gpu_s"].argsort()[::-1]
+    names = ["my-run7", "run70", "RUN7", "run7-b", "again-run71"]
+    for k, name in zip(by_work, names):
+        jobs["name"][k] = name
+    jobs["user"][by_work[0]] = "zoe"
+    path = tmp_path / "names.html"
+    path.write_text(render([one]), encoding="utf-8")
+    yield from silently(context, path)
+
+
+@pytest.mark.parametrize(
+    ("sought", "found"),
+    [
+        ("run7", ["RUN7", "run70", "run7-b", "my-run7", "again-run71"]),
+        ("un7", ["my-run7", "run70", "RUN7", "run7-b", "again-run71"]),
+        ("zoe", ["my-run7"]),
+        ("run7 zoe", ["my-run7"]),
+    ],
+    ids=["exact, then prefixes, then others by work", "all others by work", "a user", "a job and a user"],
+)
+def test_a_search_lists_what_is_meant_first(renamed, sought, found):
+    page, _ = renamed
+    page.locator("#job-search").fill(sought)
+    assert page.locator("#job-table tbody th").all_inner_texts() == found
+    page.locator("#job-search").fill("")
+    assert page.locator("#job-table tbody th").first.inner_text() == "my-run7"
+
+
+def test_a_job_is_found_before_those_whose_names_begin_with_its_own(opened):
+    page, _ = opened
+    page.locator("#job-search").fill("job27")
+    names = page.locator("#job-table tbody th").all_inner_texts()
+    assert names[0] == "job27"
+    assert sorted(names[1:]) == [f"job27{i}" for i in range(10)]
+
+
+@pytest.fixture
+def with_guests(context, shared, tmp_path):
+    path = tmp_path / "shared.html"
+    path.write_text(render([series_of(shared, summary_of(shared))]), encoding="utf-8")
+    yield from silently(context, path)
+
+
+def test_the_lane_of_a_guest_is_pale_while_it_is_one(with_guests, shared):
+    page, _ = with_guests
+    record = shared.record
+    log = shares_by_job(record)
+    only_guest = next(j for j in record.change_job if len(log[j]) == 2 and record.changes[j] == 0)
+    never = next(j for j in record.change_job if len(log[j]) == record.changes[j] + 1)
+    for j, opacities in ((only_guest, ["0.28", "0.85"]), (never, ["0.85"])):
+        page.locator("#job-search").fill(record.jobs[j].name)
+        page.locator("#job-table tbody .rowpick").first.click()
+        assert page.locator("#job-title").inner_text() == record.jobs[j].name
+        paths = page.locator("#job-lanes .lane path").all()
+        assert [path.get_attribute("opacity") for path in paths] == opacities
+        assert ("guest" in page.locator("#job-lanes em").inner_text()) == (j == only_guest)
+        band = page.evaluate("LANES.find((l) => l.host.id === 'job-lanes').made[0].row.band")
+        if j == only_guest:
+            assert (band[0][0], band[-1][0]) == pytest.approx([at_s for at_s, _ in log[j]], abs=0.06)
+        else:
+            assert band is None
 
 
 def test_the_share_of_any_job_is_unpacked_as_it_was(opened, results):

@@ -75,6 +75,23 @@ def test_a_jobs_timeline_holds_its_gpu_time(results, series):
         assert times[-1] == pytest.approx(jobs["jct_s"][j], abs=0.06)
 
 
+def test_guests_are_in_the_timelines_and_neither_hold_a_gpu_nor_change_a_share(shared):
+    record = shared.record
+    one = series_of(shared, summary_of(shared))
+    jobs, over = one["jobs"], one["over_time"]
+    assert len(jobs["guests"]) == record.extra["sharing"]["guests"] > 10
+    assert set(jobs["gpus"][jobs["guests"]]) == {1}
+    owner = np.repeat(np.arange(300), jobs["points"])
+    stayed_s = jobs["at"][jobs["guests"] + 1] * jobs["unit_s"]  # to the next change of the same job
+    assert stayed_s.sum() == pytest.approx(record.extra["sharing"]["guest_s"], abs=0.11 * len(stayed_s))
+    assert set(owner[jobs["guests"]]) == {record.change_job[i] for i in record.guest_changes}
+    assert sum(over["changes"]) == record.changes.sum()
+    assert max(over["used"]["high"]) == max(record.used) == 16
+    used = {k: np.array(v) for k, v in over["used"].items()}
+    buckets = Buckets(over["width_s"], over["end_s"], **used)
+    assert (buckets.mean * buckets.covered_s).sum() == pytest.approx(record.gpu_s.sum(), rel=2e-3)
+
+
 def test_times_of_ages_are_told_less_exactly(results):
     """Four bytes of tenths of a second are fourteen years."""
     record = results["fifo / none"].record

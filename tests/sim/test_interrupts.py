@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -182,6 +186,52 @@ def test_a_simulation_in_a_thread_leaves_signals_alone():
     thread.start()
     thread.join()
     assert np.isfinite(records[0].finish_s).all()
+
+
+CTRL_C = "import signal\nsignal.raise_signal(signal.SIGINT)\n"
+CTRL_C_IN_A_CLASS = """
+import signal
+
+class Field:
+    def __set_name__(self, owner, name):
+        signal.raise_signal(signal.SIGINT)
+
+class Owner:
+    field = Field()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [("typer", CTRL_C), ("typer", CTRL_C_IN_A_CLASS), ("numpy", CTRL_C), ("numpy", CTRL_C_IN_A_CLASS)],
+    ids=["as it starts", "as it starts, in a class", "as a command is loaded", "the same, in a class"],
+)
+@pytest.mark.parametrize("program", ["shoal", "python -m shoal.cli.main"])
+def test_ctrl_c_while_the_program_is_loaded_is_told_in_a_word(tmp_path, program, module, text):
+    (tmp_path / f"{module}.py").write_text(text)
+    script = Path(sys.executable).with_name("shoal")
+    if program == "shoal" and not script.exists():
+        pytest.skip("shoal is not installed beside this Python")
+    begin = [script] if program == "shoal" else [sys.executable, "-m", "shoal.cli.main"]
+    ran = subprocess.run(
+        [*begin, "sim", "run", "--sample", "--policy", "fifo"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "shoal: interrupted\n")
+
+
+def test_ctrl_c_while_a_shell_asks_what_could_follow_is_told_in_a_word(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("_SHOAL_COMPLETE", "complete_bash")
+    monkeypatch.setattr("typer.completion.completion_init", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main([])
+    assert end.value.code == 130
+    assert capsys.readouterr() == ("", "shoal: interrupted\n")
 
 
 @pytest.mark.parametrize("broken_off", [KeyboardInterrupt, _as_a_kernel_has_it])

@@ -14,14 +14,16 @@ from shoal.policies.registry import make_policy
 from shoal.scheduler.early import Phases
 from shoal.scheduler.guests import Need
 from shoal.sim.inputs.needs import read_uses
+from shoal.sim.metrics import waited_s
 from shoal.sim.sharing import SharingSimulation, Use
 
 from .small import PROFILES, job, simulate
 
 
 def run(
-    jobs, *, utilisation=0.5, pre_s=0.0, post_s=0.0, gpus=1, policy="fifo", share=True, early=False, **more
-):
+    jobs, *, utilisation=0.5, pre_s=0.0, post_s=0.0, gpus=1, policy="fifo", share=True, early=False,
+    until_s=np.inf, **more
+):  # fmt: skip
     use = Use(Need(4_000, utilisation), Phases(pre_s, post_s))
     simulation = SharingSimulation(
         jobs, PROFILES, more.pop("cluster", None) or Cluster.pool(gpus), make_policy(policy),
@@ -30,7 +32,7 @@ def run(
         early=PreRule() if early else None,
         **more,
     )  # fmt: skip
-    return simulation.run()
+    return simulation.run(lambda now_s, *_: now_s < until_s, every=1)
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,74 @@ def test_a_guest_goes_on_with_a_gpu_of_its_own_when_its_host_ends():
     assert record.finish_s[2] == pytest.approx(72.0 + 12.0)
     assert record.finish_s[1] == pytest.approx(84.0 + (100 - 60 - 10))
     assert record.gpu_s[0] == pytest.approx(72.0)
+
+
+def log_of(record, name):
+    """What the log says of a job: (time, its GPUs from then on, whether as a guest or after having been one)."""
+    log = zip(record.change_s, record.change_job, record.change_gpus)
+    return [
+        (pytest.approx(at_s), gpus, i in record.guest_changes)
+        for i, (at_s, j, gpus) in enumerate(log)
+        if record.jobs[j].name == name
+    ]
+
+
+TAKES_TURNS = [job("host", 0, 60.0), job("guest", 0, 100.0), job("late", 70, 10.0)]
+#: The short one takes the GPU at 40: its owner becomes its guest, and whose guest that was has to leave until 46.
+IS_SENT_AWAY = [job("host", 0, 100.0), job("guest", 10, 190.0), job("short", 40, 5.0)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "policy", "name", "log"),
+    [
+        (
+            [job("host", 0, 100.0), job("guest", 40, 10.0)],
+            "fifo",
+            "guest",
+            [(40.0, 1, True), (52.0, 0, False)],
+        ),
+        (
+            [job("host", 0, 100.0), job("guest", 40, 10.0)],
+            "fifo",
+            "host",
+            [(0.0, 1, False), (102.0, 0, False)],
+        ),
+        (TAKES_TURNS, "fifo", "guest", [(0.0, 1, True), (72.0, 1, False), (114.0, 0, False)]),
+        (TAKES_TURNS, "fifo", "late", [(72.0, 1, True), (84.0, 0, False)]),
+        (
+            IS_SENT_AWAY,
+            "srtf",
+            "guest",
+            [(10.0, 1, True), (40.0, 0, True), (46.0, 1, True), (118.0, 1, False), (223.0, 0, False)],
+        ),
+        (
+            IS_SENT_AWAY,
+            "srtf",
+            "host",
+            [(0.0, 1, False), (40.0, 0, False), (40.0, 1, True), (46.0, 1, False), (118.0, 0, False)],
+        ),
+    ],
+    ids=[
+        "a guest that ends as one",
+        "its host notices nothing",
+        "a guest that gets the GPU of its host",
+        "a guest of the former guest",
+        "a guest that has to leave and comes back",
+        "a host that becomes a guest itself",
+    ],
+)
+def test_the_log_tells_when_a_job_was_a_guest(jobs, policy, name, log):
+    record = run(jobs, utilisation=0.6, policy=policy)
+    assert log_of(record, name) == log
+    assert max(record.used) == 1
+    unlogged = run(jobs, utilisation=0.6, policy=policy, timeline=False)
+    assert unlogged.change_s == unlogged.guest_changes == []
+
+
+def test_who_is_a_guest_when_a_run_is_broken_off_does_not_wait_and_who_had_to_leave_does():
+    record = run(IS_SENT_AWAY, utilisation=0.6, policy="srtf", until_s=40.0)
+    record.end_s = 45.0
+    assert waited_s(record).tolist() == pytest.approx([0.0, 5.0, 0.0])
 
 
 def test_the_next_job_has_prepared_when_it_gets_the_gpu():

@@ -238,12 +238,64 @@ def test_parquet_says_the_row(tmp_path):
     assert "row 2" in str(error)
     path.write_bytes(path.read_bytes()[:-20])
     assert "cut off" in str(fails(path))
-    path.write_text("hello")
-    assert "Parquet" in str(fails(path))
     frame.rename({"model": "modle"}).write_parquet(path)
     error = fails(path)
     assert "did you mean 'model'?" in str(error)
     assert error.line is None
+
+
+FRAME = pl.DataFrame([[0.0], ["alpha"], [100.0], [1], [8]], schema=HEADER.split(","))
+
+
+@pytest.mark.parametrize("name", ["jobs.csv", "jobs.parquet", "jobs"])
+def test_csv_and_parquet_are_told_apart_by_what_is_in_the_file(tmp_path, name):
+    path = tmp_path / name
+    for write in (FRAME.write_csv, FRAME.write_parquet):
+        write(path)
+        (job,) = read_jobs(path, PROFILES, POOL)
+        assert (job.model, job.iterations, str(job.gpus)) == ("alpha", 100, "1..8")
+
+
+NEITHER = "is neither Parquet nor csv with the columns submit_s, model"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line", "field", "part"),
+    [
+        ("jobs.parquet", b"hello", 1, None, NEITHER),
+        ("jobs.parquet", b"hello\nworld\n", 1, None, NEITHER),
+        ("jobs.csv", b"hello\nworld\n", 1, None, "the first line is not a header with columns submit_s"),
+        ("jobs.parquet", b"PK\3\4\0\0", 1, None, "is not a trace in csv or Parquet: it holds binary data"),
+        ("jobs.csv", b"PK\3\4\0\0", 1, None, "is not a trace in csv or Parquet: it holds binary data"),
+        ("jobs.csv", b"PAR1\0\0", None, None, "cannot be read as a Parquet trace; it may be cut off"),
+        ("jobs.parquet", b"", 1, None, "is empty"),
+        (
+            "jobs.parquet",
+            f"{HEADER}\n{GOOD}\n1,alpha,x,1,1\n".encode(),
+            3,
+            "iterations",
+            "'x' is not a number",
+        ),
+        ("jobs.parquet", HEADER.replace("model", "modle").encode(), 1, "modle", "did you mean 'model'?"),
+    ],
+    ids=[
+        "a word named Parquet",
+        "words named Parquet",
+        "words named csv",
+        "a zip named Parquet",
+        "a zip named csv",
+        "a bit of Parquet named csv",
+        "nothing named Parquet",
+        "a bad row of a csv named Parquet",
+        "a bad header of a csv named Parquet",
+    ],
+)
+def test_what_is_neither_csv_nor_parquet_is_refused_in_one_line(tmp_path, name, content, line, field, part):
+    path = tmp_path / name
+    path.write_bytes(content)
+    error = fails(path)
+    assert (error.line, error.field) == (line, field)
+    assert part in str(error)
 
 
 @pytest.mark.parametrize(

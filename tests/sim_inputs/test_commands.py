@@ -156,6 +156,14 @@ def test_import_makes_profiles_of_a_formats_own_throughputs(tmp_path):
         ([*ELASTICFLOW, "--profiles-out", "new.csv", "-o", "new.csv"], "give them different names"),
         ([*ELASTICFLOW, "--profiles-out", "speeds/net.csv"], "net.csv is read by this command"),
         (["tiresias", "trace.csv", "--gpu-type", "zz"], "--gpu-type zz: no profile"),
+        (
+            ["tiresias", "named.csv", "--profiles", "p.csv"],
+            r"named.csv:2: model_name: no profile for model 'nett' in p.csv; did you mean 'net'\?",
+        ),
+        (
+            ["elasticflow", "ef.csv", "--throughputs", "speeds", "--profiles-out", "new.csv"],
+            r"ef.csv:2: model_name: no profile for model 'nett' in speeds; did you mean 'net-64'\?",
+        ),
     ],
 )
 def test_import_with_a_wrong_wish_writes_nothing(tmp_path, monkeypatch, args, part):
@@ -163,6 +171,10 @@ def test_import_with_a_wrong_wish_writes_nothing(tmp_path, monkeypatch, args, pa
     for folder in ("sub", "speeds"):
         (tmp_path / folder).mkdir()
     (tmp_path / "trace.csv").write_text(TIRESIAS)
+    (tmp_path / "named.csv").write_text("num_gpu,submit_time,duration,model_name\n1,0,100,nett\n")
+    (tmp_path / "ef.csv").write_text(
+        "job_id,submit_time,iteration,model_name,ddl,batch_size,num_gpu,duration\n0,0,9,nett,9,64,1,20\n"
+    )
     (tmp_path / "p.csv").write_text("model,gpus,seconds_per_iteration\nnet,1,1\n")
     (tmp_path / "speeds" / "net.csv").write_text("global_batch_size,1,2\n64,1,2\n")
     (tmp_path / "sub" / "pai_task_table.csv").write_text("ja,tf,1,Terminated,100,100000,600,29,100,V100\n")
@@ -230,6 +242,16 @@ RESTART = ("--costs", "restart", "--restart-s")
         ("run", ["--pause-s", "3", *RESTART, "3"], "--pause-s says nothing without --costs concurrent"),
         ("compare", ["--prepare-s", "3", "--costs", "none,restart"], "--prepare-s says nothing without"),
         ("run", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
+        (
+            "run",
+            ["-p", "other.csv"],
+            "jobs.csv:2: model: no profile for model 'net' in other.csv; did you mean 'nut'",
+        ),
+        (
+            "compare",
+            ["-p", "other.csv"],
+            "jobs.csv:2: model: no profile for model 'net' in other.csv; did you",
+        ),
         ("compare", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
     ],
 )
@@ -237,6 +259,7 @@ def test_a_run_with_a_wrong_wish_ends_before_it_starts(tmp_path, monkeypatch, ve
     monkeypatch.chdir(tmp_path)
     (tmp_path / "jobs.csv").write_text("submit_s,model,iterations,requested_gpus,max_gpus\n0,net,9,1,1\n")
     (tmp_path / "p.csv").write_text("model,gpus,seconds_per_iteration\nnet,1,1\n")
+    (tmp_path / "other.csv").write_text("model,gpus,seconds_per_iteration\nnut,1,1\n")
     (tmp_path / "c.yaml").write_text("nodes:\n  - {gpus: 4}\n")
     before = state_of(tmp_path)
     where = [] if "--cluster" in args else ["--gpus", 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -77,9 +78,58 @@ def test_one_virtual_cluster_can_be_taken_out(sample):
         return
     result = convert(trace, ONE, Wishes(vcs=("x",)))
     assert result.jobs["requested_gpus"].to_list() == [2]
-    assert result.left_out["of other virtual clusters"] == 1
-    with pytest.raises(InputError, match="no job is of cluster 'z'"):
+    assert dict(result.left_out) == {"of other virtual clusters": trace.rows - 1}
+    with pytest.raises(InputError, match="no job is of cluster 'z'; known: x, y"):
         convert(trace, ONE, Wishes(vcs=("z",)))
+
+
+def philly_job(vc: str, gpus: int, ran_s: int) -> dict[str, object]:
+    detail = [{"ip": "m1", "gpus": [f"gpu{i}" for i in range(gpus)]}]
+    times = {"start_time": "2017-10-09 07:00:00", "end_time": f"2017-10-09 07:00:0{ran_s}"}
+    return {"vc": vc, "submitted_time": times["start_time"], "attempts": [{**times, "detail": detail}]}
+
+
+#: Cluster, GPUs and seconds of jobs: no job of q ran, r has one of each kind.
+MIXED = [("q", 1, 0), ("r", 1, 0), ("r", 0, 9), ("r", 1, 9)]
+CLUSTERS = {
+    "philly": json.dumps([philly_job(*job) for job in MIXED]),
+    "philly-csv": "timestamp,duration,num_gpus,cluster\n"
+    + "".join(f"2017-10-09 07:00:00,{ran_s},{gpus},{vc}\n" for vc, gpus, ran_s in MIXED),
+    "helios": "job_id,user,vc,gpu_num,submit_time,duration\n"
+    + "".join(
+        f"{i},ann,{vc},{gpus},2017-10-09 07:00:00,{ran_s}\n" for i, (vc, gpus, ran_s) in enumerate(MIXED)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+@pytest.mark.parametrize(
+    ("vcs", "left_out"),
+    [
+        ((), {"ran for no time": 2, "used no GPU": 1}),
+        (("r",), {"ran for no time": 1, "used no GPU": 1, "of other virtual clusters": 1}),
+        (("q", "r"), {"ran for no time": 2, "used no GPU": 1}),
+    ],
+    ids=["all clusters", "one cluster", "both clusters by name"],
+)
+def test_what_is_left_out_is_counted_within_the_clusters_chosen(tmp_path, name, vcs, left_out):
+    path = tmp_path / "trace"
+    path.write_text(CLUSTERS[name])
+    result = convert(format_named(name).read(path), ONE, Wishes(vcs=vcs))
+    assert dict(result.left_out) == left_out
+    assert result.jobs.height == 1
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_in_which_nothing_ran_is_known_and_has_no_job_to_write(tmp_path, name):
+    path = tmp_path / "trace"
+    path.write_text(CLUSTERS[name])
+    trace = format_named(name).read(path)
+    with pytest.raises(InputError, match="no job is of cluster 'z'; known: q, r"):
+        convert(trace, ONE, Wishes(vcs=("z",)))
+    nothing = r"no job is left to write: 1 ran for no time; 3 of other virtual clusters"
+    with pytest.raises(InputError, match=nothing):
+        convert(trace, ONE, Wishes(vcs=("q",)))
 
 
 #: Format, a row or record that is wrong, the field named, and a part of the message.

@@ -70,7 +70,7 @@ def import_(
     _check_outputs(out, profiles_out, [*form.reads(trace), profiles, *speeds])
     made = form.profiles(throughputs) if form.profiles and throughputs else None
     path = profiles or sample_path("profiles.csv")
-    wishes = Wishes(seed, tuple(vc or ()), gpus, gpu_type, assign, skip_bad)
+    wishes = Wishes(seed, tuple(vc or ()), gpus, gpu_type, assign, skip_bad, throughputs or path)
     known = read_profiles(path) if made is None else profiles_of(made.frame)
     result = convert(form.read(trace), known, wishes)
     notes = list(result.notes)

@@ -42,6 +42,8 @@ class Record:
     change_s: list[float] = field(default_factory=list)
     change_job: list[int] = field(default_factory=list)
     change_gpus: list[int] = field(default_factory=list)
+    #: Which of these (by position) are a guest's coming or leaving: the GPU is its host's, and no share changes.
+    guest_changes: list[int] = field(default_factory=list)
     #: The fairness ledger in samples, for plots; None with one user.
     ledger_over_time: dict[str, Any] | None = None
     #: What the policy recorded beyond shares (ledger, trades, ...), JSON-able.

@@ -127,7 +127,7 @@ def load(setup: Setup) -> Inputs:
         raise ShoalError("say what jobs do with their GPUs: --needs FILE (model,gpu_util,gpu_mem_mb)")
     profiles = read_profiles(setup.profiles, setup.interpolation)
     cluster = read_cluster(setup.cluster) if setup.cluster else _pool(setup.gpus or 0, profiles)
-    jobs = read_jobs(setup.jobs, profiles, cluster)
+    jobs = read_jobs(setup.jobs, profiles, cluster, setup.profiles)
     if setup.auto_gpus:
         jobs = tuple(_with_right_share(job, profiles[job.model], cluster) for job in jobs)
     if setup.autoscale:

@@ -86,6 +86,7 @@ class SharingSimulation(Simulation):
             for guest in plan.leave:
                 if guest in self._hosting:
                     self._part(guest, now)
+                    self._log(guest, 0, now)
             for guest, host in plan.join:
                 self._join(guest, host, now)
         if self._early:
@@ -141,6 +142,7 @@ class SharingSimulation(Simulation):
             record.first_start_s[guest] = now
         record.wait_s[guest] += now - self._waiting_from[guest]
         self._hosting[guest], self._since_guest[guest] = host, now
+        self._log(guest, 1, now)
         self._figures["guests"] += 1
         self._running += 1
         self._version[guest] += 1
@@ -159,6 +161,15 @@ class SharingSimulation(Simulation):
         self._waiting_from[guest] = now
         self._observe(guest, 0.0, now)
         self._rerate(host, now)
+
+    def _log(self, guest: int, gpus: int, now: float) -> None:
+        """That a guest came or left; a share of its own, and its end, stand in the log by themselves."""
+        record = self.record
+        if self.timeline:
+            record.guest_changes.append(len(record.change_s))
+            record.change_s.append(now)
+            record.change_job.append(guest)
+            record.change_gpus.append(gpus)
 
     def _rerate(self, host: int, now: float, besides: int = -1) -> None:
         """The speeds of those on a GPU after someone came or went."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import polars as pl
 
-from shoal.core.errors import InputError, did_you_mean
+from shoal.core.errors import InputError
 from shoal.core.profile import Profile
 from shoal.sim.importers.trace import BadRow, Trace, leave_out, only_clusters, refuse_bad_rows
+from shoal.sim.inputs.limits import no_profile
 from shoal.sim.inputs.pool import Pool, assign_models, named_models
 from shoal.sim.inputs.values import ITERATIONS, SUBMIT_S
 
@@ -42,6 +44,8 @@ class Wishes:
     #: Draw models from the profiles even where the trace names them.
     assign: bool = False
     skip_bad: bool = False
+    #: Where the profiles come from, for the error about a model that they do not have.
+    profiles_file: Path | None = None
 
 
 def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None = None) -> Conversion:
@@ -108,7 +112,7 @@ def _with_models(
     words = {
         model: f"{model!r} has no speed on GPUs of type {wishes.gpu_type!r}"
         if model in without
-        else f"no profile for model {model!r}; {did_you_mean(model, pool.models)}"
+        else no_profile(model, pool.models, wishes.profiles_file)
         for model in unknown["model"].unique()
     }
     bad = tuple(

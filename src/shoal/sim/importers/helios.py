@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out, times
+from shoal.sim.importers.trace import Trace, bad_rows, count_idle, good_rows, times, without_idle
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.inputs.values import counts, names, numbers
 
@@ -34,7 +34,13 @@ def read_helios(path: str | Path) -> Trace:
             "vc": names(table, problems, "vc"),
         }
     ).filter(good_rows(table, problems))
-    left_out: dict[str, int] = {}
-    jobs = leave_out(jobs, left_out, "used no GPU", pl.col("requested_gpus") == 0)
-    jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
-    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems), place=table.kind_of_place)
+    jobs, idle = without_idle(jobs)
+    return Trace(
+        table.path,
+        jobs,
+        len(table),
+        count_idle(idle),
+        bad_rows(problems),
+        place=table.kind_of_place,
+        idle=idle,
+    )

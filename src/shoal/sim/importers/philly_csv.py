@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out, times
+from shoal.sim.importers.trace import Trace, bad_rows, count_idle, good_rows, times, without_idle
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.inputs.values import counts, names, numbers
 
@@ -19,7 +19,7 @@ COLUMNS = Columns(("timestamp", "duration", "num_gpus"), ("gpu_time", "cluster")
 
 def read_philly_csv(path: str | Path) -> Trace:
     """The jobs of the flat Philly csv; the virtual cluster stands for the user."""
-    table = read_table(path, COLUMNS, what="Philly csv")
+    table = read_table(path, COLUMNS, what="Philly trace")
     problems = Problems(table, keep_all=True)
     jobs = pl.DataFrame(
         {
@@ -32,8 +32,13 @@ def read_philly_csv(path: str | Path) -> Trace:
     if table.has("cluster"):
         cluster = names(table, problems, "cluster")
         jobs = jobs.with_columns(vc=cluster, user=cluster)
-    jobs = jobs.filter(good_rows(table, problems))
-    left_out: dict[str, int] = {}
-    jobs = leave_out(jobs, left_out, "used no GPU", pl.col("requested_gpus") == 0)
-    jobs = leave_out(jobs, left_out, "ran for no time", pl.col("service_s") <= 0)
-    return Trace(table.path, jobs, len(table), left_out, bad_rows(problems), place=table.kind_of_place)
+    jobs, idle = without_idle(jobs.filter(good_rows(table, problems)))
+    return Trace(
+        table.path,
+        jobs,
+        len(table),
+        count_idle(idle),
+        bad_rows(problems),
+        place=table.kind_of_place,
+        idle=idle,
+    )

@@ -16,7 +16,7 @@ from typing import Any
 import polars as pl
 
 from shoal.core.errors import InputError
-from shoal.sim.importers.trace import BadRow, Trace
+from shoal.sim.importers.trace import BadRow, Trace, count_idle
 from shoal.sim.inputs.table import check_text, printable, read_head
 
 _FORM = "%Y-%m-%d %H:%M:%S"
@@ -35,7 +35,7 @@ def read_philly_json(path: str | Path) -> Trace:
     path = Path(path)
     rows: list[tuple[int, float, float, int, str | None, str | None, str | None]] = []
     bad: list[BadRow] = []
-    left_out: dict[str, int] = {}
+    left_out: list[tuple[str, str | None]] = []
     records = _records(path)
     for number, record in enumerate(records, 1):
         try:
@@ -45,13 +45,14 @@ def read_philly_json(path: str | Path) -> Trace:
             bad.append(BadRow(number, error.field, str(error)))
             continue
         if why:
-            left_out[why] = left_out.get(why, 0) + 1
+            left_out.append((why, vc))
             continue
         rows.append((number, submit_s, service_s, gpus, name, user, vc))
     columns = ["line", "submit_s", "service_s", "requested_gpus", "job", "user", "vc"]
     types = [pl.Int64, pl.Float64, pl.Float64, pl.Int64, pl.String, pl.String, pl.String]
     jobs = pl.DataFrame(rows, schema=dict(zip(columns, types)), orient="row")
-    return Trace(path, jobs, len(records), left_out, tuple(bad), place="record")
+    idle = pl.DataFrame(left_out, schema={"why": pl.String, "vc": pl.String}, orient="row")
+    return Trace(path, jobs, len(records), count_idle(idle), tuple(bad), place="record", idle=idle)
 
 
 def _records(path: Path) -> list[Any]:

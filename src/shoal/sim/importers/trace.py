@@ -50,6 +50,8 @@ class Trace:
     rows_beside: Mapping[Path, int] = field(default_factory=dict)
     #: The trace's own name for what is `model` here.
     model_field: str = "model"
+    #: Where there are virtual clusters, the jobs counted in `left_out`, with the columns why and vc.
+    idle: pl.DataFrame | None = None
 
 
 def refuse_bad_rows(trace: Trace, *, remedy: str = "") -> None:
@@ -114,13 +116,27 @@ def leave_out(jobs: pl.DataFrame, left_out: dict[str, int], why: str, condition:
     return kept
 
 
+def without_idle(jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The jobs that had GPUs for some time; and the others, with `why` they are left out."""
+    no_gpu, no_time = pl.col("requested_gpus") == 0, pl.col("service_s") <= 0
+    why = pl.when(no_gpu).then(pl.lit("used no GPU")).when(no_time).then(pl.lit("ran for no time"))
+    told = jobs.with_columns(why=why)
+    keeps = pl.col("why").is_null()
+    return told.filter(keeps).drop("why"), told.filter(~keeps)
+
+
+def count_idle(idle: pl.DataFrame) -> dict[str, int]:
+    """How many jobs are left out, by why."""
+    return dict(idle.group_by("why", maintain_order=True).len().iter_rows())
+
+
 def only_clusters(trace: Trace, wanted: tuple[str, ...]) -> Trace:
-    """The part of a trace that belongs to some virtual clusters."""
+    """The part of a trace that belongs to some virtual clusters; whatever is of another counts as that alone."""
     if not wanted:
         return trace
-    if "vc" not in trace.jobs.columns:
+    if trace.idle is None or "vc" not in trace.jobs.columns:
         raise InputError("this format has no virtual clusters; leave --vc out", file=str(trace.path))
-    there = trace.jobs["vc"].drop_nulls().unique().to_list()
+    there = pl.concat([trace.jobs["vc"], trace.idle["vc"]]).drop_nulls().unique().to_list()
     for name in wanted:
         if name not in there:
             raise InputError(
@@ -128,8 +144,9 @@ def only_clusters(trace: Trace, wanted: tuple[str, ...]) -> Trace:
                 file=str(trace.path),
                 field="vc",
             )
-    left_out = dict(trace.left_out)
-    jobs = leave_out(
-        trace.jobs, left_out, "of other virtual clusters", ~pl.col("vc").fill_null("").is_in(wanted)
-    )
-    return replace(trace, jobs=jobs, left_out=left_out)
+    mine = pl.col("vc").fill_null("").is_in(wanted)
+    jobs, idle = trace.jobs.filter(mine), trace.idle.filter(mine)
+    left_out = count_idle(idle)
+    if others := trace.jobs.height + trace.idle.height - jobs.height - idle.height:
+        left_out["of other virtual clusters"] = others
+    return replace(trace, jobs=jobs, left_out=left_out, idle=idle)

@@ -44,18 +44,25 @@ _LARGE_BYTES = 64 << 20
 _FIRST_ROWS = 10_000
 
 
-def read_jobs(path: str | Path, profiles: Mapping[str, Profile], cluster: Cluster) -> tuple[Job, ...]:
+def read_jobs(
+    path: str | Path,
+    profiles: Mapping[str, Profile],
+    cluster: Cluster,
+    profiles_file: str | Path | None = None,
+) -> tuple[Job, ...]:
     """The jobs of a trace, checked against the profiles and the cluster they shall run with.
 
-    A job's range is cut to what its profile and the cluster allow; a request outside of that is an error.
+    A job's range is cut to what its profile and the cluster allow; a request outside of that is an error. One about
+    a model without a profile names the file of the profiles, where it is given.
     """
     path = Path(path)
     if path.exists() and path.stat().st_size > _LARGE_BYTES:
-        _checked(read_table(path, COLUMNS, what="trace", max_rows=_FIRST_ROWS), profiles, cluster)
+        first = read_table(path, COLUMNS, what="trace", max_rows=_FIRST_ROWS)
+        _checked(first, profiles, cluster, profiles_file)
     table = read_table(path, COLUMNS, what="trace")
     if not len(table):
         raise table.header_error(None, "the trace is empty: there is no job after the header", below=1)
-    return _jobs(_checked(table, profiles, cluster))
+    return _jobs(_checked(table, profiles, cluster, profiles_file))
 
 
 def cluster_with_users_of(cluster: Cluster, jobs: Iterable[Job]) -> Cluster:
@@ -102,7 +109,9 @@ def _jobs(rows: _Checked) -> tuple[Job, ...]:
             gc.enable()
 
 
-def _checked(table: Table, profiles: Mapping[str, Profile], cluster: Cluster) -> _Checked:
+def _checked(
+    table: Table, profiles: Mapping[str, Profile], cluster: Cluster, profiles_file: str | Path | None
+) -> _Checked:
     problems = Problems(table)
     submit_s = check_within(numbers(table, problems, "submit_s"), problems, "submit_s", SUBMIT_S)
     _check_order(submit_s, problems)
@@ -116,7 +125,7 @@ def _checked(table: Table, profiles: Mapping[str, Profile], cluster: Cluster) ->
     _check_range(least, requested, max_gpus, problems)
 
     model = names(table, problems, "model")
-    limits = Limits.of(table, problems, model, profiles, cluster)
+    limits = Limits.of(table, problems, model, profiles, cluster, profiles_file)
     limits.check(requested, problems)
     weight = numbers(table, problems, "weight", default=1.0, above=0.0) if table.has("weight") else None
     kind = _kinds(table, problems)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -38,13 +39,14 @@ class Limits:
         model: pl.Series,
         profiles: Mapping[str, Profile],
         cluster: Cluster,
+        profiles_file: str | Path | None = None,
     ) -> Limits:
         models, model_index = positions_of(model)
         unknown = where_in(model_index, [bool(m) and m not in profiles for m in models])
         problems.add(
             unknown,
             "model",
-            lambda row: f"no profile for model {model[row]!r}; {did_you_mean(model[row], profiles)}",
+            lambda row: no_profile(model[row], profiles, profiles_file),
         )
         types, type_index = _gpu_types(table, problems, cluster)
         pair = model_index * len(types) + type_index
@@ -105,6 +107,12 @@ class Limits:
                 f"the smallest that works is {self.smallest[row]}"
             ),
         )
+
+
+def no_profile(model: str, known: Iterable[str], file: str | Path | None) -> str:
+    """What is said of a model that the profiles do not have, with the file they were read from, if any."""
+    where = f" in {file}" if file else ""
+    return f"no profile for model {model!r}{where}; {did_you_mean(model, known)}"
 
 
 def _no_common_type(model: str, profiles: Mapping[str, Profile], accepted: tuple[str, ...]) -> str:

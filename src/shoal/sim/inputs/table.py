@@ -118,13 +118,16 @@ class Problems:
 
 
 def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int | None = None) -> Table:
-    """Read a csv (or Parquet) file whose columns are these. `what` names it in errors: "trace"."""
+    """Read a csv or Parquet file, whatever its name, whose columns are these. `what` names it in errors: "trace"."""
     path = Path(path)
     head = read_head(path, what)
-    if head.startswith(_PARQUET_MAGIC) or path.suffix == ".parquet":
+    if head.startswith(_PARQUET_MAGIC):
         return _read_parquet(path, columns, what)
-    text = check_text(head, path, what)
+    text = check_text(head, path, f"{what} in csv or Parquet")
     header = list(columns.headerless) or first_fields(text, columns.separator)
+    if path.suffix == ".parquet" and not set(header) & set(columns.required):
+        needed = ", ".join(columns.required)
+        raise InputError(f"is neither Parquet nor csv with the columns {needed}", file=str(path), line=1)
     check_header(header, columns, path)
     return _read_text(path, header, columns, max_rows)
 

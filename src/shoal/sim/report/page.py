@@ -42,7 +42,15 @@ _OF_TRACE = {
     "submit_s": "f4",
     "work_gpu_s": "f4",
 }
-_OF_RUN = {"jct_s": "f4", "wait_s": "f4", "changes": "u4", "points": "u4", "at": "u4", "gpus": "u4"}
+_OF_RUN = {
+    "jct_s": "f4",
+    "wait_s": "f4",
+    "changes": "u4",
+    "points": "u4",
+    "at": "u4",
+    "gpus": "u4",
+    "guests": "u4",
+}
 
 
 def render(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> str:

@@ -2,7 +2,7 @@
 
 The record holds shares, not progress. Between them a job trains at its profile's speed, and a new share
 takes effect as the cost model says. That is exact in a pool of GPUs. On nodes the type and spread of a share
-are not in the record: there the curve is scaled so that it ends at 1 when the job did.
+are not in the record, nor how full a shared GPU is: there the curve is scaled so that it ends at 1 when the job did.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def over_time(record: Record) -> dict[str, Any]:
         "end_s": end,
         "used": packed(bucket(Steps.of(times, record.used, end), width)),
         "waiting": packed(bucket(Steps.of(times, record.waiting, end), width)),
-        "changes": count_in(change_s[~is_end(record)], end, width).tolist(),
+        "changes": count_in(change_s[is_change(record)], end, width).tolist(),
     }
 
 
@@ -101,11 +101,13 @@ def packed(buckets: Buckets) -> dict[str, list[Any]]:
     }
 
 
-def is_end(record: Record) -> NDArray[np.bool_]:
-    """Which entries of the change log are a job's end: they are no change of a share."""
+def is_change(record: Record) -> NDArray[np.bool_]:
+    """Which entries of the change log change a share: a job's end does not, nor does a guest, who has none."""
     job = np.asarray(record.change_job, np.int64)
-    at, gpus = np.asarray(record.change_s), np.asarray(record.change_gpus)
-    return (gpus == 0) & (at == record.finish_s[job]) if len(job) else np.zeros(0, bool)
+    at, gpus = np.asarray(record.change_s, np.float64), np.asarray(record.change_gpus, np.int64)
+    changes: NDArray[np.bool_] = (gpus > 0) | (at != record.finish_s[job])
+    changes[record.guest_changes] = False
+    return changes
 
 
 def jobs(record: Record, work: FloatArray) -> dict[str, Any]:

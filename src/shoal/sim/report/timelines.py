@@ -40,6 +40,7 @@ def timelines(record: Record) -> dict[str, Any]:
     """How often the share of each job changed (`points`), when and to what, of one job after the other.
 
     `at` are differences to the change before, of the first one to the submission of the job, in units of `unit_s`.
+    `guests` are the changes from which on the job is a guest, by their place among those of all jobs.
     """
     order, first = changes_by_job(record)
     points = np.diff(first)
@@ -52,7 +53,8 @@ def timelines(record: Record) -> dict[str, Any]:
     begins = first[:-1][points > 0]
     steps[begins] = at[begins]
     gpus = np.asarray(record.change_gpus, np.int64)[order]
-    return {"points": points, "at": steps.astype(np.int64), "gpus": gpus, "unit_s": unit_s}
+    guests = np.flatnonzero(np.isin(order, record.guest_changes) & (gpus > 0))
+    return {"points": points, "at": steps.astype(np.int64), "gpus": gpus, "guests": guests, "unit_s": unit_s}
 
 
 def extremes(at: FloatArray, value: NDArray[Any], most: int) -> IntArray:

@@ -13,7 +13,7 @@ async function jobs() {
   caption.textContent = `Unpacking the shares of ${plural(DATA.meta.jobs, "job")} …`;
   const [trace, ...byRun] = await Promise.all([DATA.jobs, ...RUNS.map((r) => r.jobs)].map(unpackAll));
   byRun.forEach((columns, i) => {
-    Object.assign(RUNS[i].jobs, columns, { begin: begins(columns.points) });
+    Object.assign(RUNS[i].jobs, columns, { begin: begins(columns.points), guests: new Set(columns.guests) });
   });
   caption.textContent = "Click a job to see how its share went under each run.";
   jobTable(rowsOf(trace));
@@ -36,8 +36,15 @@ function rowsOf(j) {
       changes = Math.max(changes, run.jobs.changes[k]);
     }
     const text = `${name} ${j.user[k]} ${j.model[k]}`.toLowerCase();
-    return { k, name, user: j.user[k], model: j.model[k], requested: j.requested[k], submit: j.submit_s[k], work: j.work_gpu_s[k], least, most, changes, text };
+    return { k, name, user: j.user[k], model: j.model[k], requested: j.requested[k], submit: j.submit_s[k], work: j.work_gpu_s[k], least, most, changes, text, rank: 0 };
   });
+}
+
+// How well a job matches the words sought: 0 if each is a word of it, 1 if each begins one, else 2.
+function closeness(words, text) {
+  const own = text.split(/\s+/);
+  if (words.every((w) => own.includes(w))) return 0;
+  return words.every((w) => own.some((o) => o.startsWith(w))) ? 1 : 2;
 }
 
 function jobTable(rows) {
@@ -57,7 +64,7 @@ function jobTable(rows) {
   let picked = null;
   const mark = (tr, row) => { tr.setAttribute("aria-selected", String(row.k === picked)); };
   const made = sortable(table, columns, rows, {
-    by: 4, down: true, limit: FEW,
+    by: 4, down: true, limit: FEW, rank: (row) => row.rank,
     onrow: (tr, row) => {
       tr.dataset.k = row.k;
       mark(tr, row);
@@ -71,7 +78,9 @@ function jobTable(rows) {
   };
   $("job-search").addEventListener("input", (event) => {
     const words = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
-    made.set(rows.filter((r) => words.every((w) => r.text.includes(w))), FEW);
+    const found = rows.filter((r) => words.every((w) => r.text.includes(w)));
+    for (const row of found) row.rank = closeness(words, row.text);
+    made.set(found, FEW);
   });
   if (made.first()) pick(made.first());
   else $("job-panel").hidden = true;
@@ -82,6 +91,21 @@ function shares(run, k) {
   const { at, gpus, begin, unit_s } = run.jobs, out = [];
   for (let i = begin[k], t = 0; i < begin[k + 1]; i++) out.push([(t += at[i]) * unit_s, gpus[i]]);
   return out;
+}
+
+// [[seconds since its submission, 1 if it is a guest from then on, else 0], ...]
+function stays(run, k, points) {
+  const { begin, guests } = run.jobs, mine = begin[k + 1] - begin[k];
+  return points.map(([t], i) => [t, i < mine && guests.has(begin[k] + i) ? 1 : 0]);
+}
+
+// The time as a guest, and its outline [[x, from, to], ...].
+function guestTime(stayed) {
+  const from = stayed.map(([t, guest], i) => [t, guest, (stayed[i + 1] || [t])[0]]).filter(([, guest]) => guest);
+  return {
+    sum: from.reduce((sum, [t, , until]) => sum + until - t, 0),
+    band: from.length ? from.flatMap(([t, , until]) => [[t, 0, 0], [t, 0, 1], [until, 0, 1], [until, 0, 0]]) : null,
+  };
 }
 
 function drawJob(row) {
@@ -95,11 +119,13 @@ function drawJob(row) {
     if (jct === null && points.length) points.push([until, points[points.length - 1][1]]);
     end = Math.max(end, until);
     for (const [, gpus] of points) top = Math.max(top, gpus);
-    const note = jct === null ? "did not finish" : `${duration(jct)}, ${plural(run.jobs.changes[k], "change")}${waited >= 1 ? `,\nwaited ${duration(waited)}` : ""}`;
-    return { run, points, jct, note };
+    const stayed = stays(run, k, points), { sum, band } = guestTime(stayed);
+    const more = [waited >= 1 ? `waited ${duration(waited)}` : "", sum > 0 ? `guest ${duration(sum)}` : ""].filter(Boolean).join(", ");
+    const note = jct === null ? "did not finish" : `${duration(jct)}, ${plural(run.jobs.changes[k], "change")}${more ? `,\n${more}` : ""}`;
+    return { run, points: points.map(([t, gpus], i) => [t, stayed[i][1] ? 0 : gpus]), stayed, band, jct, note };
   });
   lanes($("job-lanes"), {
     rows, end, top, label: "GPUs of the job over time",
-    note: (r, t) => `${duration(t)}: ${t > (r.jct ?? Infinity) ? "done" : plural(valueAt(r.points, t), "GPU")}`,
+    note: (r, t) => `${duration(t)}: ${t > (r.jct ?? Infinity) ? "done" : valueAt(r.stayed, t) ? "guest" : plural(valueAt(r.points, t), "GPU")}`,
   });
 }

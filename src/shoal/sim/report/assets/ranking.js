@@ -2,9 +2,9 @@
 
 const ALPHABET = new Intl.Collator("en", { numeric: true });
 
-// columns: {head, get: value to sort by, show: text or node, word: flush left, hint}; `last` tells rows that
-// stay at the end whatever they are sorted by
-function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = Infinity, last = () => false } = {}) {
+// columns: {head, get: value to sort by, show: text or node, word: flush left, hint}; rows of a lower `rank` come
+// first whatever they are sorted by
+function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = Infinity, rank = () => 0 } = {}) {
   const state = { by, down, rows, limit };
   const heads = columns.map((c, i) => el("th", { scope: "col", class: c.word ? "word" : null, title: c.hint },
     el("button", { type: "button", onclick: () => { state.down = state.by === i ? !state.down : !!c.downFirst; state.by = i; draw(); } }, c.head)));
@@ -14,7 +14,7 @@ function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = I
     heads.forEach((h, i) => h.setAttribute("aria-sort", i === state.by ? (state.down ? "descending" : "ascending") : "none"));
     const get = columns[state.by].get, sign = state.down ? -1 : 1;
     const sorted = [...state.rows].sort((a, b) => {
-      if (last(a) !== last(b)) return last(a) ? 1 : -1;
+      if (rank(a) !== rank(b)) return rank(a) - rank(b);
       const x = get(a), y = get(b);
       if (x === null || x === undefined) return 1; // what is not known stays at the end
       if (y === null || y === undefined) return -1;
@@ -78,7 +78,7 @@ function ranking() {
     ...(RUNS.some((r) => r.figures.finished < r.figures.jobs) ? [{ head: "Unfinished", get: (r) => r.figures.jobs - r.figures.finished, show: (r) => count(r.figures.jobs - r.figures.finished) }] : []),
   ];
   sortable($("ranking-table"), columns, RUNS, {
-    by: 1, last: (run) => run.figures.interrupted,
+    by: 1, rank: (run) => (run.figures.interrupted ? 1 : 0),
     onrow: (tr, run) => {
       tr.addEventListener("mouseenter", () => { VIEW.focus = VIEW.hidden.has(run.i) ? null : run.i; applyView(); });
       tr.addEventListener("mouseleave", () => { VIEW.focus = null; applyView(); });
