@@ -71,17 +71,17 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None)
     candidates = [j for j in (range(len(share)) if order is None else order) if share[j] > 0]
     place = {j: i for i, j in enumerate(candidates)}
 
-    def gains(j):
-        now, then = curves[j][share[j]], curves[j][share[j] + 1]
+    def gains_of(j):
+        now, then = float(curves[j][share[j]]), float(curves[j][share[j] + 1])
         return (then - now) / now, (then - now) / then
 
-    while gpus > 0:
-        open_ = [j for j in candidates if share[j] < most[j]]
-        if not open_:
-            break
-        c = max(open_, key=lambda j: gains(j)[0]) if rule == "gain" else open_[0]
-        for m in open_[1:] if rule != "gain" else ():
-            (c1, c2), (m1, m2) = gains(c), gains(m)
+    gains = {j: gains_of(j) for j in candidates if share[j] < most[j]}  # of those that take part, in order
+    while gpus > 0 and gains:
+        c = max(gains, key=lambda j: gains[j][0]) if rule == "gain" else next(iter(gains))
+        for m in gains if rule != "gain" else ():
+            if m == c:
+                continue
+            (c1, c2), (m1, m2) = gains[c], gains[m]
             if m2 >= c1:
                 c = m
             elif c2 >= m1:
@@ -90,6 +90,10 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None)
                 c = m
         share[c] += 1
         gpus -= 1
+        if share[c] < most[c]:
+            gains[c] = gains_of(c)
+        else:
+            del gains[c]
     return share
 
 
