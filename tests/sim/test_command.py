@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
+import psutil
 import pytest
 
 from shoal.cli import sim_compare
@@ -320,15 +321,25 @@ def test_kernels_are_compiled_once_and_it_is_said(tmp_path, words, policies):
         assert (sum(run["compile_s"] for run in runs) > 0) == compiled
 
 
+def at_work(comparison: subprocess.Popen[str]) -> int:
+    """The process that simulates, once there is one."""
+    while comparison.poll() is None:
+        for pid in children_of(comparison.pid):
+            if busy_s(pid) > 3:
+                return pid
+        time.sleep(0.1)
+    raise AssertionError(f"it ended with {comparison.returncode}")
+
+
+def comparison_of(trace: Path, policies: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "shoal.cli.main", "sim", "compare", str(trace), "--gpus", "2490"]
+    return subprocess.Popen([*command, "--policies", policies], stderr=subprocess.PIPE, text=True)
+
+
 def test_a_killed_process_of_a_comparison_is_one_line(long_trace):
-    command = [sys.executable, "-m", "shoal.cli.main", "sim", "compare", str(long_trace), "--gpus", "2490"]
-    running = subprocess.Popen([*command, "--policies", "afs-l"], stderr=subprocess.PIPE, text=True)
+    running = comparison_of(long_trace, "afs-l")
     try:
-        at_work: list[int] = []
-        while not at_work and running.poll() is None:
-            at_work = [pid for pid in children_of(running.pid) if busy_s(pid) > 3]
-            time.sleep(0.1)
-        os.kill(at_work[0], signal.SIGKILL)
+        os.kill(at_work(running), signal.SIGKILL)
         _, said = running.communicate(timeout=120)
     finally:
         running.kill()
@@ -337,6 +348,22 @@ def test_a_killed_process_of_a_comparison_is_one_line(long_trace):
     assert "Traceback" not in said
     assert "a process of this comparison was killed" in said
     assert "--workers 1" in said
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_comparison_that_is_killed_leaves_no_process_behind(long_trace, how):
+    running = comparison_of(long_trace, "afs-l,srtf")
+    try:
+        at_work(running)
+        everyone = [psutil.Process(pid) for pid in children_of(running.pid)]
+        assert len(everyone) >= 3
+    finally:
+        running.send_signal(how)
+        running.communicate(timeout=60)
+    _, left = psutil.wait_procs(everyone, timeout=60)
+    for process in left:
+        process.kill()
+    assert left == []
 
 
 def children_of(pid: int) -> list[int]:

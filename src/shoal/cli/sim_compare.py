@@ -180,6 +180,7 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures import wait as wait_for
     from concurrent.futures.process import BrokenProcessPool
+    from multiprocessing.managers import SyncManager
 
     from shoal.cli.out import say
     from shoal.cli.sim_progress import Watch
@@ -197,10 +198,12 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     stopped = False
     # Processes ignore Ctrl-C if they were started while this one did: here it is decided what it means.
     heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    manager = SyncManager(ctx=context)
+    manager.start(_end_with_parent)
     with (
-        context.Manager() as manager,
+        manager,
         Watch(dict.fromkeys(labels, total)) as watch,
-        ProcessPoolExecutor(workers or os.cpu_count(), mp_context=context) as pool,
+        ProcessPoolExecutor(workers or os.cpu_count(), context, _end_with_parent) as pool,
     ):
         queue, stop = manager.Queue(), manager.Event()
         futures = [
@@ -229,6 +232,22 @@ def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[
     signal.signal(signal.SIGINT, heard)
     not_begun = [label for label, result in zip(labels, results) if result is None]
     return [result for result in results if result is not None], not_begun, stopped
+
+
+def _end_with_parent() -> None:
+    """A comparison that is killed leaves no process behind."""
+    import multiprocessing
+    import os
+    import threading
+
+    parent = multiprocessing.parent_process()
+
+    def end() -> None:
+        if parent:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _give_up(watch: Any) -> None:
