@@ -208,8 +208,6 @@ class Safety(RuleBasedStateMachine):
     def rescale(self, pick, least, more):
         self.now += 1
         job_id = pick.choice(list(self.jobs))
-        if job_id in self.one.held:
-            return
         self.step(Rescaled(job_id, least, min(least + more, 8)))
         self.jobs[job_id] = self.one.jobs[job_id]
 

@@ -222,8 +222,6 @@ class Scheduler:
         requested = min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max)
         self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
         if event.job_id in self.view:
-            row = self.view.row(event.job_id)
-            self.view.min_gpus[row] = gpus.min
             self._set_limits(event.job_id)
 
     def _on_measured(self, event: Measured, now_s: float) -> None:
@@ -255,7 +253,7 @@ class Scheduler:
         row, job, profile = self.view.row(job_id), self.jobs[job_id], self.profiles[job_id]
         cap = self.caps.get(job_id)
         self.view.set_profile(row, job, profile)
-        self.view.requested_gpus[row] = job.requested_gpus
+        self.view.min_gpus[row], self.view.requested_gpus[row] = job.gpus.min, job.requested_gpus
         if cap is None or cap.gpus is None or not self.policy.elastic:
             return
         most = min(max(cap.gpus, job.gpus.min), job.gpus.max)
@@ -337,6 +335,7 @@ class Scheduler:
         self._release(row, now_s)
         if self.policy.elastic and left >= self.view.min_gpus[row]:
             self.view.gpus[row], self.view.gpu_type[row] = left, gpu_type
+            self.view.servers[row] = left * self.view.is_ps[row]
             self.placements[job_id] = rest
 
     # -- what executors tell -----------------------------------------------------------------------

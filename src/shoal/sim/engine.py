@@ -212,7 +212,7 @@ class Simulation:
 
     def _tick(self, at_s: float) -> float:
         """Event times as they are, or rounded up to whole seconds as the AFS authors' simulator does."""
-        return math.ceil(at_s - 1e-9) if self.whole_seconds and at_s != _INF else at_s
+        return float(math.ceil(at_s - 1e-9)) if self.whole_seconds and at_s != _INF else at_s
 
     def _push(self, at_s: float, kind: int, j: int) -> None:
         self._pushed += 1
