@@ -246,7 +246,7 @@ def _look_back(
     """
     b, blocks, short, long_ = (end - 1) // LANES, 0, -np.inf, -np.inf
     flips, asked = coins(tie, nonce, gpu, b // LANES), ~(-1 << end - b * LANES)
-    level, last = begins[1], begin // LANES
+    level, last, to_see = begins[1], begin // LANES, -1
     while True:
         # Unsigned, or each would be asked whether it counts from the end.
         block, above, count, here = np.uint64(b), np.uint64(level + b), np.uint64(blocks), np.uint64(depth)
@@ -261,18 +261,22 @@ def _look_back(
             seen.coins[b // LANES] = flips
             return begin, blocks
         most = columns[LONG, above] if asked == -1 else largest_of(columns, LONG, b * LANES, asked)
-        b, asked, long_ = b - 1, -1, max(long_, most)
-        if b % LANES == LANES - 1:
-            seen.coins[b // LANES + 1] = flips
-            b = _pass_over(columns, begins, b, last, short)
+        asked, long_ = -1, max(long_, most)
+        to_see &= ~(-1 << b % LANES)
+        if to_see:
+            b = b // LANES * LANES + highest_bit(to_see)
+        else:
+            seen.coins[b // LANES] = flips
+            b, to_see = _pass_over(columns, begins, b // LANES * LANES - 1, last, short)
             flips = coins(tie, nonce, gpu, b // LANES)
 
 
 @inlined
-def _pass_over(columns: FloatArray, begins: IntArray, b: int, last: int, short: float) -> int:
-    """The next block to see, of those up to b: groups of blocks in which nobody gains as much as `short` are not.
+def _pass_over(columns: FloatArray, begins: IntArray, b: int, last: int, short: float) -> tuple[int, int]:
+    """The next block to see, of those up to b, which ends its eight; and which of the eight are to be seen, as bits.
 
-    Nobody lasts there, nor do they count for those before: who lasts gains `short` and more.
+    Blocks, and groups of blocks, in which nobody gains as much as `short` are not: nobody lasts there, nor do they
+    count for those before, because who lasts gains `short` and more.
     """
     level, i, width = 1, b, 1
     while True:
@@ -286,7 +290,14 @@ def _pass_over(columns: FloatArray, begins: IntArray, b: int, last: int, short: 
                 break
             level, i, width = level - 1, i * LANES + LANES - 1, width // LANES
         if level == 1:
-            return i
+            eight = i // LANES
+            short_, long_ = who_beats(columns, begins[1] + eight * LANES, short, short)
+            to_see = short_ | long_
+            if eight == last // LANES:
+                to_see |= 1 << last % LANES
+            if to_see:
+                return eight * LANES + highest_bit(to_see), to_see
+            i = eight * LANES
         i -= 1
 
 
