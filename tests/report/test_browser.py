@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shoal.cli import out as terminal
 from shoal.sim.report.page import render
 from shoal.sim.report.series import series_of
 
@@ -249,16 +250,89 @@ def test_what_was_run_is_told(opened):
     rows = page.locator("#input-table tbody tr")
     assert rows.count() == 4
     assert "kind=restart, restart_s=120" in rows.nth(2).inner_text()
-    assert "gpus 64; seed 0" in page.locator("#input-caption").inner_text()
+    caption = page.locator("#input-caption").inner_text()
+    assert "gpus 64; seed 0" in caption
+    assert "jobs jobs.csv; profiles profiles.csv;" in caption
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(7589.9, "2h 6m"), (7590.1, "2h 7m"), (59.6, "60 s"), (7199, "2 h"), (0.25, "250 ms")],
-)
-def test_lengths_of_time_are_rounded_once(opened, seconds, text):
+    [
+        (0, "0.0s"), (0.25, "0.2s"), (0.35, "0.3s"), (9.94, "9.9s"), (9.96, "10s"), (10.5, "10s"), (11.5, "12s"),
+        (59.4, "59s"), (59.6, "1m 0s"), (3599.6, "1h 0m"), (7199, "2h 0m"), (7589.9, "2h 6m"), (7590.1, "2h 7m"),
+        (86_399.0, "1d 0h"), (1e6, "11d 14h"), (-1, "0.0s"),
+    ],
+)  # fmt: skip
+def test_lengths_of_time_read_as_in_the_terminal(opened, seconds, text):
     page, _ = opened
-    assert page.evaluate("s => duration(s)", seconds) == text
+    assert page.evaluate("s => duration(s)", seconds) == text == terminal.duration(seconds)
+
+
+@pytest.mark.parametrize(
+    ("number", "places", "text"),
+    [
+        (7.55, 1, "7.5"), (7.45, 1, "7.5"), (0.25, 1, "0.2"), (0.75, 1, "0.8"), (2.5, 0, "2"), (3.5, 0, "4"),
+        (1140.46, 1, "1,140.5"), (999_999.96, 1, "1,000,000.0"), (-1234.25, 1, "−1,234.2"), (1.005, 2, "1.00"),
+        (0.0, 1, "0.0"),
+    ],
+)  # fmt: skip
+def test_numbers_are_rounded_as_in_the_terminal(opened, number, places, text):
+    page, _ = opened
+    assert page.evaluate("([v, digits]) => fixed(v, digits)", [number, places]) == text
+    assert text.replace(",", "").replace("−", "-") == terminal.decimal(number, places)
+
+
+@pytest.fixture
+def odd_figures(context, series, tmp_path):
+    """The page of a run whose figures lie between two roundings."""
+    one = copy.deepcopy(series[0])
+    one["figures"] |= {
+        "share_changes_per_job": 7.55,
+        "rho_max": 1140.5,
+        "avg_queue_s": 0.0,
+        "utilization": 0.705,
+    }
+    path = tmp_path / "odd.html"
+    path.write_text(render([one]), encoding="utf-8")
+    yield from silently(context, path)
+
+
+def test_the_ranking_shows_figures_as_the_terminal_does(odd_figures):
+    page, _ = odd_figures
+    heads = page.locator("#ranking-table thead th").all_inner_texts()
+    row = dict(zip(heads, page.locator("#ranking-table tbody tr > *").all_inner_texts()))
+    assert (row["Changes"], row["Worst ρ"], row["Wait"]) == ("7.5", "1,140.5", "0.0s")
+    assert row["GPUs used"] == f"{100 * 0.705:.0f} %"
+
+
+def test_but_for_the_ranking_runs_stand_in_the_order_they_were_given_in(opened, series):
+    page, _ = opened
+    given = [one["label"] for one in series]
+    assert page.locator("#ranking-table tbody th").all_inner_texts() != given
+    assert page.locator("#legend .chip:not(.quiet)").all_inner_texts() == given
+    for place in (
+        "#used .lane > span",
+        "#job-lanes .lane > span",
+        "#users-run option",
+        "#input-table tbody th",
+    ):
+        assert page.locator(place).all_inner_texts() == given, place
+    assert page.locator("#fairness-table thead th").all_inner_texts()[1:] == given
+
+
+def test_the_ledger_adds_up_for_its_reader(opened):
+    page, _ = opened
+    page.locator("#users-run").select_option("fifo / none")
+    heads = page.locator("#ledger thead th").all_inner_texts()
+    idle_hours = 0.0
+    for row in page.locator("#ledger tbody tr").all():
+        hours = dict(
+            zip(heads[1:-1], [float(t.replace(",", "")) for t in row.locator("td").all_inner_texts()[:-1]])
+        )
+        left = hours["Entitled"] + hours["Borrowed"] - hours["Lent"] - hours["Idle"]
+        assert left == pytest.approx(hours["Received"], abs=0.26)
+        idle_hours += hours["Idle"]
+    assert idle_hours > 1  # fifo leaves GPUs idle for which the first in line is too large
 
 
 def test_a_harmful_name_is_shown_as_it_is(opened):

@@ -13,7 +13,7 @@ import pytest
 from shoal.sim.report.columns import pack_numbers, pack_words
 from shoal.sim.report.page import assemble, render, script_hash
 
-from .conftest import shares_by_job, unpacked
+from .conftest import SETUP, shares_by_job, unpacked
 
 HARM = "</script><img src=x onerror=alert(1)><!--"
 
@@ -173,6 +173,11 @@ def test_unfinished_figures_are_null_not_nan(series):
     data = data_of(render(odd))
     assert data["runs"][0]["figures"]["avg_jct_s"] is None
     assert data["runs"][0]["figures"]["rho_max"] is None
+
+
+def test_the_page_names_files_without_their_folders(page):
+    assert str(SETUP.jobs.parent) not in page
+    assert data_of(page)["runs"][0]["setup"]["jobs"] == "jobs.csv"
 
 
 def test_runs_that_did_not_begin_are_named(series):

@@ -16,7 +16,7 @@ from shoal.cli.main import main
 from shoal.core.cluster import Cluster
 from shoal.policies.registry import policy_class
 from shoal.sim.engine import Simulation
-from shoal.sim.interrupts import heeded
+from shoal.sim.interrupts import SIGNALS, Stop, heeded, stoppable
 
 from .small import PROFILES, job
 
@@ -48,10 +48,13 @@ class Interrupted(policy_class("fifo")):
 
 
 @pytest.fixture(autouse=True)
-def usual_handler():
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def as_at_the_start_of_a_process(monkeypatch):
+    monkeypatch.setattr("shoal.sim.interrupts.stop", Stop())
+    usual = dict.fromkeys(SIGNALS, signal.SIG_DFL) | {signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def run(policy):
@@ -161,6 +164,62 @@ def interrupted_at_once(simulation, interrupt):
 
 
 UNPATCHED = Simulation.run
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+    ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
+)
+def test_a_signal_before_or_after_a_simulation_breaks_a_command_off_and_its_exit_code_tells_which(
+    how, code, monkeypatch, capsys
+):
+    monkeypatch.setattr("shoal.sim.papers.optimus.run", lambda **_: signal.raise_signal(how))
+    with pytest.raises(SystemExit) as end:
+        main(["sim", "paper", "optimus"])
+    assert end.value.code == code
+    assert capsys.readouterr() == ("", "shoal: interrupted\n")
+    assert signal.getsignal(how) is signal.SIG_IGN, "nothing comes in between any more"
+
+
+def test_what_is_ignored_stays_ignored_and_all_is_as_before_after_a_command_that_ended_by_itself():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with stoppable():
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_without_a_command_sigterm_is_not_kept_for_whoever_looks():
+    with heeded():
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+ASKED = """
+import os, signal, sys, threading, time
+from shoal.cli.main import main
+from shoal.sim.engine import Simulation
+
+def ask(times):
+    for _ in range(times):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.002)
+
+def run(self, *_, interrupt):
+    threading.Thread(target=ask, args=(int(sys.argv[1]),), daemon=True).start()
+    return unpatched(self, lambda *_: time.sleep(0.1) or True, every=1, interrupt=interrupt)
+
+unpatched, Simulation.run = Simulation.run, run
+main(["sim", "run", "--sample", "--policy", "fifo"])
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 1000])
+def test_however_often_it_is_asked_a_run_ends_with_130(times):
+    ran = subprocess.run([sys.executable, "-c", ASKED, str(times)], capture_output=True, text=True)
+    assert ran.returncode == 130
+    assert "Traceback" not in ran.stderr
 
 
 def test_an_error_of_another_cause_is_none_of_the_users():

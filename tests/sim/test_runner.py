@@ -10,7 +10,7 @@ from shoal.placement.deal import DealEqually
 from shoal.placement.keep_and_pack import KeepAndPack
 from shoal.policies.registry import make_policy
 from shoal.sim.costs import Costs
-from shoal.sim.runner import Setup, check_placement, load, placer_for, run
+from shoal.sim.runner import Setup, check, load, placer_for, run
 
 NODES = "nodes:\n  - {count: 4, gpus: 4, type: gpu}\n"
 HEAD = "submit_s,model,iterations,requested_gpus,max_gpus,min_gpus\n"
@@ -63,9 +63,14 @@ def test_the_policy_optimus_is_placed_by_its_own_rule_unless_told_otherwise(file
 
 def test_a_placement_that_cannot_be_is_told_before_anything_runs(files):
     with pytest.raises(ShoalError, match="did you mean 'moving'"):
-        check_placement(setup(files, placement="movng"), Cluster.of(4, 4))
+        check(setup(files, placement="movng"), Cluster.of(4, 4))
     with pytest.raises(ShoalError, match="needs nodes"):
-        check_placement(setup(files, placement="moving"), Cluster.pool(4))
+        check(setup(files, placement="moving"), Cluster.pool(4))
+
+
+def test_an_option_that_cannot_be_is_told_before_anything_runs(files):
+    with pytest.raises(ShoalError, match="backfill"):
+        check(setup(files, options={"backfill": "zz"}), Cluster.pool(4))
 
 
 def test_moves_go_by_what_the_scheduler_believes_in_a_whole_run(files):

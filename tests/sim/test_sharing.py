@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ from shoal.scheduler.early import Phases
 from shoal.scheduler.guests import Need
 from shoal.sim.inputs.needs import read_uses
 from shoal.sim.metrics import waited_s
+from shoal.sim.runner import Setup, load, remarks
+from shoal.sim.samples import sample_path
 from shoal.sim.sharing import SharingSimulation, Use
 
 from .small import PROFILES, job, simulate
@@ -184,6 +188,9 @@ def test_guests_end_jobs_sooner_on_average_when_gpus_are_half_used():
     assert shared.finish_s.mean() < 0.7 * alone.finish_s.mean()
 
 
+MODELS = ("a", "b", "m", "resnet")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -194,17 +201,62 @@ def test_guests_end_jobs_sooner_on_average_when_gpus_are_half_used():
         ("model,gpu_util,gpu_mem_mb\nm,50,0\n", "above 0"),
         ("model,gpu_util,gpu_mem_mb\nm,50,10\nm,50,10\n", "twice"),
         ("model,gpu_util,gpu_mem_mb,pre_s\nm,50,10,-1\n", "negative"),
+        ("", "is empty; a table of GPU use needs a header"),
+        (
+            "model,gpu_util,gpu_mem_mb\nm,50,10\nresnett,50,10\n",
+            r"needs.csv:3: model: no profile is of model 'resnett'; did you mean 'resnet'\?$",
+        ),
+        ("model,gpu_util,gpu_mem_mb\nzzz,50,10\n", "needs.csv:2: model: .* 'zzz'; known: a, b, m, resnet$"),
     ],
-)
+    ids=[
+        "a column is missing", "no rows", "more than all of a GPU", "a word for a number", "no memory",
+        "a model twice", "a time below 0", "an empty file", "a misspelt model", "a model of another cluster",
+    ],
+)  # fmt: skip
 def test_bad_needs_are_told_with_their_place(tmp_path, text, told):
     (tmp_path / "needs.csv").write_text(text)
     with pytest.raises(InputError, match=told):
-        read_uses(tmp_path / "needs.csv")
+        read_uses(tmp_path / "needs.csv", MODELS)
 
 
 def test_needs_are_read(tmp_path):
     (tmp_path / "needs.csv").write_text("model,gpu_util,gpu_mem_mb,pre_s\na,50,4096,7\nb,80,100,\n")
-    assert read_uses(tmp_path / "needs.csv") == {
+    assert read_uses(tmp_path / "needs.csv", MODELS) == {
         "a": Use(Need(4096.0, 0.5), Phases(7.0, 0.0)),
         "b": Use(Need(100.0, 0.8), Phases(0.0, 0.0)),
     }
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("ab", None),
+        ("a", "no needs are known of 1 of 3 jobs, which neither share a GPU nor prepare early: .* name b$"),
+        ("b", "no needs are known of 2 of 3 jobs, .*: --needs does not name a$"),
+        ("", "no needs are known of 3 of 3 jobs, .*: --needs does not name a and b$"),
+    ],
+    ids=["every model is named", "one job is left", "two jobs of a model are left", "no job is named"],
+)
+def test_a_run_says_how_many_jobs_have_no_needs(tmp_path, named, told):
+    (tmp_path / "p.csv").write_text(
+        "model,gpus,seconds_per_iteration\n" + "".join(f"{m},1,1\n" for m in "abc")
+    )
+    header = "submit_s,model,iterations,requested_gpus,max_gpus\n"
+    (tmp_path / "jobs.csv").write_text(header + "".join(f"0,{model},10,1,1\n" for model in "aba"))
+    needs = "".join(f"{model},40,4000\n" for model in named + "c")
+    (tmp_path / "needs.csv").write_text("model,gpu_util,gpu_mem_mb\n" + needs)
+    setup = Setup(
+        tmp_path / "jobs.csv", tmp_path / "p.csv", "fifo", gpus=1, needs=tmp_path / "needs.csv", share=True
+    )
+    said = remarks(setup, load(setup))
+    assert len(said) == (told is not None)
+    assert told is None or re.match(told, said[0])
+
+
+def test_a_misspelt_model_of_the_needs_is_found_before_anything_runs(tmp_path):
+    (tmp_path / "needs.csv").write_text("model,gpu_util,gpu_mem_mb\nnobody,40,4000\n")
+    setup = Setup(
+        sample_path("jobs.csv"), sample_path("profiles.csv"), "fifo", gpus=64, needs=tmp_path / "needs.csv"
+    )
+    with pytest.raises(InputError, match=r"needs.csv:2: model: no profile is of model 'nobody'"):
+        load(setup)

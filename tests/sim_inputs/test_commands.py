@@ -75,6 +75,7 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
         (["--users", 0], "--users"),
         (["--users", "ada,,ben"], "--users: 'ada,,ben' has an empty name"),
         (["--sizes", "1:0.5,1:0.5"], "--sizes: '1:0.5,1:0.5' gives a size twice"),
+        (["--sizes", "1:0,2:0"], "sizes: all shares are 0"),
         (["--seed", -1], "seed"),
         (["--load", "inf"], "load"),
         (["--load", "1e-300"], "load: give 1e-06 to 1000"),
@@ -189,7 +190,7 @@ def test_an_import_can_be_repeated_in_the_directory_of_its_trace(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pai_task_table.csv").write_text("ja,tf,1,Terminated,100,100000,600,29,100,V100\n")
     for _ in range(2):
-        assert "1  jobs written to jobs.csv" in run("import", "alibaba-pai", ".", "-o", "jobs.csv")
+        assert "1  job written to jobs.csv" in run("import", "alibaba-pai", ".", "-o", "jobs.csv")
 
 
 @pytest.mark.parametrize("what", ["[/b]", "[red]", ":smile:"])
@@ -220,6 +221,36 @@ def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):
         with pytest.raises(ShoalError, match=part):
             run("profile", f"net={path}:8", "-o", tmp_path / out)
     assert state_of(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("batch", "note"),
+    [
+        (16, None),
+        (
+            17,
+            "net: a batch of 17 is above all that were measured (at most 16, on 2 GPUs); an iteration "
+            "counts as 2 steps",
+        ),
+        (100_000, "an iteration counts as 6,250 steps there, and as more on fewer GPUs"),
+    ],
+    ids=["the largest that was measured", "a little more", "far beyond"],
+)
+def test_a_batch_beyond_the_measured_ones_has_a_note(tmp_path, batch, note):
+    (tmp_path / "placements.csv").write_text("placement,local_bsz,step_time\n1,8,1.0\n2,4,0.4\n2,8,0.6\n")
+    said = run("profile", f"net={tmp_path / 'placements.csv'}:{batch}", "-o", tmp_path / "p.csv")
+    assert ("note:" in said) == (note is not None)
+    assert note is None or note in said
+
+
+def test_a_model_has_one_profile(tmp_path):
+    path = tmp_path / "placements.csv"
+    path.write_text("placement,local_bsz,step_time\n1,8,1.0\n")
+    with pytest.raises(ShoalError, match=r"^net is given twice"):
+        run("profile", f"net={path}:8", f"other={path}:8", f"net={path}:16", "-o", tmp_path / "p.csv")
+    assert list(tmp_path.iterdir()) == [path]
+    run("profile", f"net-8={path}:8", f"net-16={path}:16", "-o", tmp_path / "p.csv")
+    assert list(read_profiles(tmp_path / "p.csv")) == ["net-8", "net-16"]
 
 
 RESTART = ("--costs", "restart", "--restart-s")

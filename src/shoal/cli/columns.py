@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
+
+from shoal.cli.out import room
 
 #: Without a terminal a table is this wide; `-o wide` is never cut.
 PLAIN_WIDTH = 100
@@ -32,11 +34,7 @@ def colour_on() -> bool:
 
 
 def table_width(*, wide: bool) -> int | None:
-    if wide:
-        return None
-    if sys.stdout.isatty():
-        return shutil.get_terminal_size().columns
-    return int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else PLAIN_WIDTH
+    return None if wide else room() or PLAIN_WIDTH
 
 
 def lines(
@@ -78,6 +76,18 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wide: boo
     """On stdout, as wide as there is room."""
     colours = COLOURS if colour_on() else None
     print("\n".join(lines(head, rows, width=table_width(wide=wide), colours=colours)))
+
+
+def wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
+    """The rows, with further ones below for what the last column has no room for."""
+    if width is None:
+        return [list(row) for row in rows]
+    left = sum(max(len(row[i]) for row in [head, *rows]) + 2 for i in range(len(head) - 1))
+    made = []
+    for *first, text in rows:
+        beginning, *rest = textwrap.wrap(text, max(width - left, LAST_WIDTH // 2)) or [""]
+        made += [[*first, beginning], *([""] * len(first) + [line] for line in rest)]
+    return made
 
 
 def _safe(cell: str) -> str:

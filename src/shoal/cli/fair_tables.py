@@ -69,7 +69,7 @@ def show_fairness(summary: Mapping[str, Any]) -> None:
         table(head, rows[:MOST_ROWS], right=range(2, len(head)))
         if len(rows) > MOST_ROWS:
             say(f"and {len(rows) - MOST_ROWS} rows more; -o json has all")
-    trades = trade_rows(summary.get("trades", []), summary.get("makespan_s") or 0.0)
+    trades = trade_rows(summary.get("trades", []), summary["simulated_s"])
     if trades:
         print()
         head = ["buyer", "got GPU-h", "from", "for GPU-h", "price", "buyer gains", "seller gains"]

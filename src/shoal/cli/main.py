@@ -6,7 +6,7 @@ import sys
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 ok, 1 unexpected, 2 bad usage or input, 130 interrupted."""
+    """Run a command. Exit codes: 0 ok, 1 unexpected, 2 bad usage or input, 130 or 143 interrupted."""
     try:
         from shoal.cli.commands import run
 
@@ -15,8 +15,10 @@ def main(argv: list[str] | None = None) -> None:
         # Where a class is made or a kernel runs, Python makes another error of it.
         if KeyboardInterrupt not in (type(error), type(error.__cause__)):
             raise
+        from shoal.sim.interrupts import stop
+
         print("shoal: interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(stop.exit_code)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -31,30 +32,46 @@ def _clean(value: Any) -> Any:
     return value
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+def room() -> int | None:
+    """How wide text may be: as the terminal, or as COLUMNS says; without either it has no bounds."""
+    if sys.stdout.isatty():
+        return shutil.get_terminal_size().columns
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) or None if columns.isdecimal() else None
+
+
+def table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    spare: Sequence[str] = (),
+) -> None:
     """A table on stdout; columns in `right` are numbers, set flush right.
 
-    In a terminal that is too narrow words wrap, and numbers that do not fit are left out, the last ones first.
+    Where it is too narrow words wrap, and numbers that do not fit are left out: those in `spare` in this order, then
+    the last ones first.
     """
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    plain = not sys.stdout.isatty()
+    plain, width = not sys.stdout.isatty(), room()
     cells = [[str(cell) for cell in row] for row in rows]
-    console = Console(width=200 if plain else None, soft_wrap=plain)
+    console = Console(width=width or 200, soft_wrap=width is None)
     console.on_broken_pipe = _nobody_reads  # type: ignore[method-assign]
-    out = [] if plain else _left_out(head, cells, right, console.width)
+    out = [] if width is None else _left_out(head, cells, right, width, spare)
     made = Table(box=box.SIMPLE_HEAD if not plain else None, pad_edge=False, show_edge=False)
     shown = [i for i in range(len(head)) if i not in out]
     for i in shown:
-        whole = plain or i == 0 or i in right  # cut short, a name or a number could be another
+        whole = width is None or i == 0 or i in right  # cut short, a name or a number could be another
         made.add_column(head[i], justify="right" if i in right else "left", no_wrap=whole, overflow="fold")
     for row in cells:
         made.add_row(*[row[i] for i in shown if i < len(row)])
     console.print(made)
     if out:
-        say(f"for want of room without: {', '.join(head[i] for i in sorted(out))}")
+        left_out = ", ".join(head[i] for i in sorted(out))
+        say(f"for want of room without: {left_out} (a wider terminal shows them, and -o json has all)")
 
 
 def _nobody_reads() -> None:
@@ -62,16 +79,21 @@ def _nobody_reads() -> None:
 
 
 def _left_out(
-    head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int], width: int
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int],
+    width: int,
+    spare: Sequence[str] = (),
 ) -> list[int]:
     """Which columns of numbers to leave out, so that what is left fits."""
+    order = {name: at - len(spare) for at, name in enumerate(spare)}
 
     def needs(i: int) -> int:
         longest = max(len(text) for text in (head[i], *(row[i] for row in rows if i < len(row))))
         return longest if i == 0 or i in right else min(longest, _WORDS_NEED)
 
     out: list[int] = []
-    for i in sorted((i for i in right if i > 1), reverse=True):
+    for i in sorted((i for i in right if i > 1), key=lambda i: (order.get(head[i], 0), -i)):
         kept = [k for k in range(len(head)) if k not in out]
         if sum(map(needs, kept)) + _BETWEEN * (len(kept) - 1) <= width:
             break

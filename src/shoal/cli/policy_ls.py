@@ -12,8 +12,9 @@ def ls(output: Out = Output.TABLE) -> None:
 
     Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.
     """
-    from shoal.cli.columns import print_table
-    from shoal.cli.out import say
+    from shoal.cli.columns import print_table, wrapped
+    from shoal.cli.out import room, say
+    from shoal.cli.policy_show import shown
     from shoal.cli.report import print_document
     from shoal.policies.registry import policy_classes, unusable_policies
     from shoal.server.models import PolicyInfo, PolicyInfoList
@@ -27,7 +28,7 @@ def ls(output: Out = Output.TABLE) -> None:
     if not output.for_people:
         print_document(output, PolicyInfoList(items=found), [p.name for p in found])
         return
-    rows = [
-        [p.name, "yes" if p.elastic else "no", "yes" if p.needs_lengths else "no", p.summary] for p in found
-    ]
-    print_table(["POLICY", "RESIZES", "USES LENGTHS", "WHAT IT DOES"], rows, wide=True)
+    rows = [[p.name, shown(p.elastic), shown(p.needs_lengths), p.summary] for p in found]
+    head = ["POLICY", "RESIZES", "USES LENGTHS", "WHAT IT DOES"]
+    width = None if output is Output.WIDE else room()
+    print_table(head, wrapped(head, rows, width), wide=True)

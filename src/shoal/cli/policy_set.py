@@ -44,6 +44,7 @@ def get(client: Client, output: Output) -> None:
 
 def _print(policy: Policy, output: Output, only: Collection[str] | None = None) -> None:
     """With its options, or those that were given."""
+    from shoal.cli.policy_show import shown
     from shoal.cli.report import print_document
 
     if not output.for_people:
@@ -52,4 +53,4 @@ def _print(policy: Policy, output: Output, only: Collection[str] | None = None) 
     print(f"{policy.name}: {policy.summary}")
     for key, value in policy.options.items():
         if only is None or key in only:
-            print(f"  {key} = {value}")
+            print(f"  {key} = {shown(value)}")

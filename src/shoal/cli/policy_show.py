@@ -45,13 +45,16 @@ def show(
     print("\nOptions:" if fields else "\nIt has no options.")
     notes = option_notes(cls.Options)
     for field in fields:
-        print(f"  {field.name} = {_shown(field.default)}")
+        print(f"  {field.name} = {shown(field.default)}")
         for line in notes.get(field.name, []):
             print(f"      {line}")
 
 
-def _shown(value: Any) -> str:
-    return ",".join(str(v) for v in value) if isinstance(value, tuple) else str(value)
+def shown(value: Any) -> str:
+    """A value as one would write it after `--option name=`."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ",".join(map(shown, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def option_notes(cls: type[Any]) -> dict[str, list[str]]:

@@ -27,7 +27,7 @@ def reported(command: F) -> F:
         try:
             return command(*args, **kwargs)
         except ShoalError as error:
-            if kwargs.get("output", Output.TABLE) in (Output.TABLE, Output.WIDE, Output.NAME):
+            if kwargs.get("output") not in (Output.JSON, Output.JSONL, Output.YAML):
                 raise
             print(json.dumps({"error": error_object(error)}), file=sys.stderr)
             raise typer.Exit(getattr(error, "exit_code", 2)) from None
@@ -36,13 +36,14 @@ def reported(command: F) -> F:
 
 
 def error_object(error: ShoalError) -> dict[str, Any]:
-    """As the API words it, with the place where a job file is to blame."""
+    """As the API words it, with the place where a file is to blame."""
     made: dict[str, Any] = {
         "code": getattr(error, "code", "invalid"),
         "message": " ".join(str(error).split()),
         "field": getattr(error, "field", None),
         "exit_code": getattr(error, "exit_code", 2),
     }
+    made |= {name: at for name in ("file", "line") if (at := getattr(error, name, None)) is not None}
     mistakes = getattr(error, "mistakes", ())
     if mistakes:
         made["mistakes"] = [

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from shoal.cli.lazy import LazyGroup
+from shoal.sim.interrupts import stoppable
 
 COMMANDS = {
     "run": ("shoal.cli.sim_run:run", "Run one policy over a trace and print its figures."),
@@ -14,6 +17,14 @@ COMMANDS = {
 }
 
 
-GROUP = LazyGroup(
+class Simulator(LazyGroup):
+    """Its commands end in the same way by Ctrl-C, SIGTERM and SIGHUP: with what is known by then."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with stoppable():
+            return super().invoke(ctx)
+
+
+GROUP = Simulator(
     "sim", COMMANDS, "Simulate a cluster in virtual time, with the very decision code of the live system."
 )

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.out import print_json, say
+from shoal.cli.report import reported
+
+if TYPE_CHECKING:
+    from shoal.cli.sim_processes import Outcome
 
 DEFAULT_POLICIES = "fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"
-
-#: How often a run tells how far it is, and hears whether to go on: each time is a message to another process.
-_EVERY_S = 0.1
 
 EXAMPLES = """\b
 Examples:
@@ -26,6 +28,7 @@ Examples:
 """
 
 
+@reported
 def compare(
     jobs: so.Jobs = None,
     policies: Annotated[
@@ -77,15 +80,17 @@ def compare(
 ) -> None:
     """Run several policies over one trace, side by side. An --option holds for every policy that has it."""
     so.check_output(output)
-    from shoal.cli.out import print_json, say
+    from shoal.cli.sim_processes import run_all
     from shoal.core.errors import ShoalError
-    from shoal.core.words import counted
+    from shoal.sim.runner import check, load, remarks
 
-    names = _words(policies)
-    so.check_costs(_words(costs), restart_s, prepare_s, pause_s)
+    names, kinds = _words("--policies", policies), _words("--costs", costs)
+    so.check_costs(kinds, restart_s, prepare_s, pause_s)
     setups = []
-    searches = ["" if word == "none" else word for word in dict.fromkeys(autoscale or [""])]
-    varied = itertools.product(_words(costs), _words(knowledge), _words(placement), searches)
+    searches = ["" if word == "none" else word for word in _each_once("--autoscale", autoscale or [""])]
+    varied = itertools.product(
+        kinds, _words("--knowledge", knowledge), _words("--placement", placement), searches
+    )
     for kind, known, where, search in varied:
         setup = so.setup(
             names[0] if names else "", jobs, profiles, gpus, cluster, sample,
@@ -98,51 +103,94 @@ def compare(
     if not setups:
         raise ShoalError("name at least one each of --costs, --knowledge and --placement")
     if report:
-        from shoal.sim.inputs import check_not_read, check_writable
-
-        check_writable(report)
-        check_not_read(report, so.files_read(setups[0], option))
-        if report.suffix not in (".html", ".htm") and report.parent != Path("/dev"):
-            raise ShoalError(f"--report {report}: a report is a page; name it .html")
-    results, not_begun, stopped = run_all(setups, workers, with_series=report is not None)
-    if report and results:
-        from shoal.sim.inputs import write_aside
-        from shoal.sim.report.page import render
-
-        page = render([r["series"] for r in results], not_begun)
-        with write_aside(report) as aside:
-            aside.write_text(page, encoding="utf-8")
-        say(f"report: {report} ({len(page.encode()) / 1e6:.1f} MB)")
-    summaries = [r["summary"] for r in results]
-    if output == "json":
-        print_json({"items": summaries, "next": None} | ({"not_begun": not_begun} if not_begun else {}))
-    elif summaries:
-        show(summaries)
-    for s in summaries:
-        if not s["interrupted"] and s["finished"] < s["jobs"]:
-            say(f"{s['label']}: {counted(s['jobs'] - s['finished'], 'job')} never ran, for want of a share")
-    if stopped:
-        say(_closing_line(summaries, not_begun))
-        raise typer.Exit(130)
+        _check_report(report, so.files_read(setups[0], option))
+    inputs = load(setups[0])  # every mistake in the files is found here, once
+    for setup in setups:
+        check(setup, inputs.cluster)
+    for line in dict.fromkeys(line for setup in setups for line in remarks(setup, inputs)):
+        say(line)
+    outcome = run_all(setups, label_all(setups), len(inputs.jobs), workers, with_series=report is not None)
+    _tell(outcome, output, report)
 
 
 compare.__doc__ = f"{compare.__doc__}\n\n{EXAMPLES}"
 
 
-def _closing_line(summaries: list[dict[str, Any]], not_begun: list[str]) -> str:
+def _check_report(report: Path, read: list[Path | None]) -> None:
+    """Find out before the work whether its page can be written."""
+    from shoal.core.errors import ShoalError
+    from shoal.sim.inputs import check_not_read, check_writable
+
+    check_writable(report)
+    check_not_read(report, read)
+    if report.suffix not in (".html", ".htm") and report.parent != Path("/dev"):
+        raise ShoalError(f"--report {report}: a report is a page; name it .html")
+
+
+def _tell(outcome: Outcome, output: str, report: Path | None) -> None:
+    """All that is known of the runs; what went wrong comes last, and decides the exit code."""
+    from shoal.cli.sim_processes import RunsFailed
+    from shoal.cli.sim_ranking import show
+    from shoal.core.words import counted
+    from shoal.sim.interrupts import stop
+
+    if report and outcome.results:
+        _write_report(report, outcome)
+    summaries = [r["summary"] for r in outcome.results]
+    if output == "json":
+        missing = {
+            "not_begun": outcome.not_begun,
+            "failed": [{"label": label, "message": why.message} for label, why in outcome.failed],
+        }
+        print_json(
+            {"items": summaries, "next": None} | {name: runs for name, runs in missing.items() if runs}
+        )
+    elif summaries:
+        show(summaries)
+    for s in summaries:
+        if not s["interrupted"] and s["finished"] < s["jobs"]:
+            say(f"{s['label']}: {counted(s['jobs'] - s['finished'], 'job')} never ran, for want of a share")
+    failure = RunsFailed(outcome.failed) if outcome.failed else None
+    if outcome.interrupted:
+        say("; ".join([_closing_line(outcome), *([str(failure)] if failure else [])]))
+        raise typer.Exit(stop.exit_code)
+    if failure:
+        raise failure
+
+
+def _write_report(report: Path, outcome: Outcome) -> None:
+    from shoal.sim.inputs import write_aside
+    from shoal.sim.report.page import render
+
+    page = render([r["series"] for r in outcome.results], outcome.not_begun)
+    with write_aside(report) as aside:
+        aside.write_text(page, encoding="utf-8")
+    say(f"report: {report} ({len(page.encode()) / 1e6:.1f} MB)")
+
+
+def _closing_line(outcome: Outcome) -> str:
     """What of an interrupted comparison is whole, what is not, and what is missing."""
-    cut = sum(s["interrupted"] for s in summaries)
-    line = f"interrupted: {len(summaries) - cut} of {len(summaries) + len(not_begun)} runs had ended"
+    runs = len(outcome.results) + len(outcome.not_begun) + len(outcome.failed)
+    cut = sum(r["summary"]["interrupted"] for r in outcome.results)
+    line = f"interrupted: {len(outcome.results) - cut} of {runs} runs had ended"
     if cut:
         line += "; of the others this is what was known by then, not to be compared"
-    if not_begun:
-        line += f"; not begun: {', '.join(not_begun)}"
+    if outcome.not_begun:
+        line += f"; not begun: {', '.join(outcome.not_begun)}"
     return line
 
 
-def _words(text: str) -> list[str]:
+def _words(option: str, text: str) -> list[str]:
     """The words of a list, each once."""
-    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    return _each_once(option, [word.strip() for word in text.split(",") if word.strip()])
+
+
+def _each_once(option: str, words: list[str]) -> list[str]:
+    once = list(dict.fromkeys(words))
+    for word in once:
+        if words.count(word) > 1:
+            say(f"{option}: {word} is named {words.count(word)} times, and runs once")
+    return once
 
 
 def _fields(policy: str) -> set[str]:
@@ -169,101 +217,6 @@ def _check_options(policies: list[str], options: dict[str, str]) -> None:
             raise ShoalError(f"none of these policies has an option {name!r}; {did_you_mean(name, known)}")
 
 
-def run_all(setups: list[Any], workers: int | None, with_series: bool) -> tuple[list[Any], list[str], bool]:
-    """Run all, in processes of their own: (results, labels of runs not begun, whether the user interrupted).
-
-    After an interrupt the results hold what was known by then.
-    """
-    import multiprocessing
-    import os
-    import signal
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures import wait as wait_for
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing.managers import SyncManager
-
-    from shoal.cli.out import say
-    from shoal.cli.sim_progress import Watch
-    from shoal.core.errors import RunLost
-    from shoal.sim.runner import check_placement, load, remarks
-
-    inputs = load(setups[0])  # every mistake in the files is found here, once
-    for setup in setups:
-        check_placement(setup, inputs.cluster)
-    for line in dict.fromkeys(line for setup in setups for line in remarks(setup, inputs)):
-        say(line)
-    total = len(inputs.jobs)
-    labels = label_all(setups)
-    context = multiprocessing.get_context("spawn")
-    stopped = False
-    # Processes ignore Ctrl-C if they were started while this one did: here it is decided what it means.
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    manager = SyncManager(ctx=context)
-    manager.start(_end_with_parent)
-    with (
-        manager,
-        Watch(dict.fromkeys(labels, total)) as watch,
-        ProcessPoolExecutor(workers or os.cpu_count(), context, _end_with_parent) as pool,
-    ):
-        queue, stop = manager.Queue(), manager.Event()
-        futures = [
-            pool.submit(_run_one, setup, label, queue, stop, with_series)
-            for setup, label in zip(setups, labels)
-        ]
-        try:
-            signal.signal(signal.SIGINT, heard)
-            while wait_for(futures, timeout=0.2).not_done:
-                _drain(queue, watch)
-        except KeyboardInterrupt:
-            signal.signal(signal.SIGINT, lambda *_: _give_up(watch))
-            say("interrupted: ending after the decisions at hand (Ctrl-C again: at once)")
-            stopped = True
-            stop.set()
-            for future in futures:
-                future.cancel()
-        _drain(queue, watch)
-        try:
-            results = [None if f.cancelled() else f.result() for f in futures]
-        except BrokenProcessPool:
-            raise RunLost(
-                "a process of this comparison was killed, maybe for want of memory; "
-                "let fewer run at once (--workers 1), or run that policy alone (shoal sim run)"
-            ) from None
-    signal.signal(signal.SIGINT, heard)
-    not_begun = [label for label, result in zip(labels, results) if result is None]
-    return [result for result in results if result is not None], not_begun, stopped
-
-
-def _end_with_parent() -> None:
-    """A comparison that is killed leaves no process behind."""
-    import multiprocessing
-    import os
-    import threading
-
-    parent = multiprocessing.parent_process()
-
-    def end() -> None:
-        if parent:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=end, daemon=True).start()
-
-
-def _give_up(watch: Any) -> None:
-    """End all processes, and this one without a word of what they would have said."""
-    import multiprocessing
-    import os
-
-    from shoal.cli.out import say
-
-    watch.close()
-    for child in multiprocessing.active_children():
-        child.kill()
-    say("interrupted")
-    os._exit(130)
-
-
 def label_all(setups: list[Any]) -> list[str]:
     """The policy's name, and its costs, knowledge and placement where they differ between runs."""
     costs_differ = len({s.costs.kind for s in setups}) > 1
@@ -276,84 +229,6 @@ def label_all(setups: list[Any]) -> list[str]:
         parts += [s.costs.kind] if costs_differ else []
         parts += [str(s.knowledge)] if knowledge_differs else []
         parts += [s.placement] if placements_differ else []
-        parts += [s.autoscale or "as wished"] if searches_differ else []
+        parts += [s.autoscale or "none"] if searches_differ else []
         labels.append(" / ".join(parts))
     return labels
-
-
-def _drain(queue: Any, watch: Any) -> None:
-    while not queue.empty():
-        news = queue.get()
-        if news is None:
-            watch.first_use()
-        else:
-            watch.tell(*news)
-
-
-def _run_one(setup: Any, label: str, queue: Any, stop: Any, with_series: bool) -> dict[str, Any] | None:
-    """The figures of one run; None if the user interrupted before it began."""
-    import time
-
-    from shoal.sim.runner import run
-
-    if stop.is_set():  # the pool hands out work ahead of time, and that cannot be cancelled any more
-        return None
-    told_s = 0.0
-
-    def progress(now_s: float, done: int, total: int) -> bool:
-        nonlocal told_s
-        if time.monotonic() < told_s + _EVERY_S:
-            return True
-        told_s = time.monotonic()
-        queue.put((label, now_s, done))
-        return not stop.is_set()
-
-    result = run(setup, progress, compiles=lambda: queue.put(None))
-    queue.put((label, result.record.end_s, result.summary["finished"]))
-    summary = {"label": label, **result.summary, "costs": setup.costs.kind, "seed": setup.seed}
-    summary["knowledge"] = str(setup.knowledge)
-    summary["placement"] = setup.placement
-    out: dict[str, Any] = {"summary": summary}
-    if with_series:
-        from shoal.sim.report.series import series_of
-
-        out["series"] = series_of(result, summary)
-    return out
-
-
-def show(summaries: list[dict[str, Any]]) -> None:
-    """The ranking. Runs that were cut short come after it, with how far they came: they compare with none."""
-    from shoal.cli.out import decimal, duration, table
-
-    cut = [s for s in summaries if s["interrupted"]]
-    ended = sorted(
-        (s for s in summaries if not s["interrupted"]), key=lambda s: s["avg_jct_s"] or float("inf")
-    )
-    best = min((s["avg_jct_s"] for s in ended if s["avg_jct_s"]), default=None)
-    paused = any(s["avg_paused_s"] for s in summaries)
-    rows = []
-    for s in ended + cut:
-        whole = not s["interrupted"]
-        ratio = f"{s['avg_jct_s'] / best:.2f}x" if whole and best and s["avg_jct_s"] else "-"
-        reached = duration(s["makespan_s"])
-        rows.append(
-            [
-                s["label"] if whole else f"{s['label']} (to {reached})",
-                duration(s["avg_jct_s"]),
-                ratio,
-                duration(s["p50_jct_s"]),
-                duration(s["p99_jct_s"]),
-                duration(s["avg_queue_s"]),
-                *([duration(s["avg_paused_s"])] if paused else []),
-                reached if whole else "-",
-                f"{100 * s['utilization']:.0f} %",
-                decimal(s["share_changes_per_job"], 1),
-                decimal(s["finish_time_fairness"]["max"], 1),
-                duration(s["wall_s"]),
-            ]
-        )
-    head = [
-        "policy", "avg JCT", "vs best", "p50", "p99", "avg wait", *(["standstill"] if paused else []),
-        "makespan", "GPUs used", "changes/job", "worst rho", "took",
-    ]  # fmt: skip
-    table(head, rows, right=range(1, len(head)))

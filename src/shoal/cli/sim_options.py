@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -121,6 +121,15 @@ def restart_costs(text: str | None) -> dict[str, Any]:
         else:
             known["restart_s"] = value
     return known
+
+
+def check_one_each(given: Mapping[str, str]) -> None:
+    """Several words for one run are meant for a comparison."""
+    from shoal.core.errors import ShoalError
+
+    for option, word in given.items():
+        if "," in word:
+            raise ShoalError(f"{option} {word}: a run takes one; `shoal sim compare` takes several")
 
 
 def check_costs(

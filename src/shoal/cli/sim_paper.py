@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.report import reported
 
 #: What can be named, and the module that has its `run`, `render` and `plot`.
 PAPERS = {
@@ -26,6 +27,7 @@ Examples:
 """
 
 
+@reported
 def paper(
     name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(PAPERS)}.", show_default=False)],
     seed: so.Seed = 0,
@@ -38,7 +40,7 @@ def paper(
     module = module_of(name)
     if plot:
         check_plot(plot)
-    from shoal.cli.out import print_json, say
+    from shoal.cli.out import print_json, room, say
     from shoal.cli.sim_progress import FIRST_USE
     from shoal.sim.compiling import compiling
 
@@ -50,10 +52,24 @@ def paper(
     if output == "json":
         print_json(result)
     else:
-        print(module.render(result))
+        print("\n".join(part for line in module.render(result).splitlines() for part in fitted(line, room())))
 
 
 paper.__doc__ = f"{paper.__doc__}\n\n{EXAMPLES}"
+
+
+def fitted(line: str, width: int | None) -> list[str]:
+    """A line in as many as it takes: a row of a table goes on after a whole cell, at the same one in every row."""
+    import re
+    import textwrap
+
+    if width is None or len(line) <= width:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    cells = [found.end() for found in re.finditer(r"\S(?=\s{2})", line) if found.end() <= width]
+    if not cells:
+        return textwrap.wrap(line, width, subsequent_indent=indent)
+    return [line[: cells[-1]], *fitted("    " + line[cells[-1] :], width)]
 
 
 def module_of(name: str) -> Any:

@@ -29,17 +29,19 @@ def profile(
 
     from shoal.cli.out import say
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable, write_profiles
-    from shoal.sim.inputs.placements import profile_rows
+    from shoal.sim.inputs.placements import measured_profiles
 
     parts = [_parts(word) for word in measured]
     check_writable(out)
     check_not_read(out, [path for _, path, _ in parts])
     check_table_name(out)
-    frames = [profile_rows(*part) for part in parts]
+    frames, notes = measured_profiles(parts)
     write_profiles(out, pl.concat(frames))
     for frame in frames:
         most, nodes = frame["gpus"].max(), frame["nodes"].max()
         say(f"{frame['model'][0]}: {len(frame)} points, up to {most} GPUs and {nodes} nodes")
+    for note in notes:
+        say(f"note: {note}")
 
 
 def _parts(word: str) -> tuple[str, Path, float]:

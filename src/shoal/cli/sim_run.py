@@ -9,6 +9,7 @@ import typer
 
 from shoal.cli import sim_options as so
 from shoal.cli.out import decimal
+from shoal.cli.report import reported
 
 EXAMPLES = """\b
 Examples:
@@ -19,6 +20,7 @@ Examples:
 """
 
 
+@reported
 def run(
     jobs: so.Jobs = None,
     policy: Annotated[str, typer.Option("--policy", help="`shoal policy ls` lists them.")] = "afs-p",
@@ -54,9 +56,13 @@ def run(
     from shoal.core.words import counted
     from shoal.sim.compile_ahead import compile_ahead
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable
+    from shoal.sim.interrupts import stop
     from shoal.sim.runner import load, remarks
     from shoal.sim.runner import run as run_one
 
+    so.check_one_each(
+        {"--policy": policy, "--costs": costs, "--knowledge": knowledge, "--placement": placement}
+    )
     so.check_costs([costs], restart_s, prepare_s, pause_s)
     setup = so.setup(
         policy, jobs, profiles, gpus, cluster, sample,
@@ -84,7 +90,7 @@ def run(
         show(result.summary)
     if result.record.interrupted:
         say(f"interrupted: {result.summary['finished']:,} of {result.summary['jobs']:,} jobs had finished")
-        raise typer.Exit(130)
+        raise typer.Exit(stop.exit_code)
     never = result.summary["jobs"] - result.summary["finished"]
     if never:
         say(f"{counted(never, 'job')} never ran, for want of a share")
@@ -122,14 +128,41 @@ ROWS = (
 
 
 def show(summary: dict[str, Any]) -> None:
+    """What was run, and its figures. One that was cut short tells how far it came, as in a comparison."""
     from shoal.cli.fair_tables import show_fairness
     from shoal.cli.out import duration, table
 
     rows = []
     for label, what in ROWS:
         rows.append([label, what(summary) if callable(what) else duration(summary[what])])
-    table([summary["policy"], ""], rows, right=[1])
+    reached = f" (to {duration(summary['simulated_s'])})" if summary["interrupted"] else ""
+    print(what_was_run(summary))
+    table([f"{summary['policy']}{reached}", ""], rows, right=[1])
     show_fairness(summary)
+
+
+#: What is told of a setup where it is not this.
+USUAL = {"seed": 0, "knowledge": "true", "placement": "auto", "interpolate": "time"}
+TOLD = ("placement", "knowledge", "autoscale", "needs", "servers", "interpolate", "seed")
+FLAGS = ("auto_gpus", "share", "pre_schedule", "whole_seconds")
+
+
+def what_was_run(summary: dict[str, Any]) -> str:
+    """The policy, the trace and the cluster, and what else is not as usual, in a line."""
+    from shoal.core.words import counted
+    from shoal.sim.samples import sample_path
+
+    setup = summary["setup"]
+    trace = "the sample" if setup["jobs"] == str(sample_path("jobs.csv")) else setup["jobs"]
+    parts = [
+        f"{summary['policy']} on {trace}: {counted(summary['jobs'], 'job')}",
+        setup.get("cluster") or counted(setup["gpus"], "GPU"),
+        *(f"{name}={value}" for name, value in setup["options"].items()),
+        *([f"costs {setup['costs']['kind']}"] if setup["costs"]["kind"] != "none" else []),
+        *(f"{name} {setup[name]}" for name in TOLD if setup.get(name) not in (None, USUAL.get(name))),
+        *(name.replace("_", "-") for name in FLAGS if setup.get(name)),
+    ]
+    return ", ".join(parts)
 
 
 run.__doc__ = f"{run.__doc__}\n\n{EXAMPLES}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -43,6 +44,7 @@ def _default_service() -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class TiresiasGOptions(TiresiasOptions):
+    policy: ClassVar[str] = "tiresias-g"
     service: str = "attained"
     thresholds_gpu_s: tuple[float, ...] = (3_600.0, 36_000.0)
     #: Samples of the jobs' total service in GPU-seconds; empty: a log-normal with median 15 GPU-minutes.
@@ -51,7 +53,9 @@ class TiresiasGOptions(TiresiasOptions):
     def __post_init__(self) -> None:
         TiresiasOptions.__post_init__(self)
         if any(not (s > 0 and np.isfinite(s)) for s in self.distribution_gpu_s):
-            raise ShoalError("distribution_gpu_s must hold positive numbers of GPU-seconds")
+            raise ShoalError(
+                f"option distribution_gpu_s of policy {self.policy!r} must hold positive numbers of GPU-seconds"
+            )
 
 
 class TiresiasG(TiresiasL):

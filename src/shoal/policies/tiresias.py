@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ _NEARLY = 1 - 1e-12
 
 @dataclass(frozen=True)
 class TiresiasOptions:
+    #: Whose options they are, for errors: people know a policy by the name they typed.
+    policy: ClassVar[str] = "tiresias-l"
     #: GPU-seconds at which a job sinks to the next queue; one value makes two queues.
     thresholds_gpu_s: tuple[float, ...] = (180_000.0,)
     #: What counts as service: since-start (GPU-time since it last got GPUs; the AFS evaluation) or
@@ -26,18 +29,19 @@ class TiresiasOptions:
     promote: float = 0.0
 
     def __post_init__(self) -> None:
+        given = ",".join(f"{threshold:g}" for threshold in self.thresholds_gpu_s)
         if not self.thresholds_gpu_s or list(self.thresholds_gpu_s) != sorted(set(self.thresholds_gpu_s)):
             raise ShoalError(
-                f"option thresholds_gpu_s={self.thresholds_gpu_s} of policy tiresias must be ascending numbers"
+                f"option thresholds_gpu_s={given} of policy {self.policy!r} must be ascending numbers"
             )
         if self.thresholds_gpu_s[0] <= 0:
-            raise ShoalError("option thresholds_gpu_s of policy tiresias must be above 0")
+            raise ShoalError(f"option thresholds_gpu_s={given} of policy {self.policy!r} must be above 0")
         if self.service not in ("since-start", "attained"):
             raise ShoalError(
-                f"option service={self.service!r} of policy tiresias must be since-start or attained"
+                f"option service={self.service!r} of policy {self.policy!r} must be since-start or attained"
             )
         if self.promote < 0:
-            raise ShoalError(f"option promote={self.promote} of policy tiresias must be 0 or more")
+            raise ShoalError(f"option promote={self.promote:g} of policy {self.policy!r} must be 0 or more")
 
 
 class TiresiasL(CountPolicy):

@@ -122,6 +122,8 @@ class Recipe:
             raise ShoalError(f"longest job: it must take more than 1 s, not {self.longest_s:g}")
         if not self.sizes or any(s < 1 or not 0 <= w < np.inf for s, w in self.sizes.items()):
             raise ShoalError("sizes: give at least 1 GPU and no negative shares, such as 1:0.9,8:0.1")
+        if not any(self.sizes.values()):
+            raise ShoalError("sizes: all shares are 0, so no job would have a size; give one above 0")
 
 
 def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Generator) -> pl.DataFrame:

@@ -35,11 +35,13 @@ from shoal.sim.compiling import compiling
 from shoal.sim.costs import MEASURED_RESTART_S, Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
+from shoal.sim.inputs.needs import jobs_without, read_uses
 from shoal.sim.inputs.pool import common_type
 from shoal.sim.inputs.values import MOST_GPUS
 from shoal.sim.interrupts import heeded
 from shoal.sim.metrics import summary
 from shoal.sim.record import Record
+from shoal.sim.sharing import SharingSimulation, Use
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,8 @@ class Inputs:
     jobs: tuple[Job, ...]
     profiles: dict[str, Profile]
     cluster: Cluster
+    #: What a worker of each model does with its GPU, where the setup says so.
+    uses: Mapping[str, Use] | None = None
 
 
 @dataclass(frozen=True)
@@ -132,7 +136,8 @@ def load(setup: Setup) -> Inputs:
         jobs = tuple(_with_right_share(job, profiles[job.model], cluster) for job in jobs)
     if setup.autoscale:
         jobs = tuple(job if job.autoscale else replace(job, autoscale=setup.autoscale) for job in jobs)
-    return Inputs(jobs, profiles, cluster_with_users_of(cluster, jobs))
+    uses = read_uses(setup.needs, profiles) if setup.needs else None
+    return Inputs(jobs, profiles, cluster_with_users_of(cluster, jobs), uses)
 
 
 def _with_right_share(job: Job, profile: Profile, cluster: Cluster) -> Job:
@@ -154,9 +159,15 @@ def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
     return Cluster.pool(gpus, common_type(profiles))
 
 
-def check_placement(setup: Setup, cluster: Cluster) -> None:
-    """Raise what is wrong with the placement of a setup, before anything runs."""
+def check(setup: Setup, cluster: Cluster) -> None:
+    """Raise what is wrong with the policy's options and the placement of a setup, before anything runs."""
+    _policy_of(setup)
     make_placer(setup.placement, Setting(cluster))
+
+
+def _policy_of(setup: Setup) -> Policy:
+    with _failing_by_itself(policy_class(setup.policy)):
+        return make_policy(setup.policy, setup.options, setup.seed)
 
 
 def remarks(setup: Setup, inputs: Inputs) -> list[str]:
@@ -175,6 +186,8 @@ def remarks(setup: Setup, inputs: Inputs) -> list[str]:
     asked = setup.autoscale or any(job.autoscale for job in inputs.jobs)
     if asked and not policy_class(setup.policy).elastic:
         told.append(f"policy {setup.policy} does not resize jobs: the autoscaler has nothing to say")
+    if inputs.uses is not None and (without := jobs_without(inputs.uses, inputs.jobs)):
+        told.append(without)
     return told
 
 
@@ -206,16 +219,13 @@ def placer_for(
     return make_placer(setup.placement, setting)
 
 
-def _make_simulation(setup: Setup) -> Callable[..., Simulation]:
+def _make_simulation(setup: Setup, inputs: Inputs) -> Callable[..., Simulation]:
     """The engine, or the one in which jobs use GPUs of others."""
-    if setup.needs is None:
+    if inputs.uses is None:
         return Simulation
-    from shoal.sim.inputs.needs import read_uses
-    from shoal.sim.sharing import SharingSimulation
-
     return partial(
         SharingSimulation,
-        uses=read_uses(setup.needs),
+        uses=inputs.uses,
         share=SharingRule() if setup.share else None,
         early=PreRule() if setup.pre_schedule else None,
     )
@@ -232,9 +242,9 @@ def run(
     After Ctrl-C the record is of what is known by then, and says that it was interrupted.
     """
     inputs = inputs or load(setup)
-    policy = make_policy(setup.policy, setup.options, setup.seed)
+    policy = _policy_of(setup)
     believed = _Believed()
-    simulation = _make_simulation(setup)(
+    simulation = _make_simulation(setup, inputs)(
         inputs.jobs,
         inputs.profiles,
         inputs.cluster,
@@ -249,24 +259,24 @@ def run(
     )
     believed.profiles = simulation.scheduler.profiles
     began = time.perf_counter()
-    with compiling(compiles) as compiled, _failing_by_itself(policy), heeded() as interrupt:
+    with compiling(compiles) as compiled, _failing_by_itself(type(policy)), heeded() as interrupt:
         record = simulation.run(progress, interrupt=interrupt)
     record.wall_s = time.perf_counter() - began - compiled.seconds
     figures = summary(record, inputs.profiles, inputs.cluster.gpu_types[0])
     figures["compile_s"] = compiled.seconds
     figures["peak_memory_mb"] = peak_memory_mb()
     figures["placement"] = setup.placement
-    figures["setup"] = setup.described()
+    figures["setup"] = setup.described() | ({"gpu_type": inputs.cluster.gpu_types[0]} if setup.gpus else {})
     return Result(figures, record, inputs)
 
 
 @contextmanager
-def _failing_by_itself(policy: Policy) -> Iterator[None]:
+def _failing_by_itself(policy: type[Policy]) -> Iterator[None]:
     """What a policy of another package raises is told in one line, with where that was."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, ShoalError) or type(policy).__module__.startswith("shoal."):
+        if isinstance(error, ShoalError) or policy.__module__.startswith("shoal."):
             raise
         *_, (frame, line) = walk_tb(error.__traceback__)
         where = f"{frame.f_code.co_filename}:{line}"

@@ -93,7 +93,11 @@ def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
     """Tasks with GPUs; start and end are null where they are not known."""
     start, end = (_seconds(table, problems, column) for column in ("start_time", "end_time"))
     backwards = (end < start).fill_null(False).to_numpy()
-    problems.add(backwards, "end_time", lambda row: f"{end[row]:g} is before start_time {start[row]:g}")
+    problems.add(
+        backwards,
+        "end_time",
+        lambda row: f"{table.text(row, 'end_time')} is before start_time {table.text(row, 'start_time')}",
+    )
     instances = numbers(table, problems, "inst_num", default=0.0)
     gpus = instances * (numbers(table, problems, "plan_gpu", default=0.0) / 100.0)
     problems.add(

@@ -18,7 +18,7 @@ import yaml
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import InputError, did_you_mean
-from shoal.sim.inputs.table import check_text, printable, read_head
+from shoal.sim.inputs.table import check_text, printable, read_head, shortened
 from shoal.sim.inputs.values import MOST_GPUS
 
 _GROUP_KEYS = ("count", "gpus", "type", "rack", "domain", "name")
@@ -48,6 +48,11 @@ def _compose(path: Path) -> yaml.Node:
     if root is None:
         raise InputError("is empty; a cluster needs `nodes:`", file=str(path), line=1)
     return root
+
+
+def _text(node: yaml.Node) -> str:
+    """A value as it stands in the file."""
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
 
 
 @dataclass(frozen=True)
@@ -141,21 +146,22 @@ class _Reader:
     def count(self, node: yaml.Node, field: str) -> int:
         value = self.number(node, field, int, "a whole number")
         if not 1 <= value <= MOST_GPUS:
-            raise self.error(node, f"must be at least 1 and at most {MOST_GPUS:,}, not {value:g}", field)
+            raise self.error(
+                node, f"must be at least 1 and at most {MOST_GPUS:,}, not {shortened(_text(node))}", field
+            )
         return int(value)
 
     def tickets(self, node: yaml.Node) -> float:
         value = self.number(node, "tickets", float, "a number")
         if not (value > 0 and math.isfinite(value)):
-            raise self.error(node, f"must be a positive number, not {value:g}", "tickets")
+            raise self.error(node, f"must be a positive number, not {shortened(_text(node))}", "tickets")
         return value
 
     def number(self, node: yaml.Node, field: str, kind: Callable[[str], float], wish: str) -> float:
-        text = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
         try:
-            return kind(text.replace(".inf", "inf").replace(".nan", "nan"))
+            return kind(_text(node).replace(".inf", "inf").replace(".nan", "nan"))
         except ValueError:
-            raise self.error(node, f"must be {wish}, not {text[:40]!r}", field) from None
+            raise self.error(node, f"must be {wish}, not {shortened(_text(node))!r}", field) from None
 
     @staticmethod
     def is_null(node: yaml.Node) -> bool:

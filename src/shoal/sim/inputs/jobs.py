@@ -153,11 +153,13 @@ def _checked(
 
 def _check_order(submit_s: FloatArray, problems: Problems) -> None:
     backwards = np.diff(submit_s, prepend=submit_s[:1]) < 0
+    text = problems.table.text
     problems.add(
         backwards,
         "submit_s",
         lambda row: (
-            f"{submit_s[row]:g} is before the job above it ({submit_s[row - 1]:g}); sort the file by submit_s"
+            f"{text(row, 'submit_s')} is before the job above it ({text(row - 1, 'submit_s')}); "
+            "sort the file by submit_s"
         ),
     )
 

@@ -11,14 +11,17 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from shoal.core.errors import InputError
 from shoal.core.profile import ANY_TYPE, Interpolation, Profile
+from shoal.core.words import counted
 from shoal.knowledge.online_speed import OnlineSpeed, server_worker_table
 from shoal.knowledge.speed_models import SYNC_PS
-from shoal.sim.inputs.table import Columns, Problems, read_table
+from shoal.sim.inputs.table import Columns, FloatArray, Problems, read_table
 from shoal.sim.inputs.values import SECONDS_PER_ITERATION, check_within, counts, names, numbers
 
 COLUMNS = Columns(("model", "gpus", "seconds_per_iteration"), ("gpu_type", "nodes", "servers"))
+
+#: Measured seconds per iteration by (servers, workers).
+Pairs = dict[tuple[int, int], float]
 
 
 def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> dict[str, Profile]:
@@ -66,25 +69,36 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
     profiles = _profiles(plain, interpolation)
     for name in dict.fromkeys(m for m in model if m in with_servers):
         points = {(s, g): t for m, s, g, t in zip(model, servers, gpus, seconds) if m == name}
-        profiles[name] = _of_servers(name, points, str(path))
+        speeds = _of_servers(points)
+        if speeds is None:
+            raise table.error(model.index(name), "servers", _more_pairs(name, points))
+        profiles[name] = Profile.of_servers(name, speeds)
     return {m: profiles[m] for m in dict.fromkeys(model)}
 
 
-def _of_servers(model: str, points: dict[tuple[int, int], float], file: str) -> Profile:
-    """Optimus' model of synchronous training, fitted to {(servers, workers): seconds}; measured points stand."""
+def _of_servers(points: Pairs) -> FloatArray | None:
+    """Iterations per second by [servers - 1, workers - 1], up to the most of each; None where one cannot be told.
+
+    Optimus' model of synchronous training is fitted to the pairs, if they are enough; measured ones stand.
+    """
     known = OnlineSpeed(SYNC_PS, assume=False)
     for (servers, workers), seconds in points.items():
         known.observe((float(servers), float(workers), 1.0), seconds)
-    most = max(s for s, _ in points), max(w for _, w in points)
-    table = server_worker_table(known, *most, 1.0)[1:, 1:]
-    if not np.isfinite(table).all():
-        raise InputError(
-            f"{model!r} needs more measured pairs of servers and GPUs to tell its other speeds; "
-            f"there are {len(points)}, give 5 or more that differ",
-            file=file,
-            field="servers",
-        )
-    return Profile.of_servers(model, table)
+    speeds = server_worker_table(known, *_most(points), 1.0)[1:, 1:]
+    return speeds if np.isfinite(speeds).all() else None
+
+
+def _more_pairs(model: str, points: Pairs) -> str:
+    servers, workers = _most(points)
+    return (
+        f"{model!r} was measured with {counted(len(points), 'pair')} of servers and GPUs, too few to tell the others; "
+        f"measure {len(SYNC_PS.terms)} or more, or all {servers * workers} up to {counted(servers, 'server')} "
+        f"and {counted(workers, 'GPU')}"
+    )
+
+
+def _most(points: Pairs) -> tuple[int, int]:
+    return max(servers for servers, _ in points), max(workers for _, workers in points)
 
 
 def profiles_of(frame: pl.DataFrame, interpolation: Interpolation = "time") -> dict[str, Profile]:

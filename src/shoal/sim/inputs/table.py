@@ -78,6 +78,10 @@ class Table:
         """Where a row stands, in words."""
         return f"{self.kind_of_place} {self.line[row]}"
 
+    def text(self, row: int, column: str) -> str:
+        """A value as it stands in the file, short and on one line: `1e400`, where the number would read inf."""
+        return shortened(str(self.frame[column][row]))
+
     def header_error(self, column: str | None, message: str, *, below: int = 0) -> InputError:
         """An error about a whole column, or (`below`) about what should follow the header."""
         line = 1 + below if self.has_lines else None
@@ -183,6 +187,11 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
+def shortened(text: str, most: int = 40) -> str:
+    """A value from a file as it can stand in a message; what is cut off it leaves a mark."""
+    return printable(text if len(text) <= most else f"{text[: most - 1]}…")
+
+
 def check_header(header: Sequence[str], columns: Columns, path: Path, line: int | None = 1) -> None:
     """All required columns, none twice, and no unknown one that may be a slip of the pen.
 
@@ -203,10 +212,11 @@ def check_header(header: Sequence[str], columns: Columns, path: Path, line: int 
             f"{found} columns {', '.join(columns.required)}; it reads {seen!r}", file=str(path), line=line
         )
     if unknown and not columns.allow_others:
-        free = [name for name in columns.known if name not in header]
-        hint = did_you_mean(unknown[0], free or columns.known)
         raise InputError(
-            f"unknown column; {hint}", file=str(path), line=line, field=unknown[0] or "(no name)"
+            f"unknown column; {_column_meant(unknown[0], header, columns)}",
+            file=str(path),
+            line=line,
+            field=unknown[0] or "(no name)",
         )
     if missing:
         raise InputError(
@@ -215,6 +225,12 @@ def check_header(header: Sequence[str], columns: Columns, path: Path, line: int 
             line=line,
             field=missing[0],
         )
+
+
+def _column_meant(name: str, header: Sequence[str], columns: Columns) -> str:
+    """The column that an unknown one may be, of those that are not there yet; all that are known if none is near."""
+    hint = did_you_mean(name, [known for known in columns.known if known not in header])
+    return hint if hint.startswith("did you mean") else f"known: {', '.join(columns.known)}"
 
 
 def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | None) -> Table:

@@ -18,10 +18,6 @@ ITERATIONS = (1e-9, 1e15)
 SUBMIT_S = (0.0, 1e10)
 
 
-def _shown(table: Table, column: str, row: int) -> str:
-    return repr(str(table.frame[column][row])[:40])
-
-
 def column_of_numbers(table: Table, column: str) -> pl.Series:
     """A column as it is, unless Parquet says that it holds something else (a date is not a number)."""
     series = table.frame[column]
@@ -45,13 +41,13 @@ def numbers(
     values = parsed.fill_null(1.0 if default is None else default).to_numpy().astype(np.float64)
     if default is None:
         problems.add(empty, column, lambda row: "a value is missing here")
-    problems.add(bad, column, lambda row: f"{_shown(table, column, row)} is not a number")
+    problems.add(bad, column, lambda row: f"{table.text(row, column)!r} is not a number")
     infinite = ~np.isfinite(values)
-    problems.add(infinite, column, lambda row: f"must be finite, not {values[row]}")
+    problems.add(infinite, column, lambda row: f"must be finite, not {table.text(row, column)}")
     lowest = 0.0 if above is None else above
     low = (values < lowest) if above is None else (values <= lowest)
     wish = "must not be negative" if above is None else f"must be above {lowest:g}"
-    problems.add(low & ~infinite, column, lambda row: f"{wish}, not {values[row]:g}")
+    problems.add(low & ~infinite, column, lambda row: f"{wish}, not {table.text(row, column)}")
     return np.where(infinite | low, 1.0, values)
 
 
@@ -62,7 +58,9 @@ def check_within(
     low, high = bounds
     outside = (values < low) | (values > high)
     problems.add(
-        outside, column, lambda row: f"must be {low:g} to {high:g}, not {values[row]:g}; check its unit"
+        outside,
+        column,
+        lambda row: f"must be {low:g} to {high:g}, not {problems.table.text(row, column)}; check its unit",
     )
     return np.where(outside, 1.0, values)
 
@@ -78,11 +76,13 @@ def counts(
     if default is None:
         problems.add(empty, column, lambda row: "a value is missing here")
     bad = (parsed.is_null().to_numpy() & ~empty) | ~np.isfinite(values) | (values != np.floor(values))
-    problems.add(bad, column, lambda row: f"{_shown(table, column, row)} is not a whole number")
+    problems.add(bad, column, lambda row: f"{table.text(row, column)!r} is not a whole number")
     low = ~bad & ~empty & (values < least)
-    problems.add(low, column, lambda row: f"must be at least {least}, not {values[row]:g}")
+    problems.add(low, column, lambda row: f"must be at least {least}, not {table.text(row, column)}")
     high = ~bad & (values > MOST_GPUS)
-    problems.add(high, column, lambda row: f"{values[row]:g} is more than {MOST_GPUS:,}; check the number")
+    problems.add(
+        high, column, lambda row: f"{table.text(row, column)} is more than {MOST_GPUS:,}; check the number"
+    )
     return np.where(bad | low | high, 1.0, values).astype(np.int64)
 
 

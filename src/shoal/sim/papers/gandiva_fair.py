@@ -211,7 +211,10 @@ def render(result: dict[str, Any]) -> str:
     for user, hours in fair["gpu_hours"].items():
         off = 100 * (hours["received"] / hours["entitled"] - 1)
         lines.append(f"  {user:6}  {hours['entitled']:14.1f}  {hours['received']:14.1f}  {off:+9.2f} %")
-    lines.append("  (below 0 for all: GPUs that no waiting gang fits on, mostly while a user is alone)")
+    lines += [
+        "  (below 0: GPUs that none of the user's waiting gangs fits on, mostly while it is alone;",
+        "  above 0: GPUs that no other user's gang fits on, or turns that the others are still owed)",
+    ]
     for market in result["trading"]:
         lines += _render_market(market)
     lines += ["", *CHOICE.splitlines()]

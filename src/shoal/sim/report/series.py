@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ MAX_USERS = 8
 MAX_LEDGER_SAMPLES = 180
 MAX_TRADES = 60
 
+#: What of a run's setup is a file.
+FILES = ("jobs", "profiles", "cluster", "needs")
+
 FIGURES = (
     "jobs", "finished", "interrupted", "avg_jct_s", "p50_jct_s", "p95_jct_s", "p99_jct_s", "makespan_s",
     "avg_queue_s", "avg_paused_s", "utilization", "share_changes_per_job", "decisions", "wall_s",
@@ -40,7 +44,7 @@ def series_of(result: Result, summary: dict[str, Any]) -> dict[str, Any]:
         "policy": record.policy,
         "costs": summary.get("costs", "none"),
         "seed": summary.get("seed", 0),
-        "setup": summary.get("setup", {}),
+        "setup": setup(summary),
         "figures": {name: summary.get(name) for name in FIGURES}
         | {"rho_max": summary["finish_time_fairness"]["max"], "deviation": worst_deviation(summary)},
         "cluster": {
@@ -56,6 +60,12 @@ def series_of(result: Result, summary: dict[str, Any]) -> dict[str, Any]:
         "watched": watched(result, work, gpu_type, summary.get("costs", "none")),
         "trades": trades(summary),
     }
+
+
+def setup(summary: dict[str, Any]) -> dict[str, Any]:
+    """What was run. Files by their names alone: a report is passed on, and folders here mean nothing there."""
+    described = summary.get("setup", {})
+    return {name: Path(value).name if name in FILES else value for name, value in described.items()}
 
 
 def gpus_by_type(result: Result) -> dict[str, int]:
@@ -159,7 +169,7 @@ def costs_of(shares: Shares, paused_s: float, kind: Any) -> Costs:
 
 
 def worst_deviation(summary: dict[str, Any]) -> float | None:
-    """The largest |received - entitled| / entitled of a user over the whole run."""
+    """The largest |received - due| / due of a user over the whole run."""
     found = [abs(u["deviation"]) for u in summary.get("ledger", {}).values() if u["deviation"] is not None]
     return max(found, default=None)
 

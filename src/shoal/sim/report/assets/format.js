@@ -26,23 +26,23 @@ function svg(tag, attrs, ...children) {
 
 const UNITS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
 
+// As the terminal rounds: the exact value decides, so that 7.55, which is a little less, becomes 7.5; of a tie the
+// even digit.
+function rounded(v, digits) {
+  const away = v.toFixed(digits), exact = v.toFixed(digits + 25);
+  const odd = exact.endsWith(`5${"0".repeat(24)}`) && "13579".includes(away[away.length - 1]);
+  return odd ? exact.slice(0, digits ? -25 : -26) : away;
+}
+
+// 3h 25m, 2d 4h, 42s: two units at most, as in the terminal.
 function duration(s) {
   if (s === null || s === undefined || !isFinite(s)) return "–";
-  if (s < 0.0005) return "0 s";
-  if (s < 1) return `${+(s * 1000).toPrecision(2)} ms`;
-  if (s < 60) return `${s < 10 ? +s.toFixed(1) : Math.round(s)} s`;
-  let rest = s;
   for (let i = 0; i < UNITS.length - 1; i++) {
     const [unit, size] = UNITS[i], [small, part] = UNITS[i + 1];
-    if (rest >= size) {
-      // Rounded to the smaller unit first, so that 1 h 59 m 40 s is 2 h and not 1 h 60 m.
-      rest = Math.round(s / part) * part;
-      const big = Math.floor(rest / size), more = Math.round((rest % size) / part);
-      if (big * size >= (UNITS[i - 1] || [0, Infinity])[1]) return duration(rest);
-      return more ? `${big}${unit} ${more}${small}` : `${big} ${unit}`;
-    }
+    const whole = Math.floor(s / part + 0.5) * part; // rounded first, so that 59.7 s are a minute
+    if (whole >= size) return `${Math.floor(whole / size)}${unit} ${(whole % size) / part}${small}`;
   }
-  return `${Math.round(rest)} s`;
+  return `${rounded(Math.max(s, 0), s < 9.95 ? 1 : 0)}s`;
 }
 
 const STEPS_S = [
@@ -65,8 +65,9 @@ function ticksUpTo(end, most) {
 }
 
 const count = (n) => (n === null || n === undefined ? "–" : Number(n).toLocaleString("en", { maximumFractionDigits: 0 }));
-const percent = (part, digits = 0) => (part === null || part === undefined ? "–" : `${(100 * part).toFixed(digits)} %`);
-const fixed = (v, digits = 1) => (v === null || v === undefined ? "–" : Number(v).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "−"));
+const percent = (part, digits = 0) => (part === null || part === undefined ? "–" : `${rounded(100 * part, digits)} %`);
+const grouped = (text) => text.replace(/^(-?)(\d+)/, (_, sign, whole) => (sign ? "−" : "") + whole.replace(/\B(?=(\d{3})+$)/g, ","));
+const fixed = (v, digits = 1) => (v === null || v === undefined ? "–" : grouped(rounded(Number(v), digits)));
 const short = (v) => (v === null || v === undefined ? "–" : v >= 100 ? count(v) : `${+Number(v).toFixed(v >= 10 ? 1 : 2)}`);
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const COSTS = { none: "no cost", restart: "stop and restart", concurrent: "concurrent" };

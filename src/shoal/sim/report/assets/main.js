@@ -60,7 +60,7 @@ function overTime() {
     note: (row, t) => (t > row.run.over_time.end_s ? "ended" : `${duration(t)}: ${plural(Math.round(valueAt(row.points, t)), "GPU")}`),
   });
   $("used-top").textContent = `all ${plural(DATA.meta.gpus, "GPU")}`;
-  for (const span of document.querySelectorAll(".bucket")) span.textContent = duration(coarse(DATA.width_s));
+  for (const span of document.querySelectorAll(".bucket")) span.textContent = tick(coarse(DATA.width_s));
 }
 
 function thrashing() {

@@ -51,7 +51,7 @@ const GLOSSARY = [
   ["GPUs used", "part of all GPU time that was held by jobs, until the last end"],
   ["changes", "share changes per job, its start included"],
   ["worst ρ", "finish-time fairness: the longest any job took over what it would have taken in a cluster of its own of 1/n of the GPUs; 1 or less is fair"],
-  ["deviation", "the largest difference between what a user received and was entitled to, relative to the latter"],
+  ["deviation", "the largest difference between what a user received and was due (entitled and traded), relative to the latter"],
 ];
 
 function ranking() {
@@ -73,7 +73,7 @@ function ranking() {
     { ...time("Makespan", "makespan_s"), show: (r) => (r.figures.interrupted ? "–" : duration(r.figures.makespan_s)) },
     { head: "GPUs used", get: f("utilization"), show: (r) => percent(r.figures.utilization), downFirst: true },
     { head: "Changes", get: f("share_changes_per_job"), show: (r) => fixed(r.figures.share_changes_per_job, 1), mark: least("share_changes_per_job") },
-    { head: "Worst ρ", get: f("rho_max"), show: (r) => (r.figures.rho_max === null ? "–" : short(r.figures.rho_max)), mark: least("rho_max") },
+    { head: "Worst ρ", get: f("rho_max"), show: (r) => fixed(r.figures.rho_max, 1), mark: least("rho_max") },
     ...(RUNS.some((r) => r.figures.deviation !== null) ? [{ head: "Deviation", get: f("deviation"), show: (r) => percent(r.figures.deviation, r.figures.deviation < 0.1 ? 1 : 0), mark: least("deviation") }] : []),
     ...(RUNS.some((r) => r.figures.finished < r.figures.jobs) ? [{ head: "Unfinished", get: (r) => r.figures.jobs - r.figures.finished, show: (r) => count(r.figures.jobs - r.figures.finished) }] : []),
   ];

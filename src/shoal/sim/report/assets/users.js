@@ -1,6 +1,9 @@
 // Users: what each received over time, and the ledger of what it was due, lent and borrowed.
 
-const LEDGER = ["entitled", "received", "lent", "borrowed", "traded"];
+// In the order of the sum: what was due, what came on top, what was not taken up, and what is left of it.
+const LEDGER = ["entitled", "traded", "borrowed", "lent", "idle", "received"];
+// Of what a user was due and did not take up, the part that nobody ran on.
+const idle = ({ entitled, traded, borrowed, lent, received }) => Math.max(entitled + traded + borrowed - lent - received, 0);
 const USERS = { run: null, user: 0, charts: [] };
 
 function users() {
@@ -119,7 +122,8 @@ function drawLedger() {
   $("ledger-run").textContent = RUNS.length > 1 ? ` of ${USERS.run.label}` : "";
   const types = Object.keys(DATA.meta.types), pick = $("users-type").selectedIndex;
   const of = pick > 0 ? [types[pick - 1]] : types;
-  const sum = (row, column) => of.reduce((s, t) => s + ((row[t] || {})[column] || 0), 0) / 3600;
+  const value = (account, column) => (account ? (column === "idle" ? idle(account) : account[column]) : 0);
+  const sum = (row, column) => of.reduce((s, t) => s + value(row[t], column), 0) / 3600;
   const traded = RUNS.some((r) => r.users && r.users.totals.some((row) => types.some((t) => (row[t] || {}).traded)));
   const columns = [
     { head: "User", word: true, get: (r) => r.user, show: (r) => (names.includes(r.user) ? el("button", { class: "rowpick", type: "button", title: r.user }, r.user) : el("span", { class: "clip" }, r.user)) },
