@@ -117,7 +117,10 @@ def test_errors_without_a_place_are_objects_too_and_lines_for_people(words, caps
     assert shoal(capsys, "sim", *words.split())[2] == f"shoal: {error['message']}\n"
 
 
-def test_a_word_that_is_named_twice_runs_once_and_it_is_said(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "policies", ["--policies fifo,srtf,fifo", "--policy fifo --policies srtf --policy fifo"]
+)
+def test_a_word_that_is_named_twice_runs_once_and_it_is_said(capsys, monkeypatch, policies):
     seen = []
 
     def run_all(setups, labels, *_, **__):
@@ -125,7 +128,7 @@ def test_a_word_that_is_named_twice_runs_once_and_it_is_said(capsys, monkeypatch
         raise KeyboardInterrupt
 
     monkeypatch.setattr("shoal.cli.sim_processes.run_all", run_all)
-    words = "compare --sample --policies fifo,srtf,fifo --costs none,none"
+    words = f"compare --sample {policies} --costs none,none"
     _, _, err = shoal(capsys, "sim", *words.split())
     assert seen == ["fifo", "srtf"]
     assert "--policies: fifo is named 2 times, and runs once\n" in err

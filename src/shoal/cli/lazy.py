@@ -65,6 +65,9 @@ class LazyGroup(typer.core.TyperGroup):
         app.command(name=name)(found)
         command = typer.main.get_command(app)
         command.name = name
+        for parameter in command.params:
+            if getattr(parameter, "multiple", False) and not parameter.metavar:
+                parameter.metavar = "<str>"  # newer typer would print its Python type
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:

@@ -32,33 +32,34 @@ Examples:
 def compare(
     jobs: so.Jobs = None,
     policies: Annotated[
-        str, typer.Option("--policies", "--policy", help="Comma-separated.")
-    ] = DEFAULT_POLICIES,
+        list[str], typer.Option("--policies", "--policy", help="Comma-separated, or repeated.")
+    ] = [DEFAULT_POLICIES],
     profiles: so.Profiles = None,
     gpus: so.Gpus = None,
     cluster: so.ClusterFile = None,
     option: so.Option = None,
     placement: Annotated[
-        str,
+        list[str],
         typer.Option(
             "--placement",
             "--placements",
             help="Placements to compare, comma-separated; `shoal sim run --help` names them.",
         ),
-    ] = "auto",
+    ] = ["auto"],
     seed: so.Seed = 0,
     costs: Annotated[
-        str,
+        list[str],
         typer.Option(
             "--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."
         ),
-    ] = "none",
+    ] = ["none"],
     restart_s: so.RestartS = None,
     prepare_s: so.PrepareS = None,
     pause_s: so.PauseS = None,
     knowledge: Annotated[
-        str, typer.Option(help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE.")
-    ] = "true",
+        list[str],
+        typer.Option(help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE."),
+    ] = ["true"],
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     auto_gpus: so.AutoGpus = False,
@@ -180,9 +181,9 @@ def _closing_line(outcome: Outcome) -> str:
     return line
 
 
-def _words(option: str, text: str) -> list[str]:
-    """The words of a list, each once."""
-    return _each_once(option, [word.strip() for word in text.split(",") if word.strip()])
+def _words(option: str, lists: list[str]) -> list[str]:
+    """The words of lists, each once."""
+    return _each_once(option, [word.strip() for word in ",".join(lists).split(",") if word.strip()])
 
 
 def _each_once(option: str, words: list[str]) -> list[str]:
