@@ -187,8 +187,7 @@ class Simulation:
                 events.append(Timer())
             plan = scheduler.step(now, events)
             obey(plan, now)
-            wake_s = min(plan.wake_s, self._after(now))
-            wake_s = self._tick(wake_s) if wake_s != _INF else wake_s
+            wake_s = self._tick(min(plan.wake_s, self._after(now)))
             if len(heap) > 4 * self._running + 256:
                 self._forget_overtaken()
             if self.ledger:

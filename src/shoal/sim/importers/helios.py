@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from shoal.sim.importers.trace import Trace, bad_rows, count_idle, good_rows, times, without_idle
+from shoal.sim.importers.trace import Trace, times, trace_of
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.inputs.values import counts, names, numbers
 
@@ -33,14 +33,5 @@ def read_helios(path: str | Path) -> Trace:
             "user": names(table, problems, "user"),
             "vc": names(table, problems, "vc"),
         }
-    ).filter(good_rows(table, problems))
-    jobs, idle = without_idle(jobs)
-    return Trace(
-        table.path,
-        jobs,
-        len(table),
-        count_idle(idle),
-        bad_rows(problems),
-        place=table.kind_of_place,
-        idle=idle,
     )
+    return trace_of(table, problems, jobs)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import polars as pl
 
-from shoal.sim.importers.trace import Trace, bad_rows, count_idle, good_rows, times, without_idle
+from shoal.sim.importers.trace import Trace, times, trace_of
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.inputs.values import counts, names, numbers
 
@@ -32,13 +32,4 @@ def read_philly_csv(path: str | Path) -> Trace:
     if table.has("cluster"):
         cluster = names(table, problems, "cluster")
         jobs = jobs.with_columns(vc=cluster, user=cluster)
-    jobs, idle = without_idle(jobs.filter(good_rows(table, problems)))
-    return Trace(
-        table.path,
-        jobs,
-        len(table),
-        count_idle(idle),
-        bad_rows(problems),
-        place=table.kind_of_place,
-        idle=idle,
-    )
+    return trace_of(table, problems, jobs)

@@ -116,7 +116,14 @@ def leave_out(jobs: pl.DataFrame, left_out: dict[str, int], why: str, condition:
     return kept
 
 
-def without_idle(jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+def trace_of(table: Table, problems: Problems, jobs: pl.DataFrame) -> Trace:
+    """The rows of a table as a trace: bad ones apart, and those that ran on no GPU or for no time."""
+    jobs, idle = _without_idle(jobs.filter(good_rows(table, problems)))
+    left_out, bad = count_idle(idle), bad_rows(problems)
+    return Trace(table.path, jobs, len(table), left_out, bad, place=table.kind_of_place, idle=idle)
+
+
+def _without_idle(jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The jobs that had GPUs for some time; and the others, with `why` they are left out."""
     no_gpu, no_time = pl.col("requested_gpus") == 0, pl.col("service_s") <= 0
     why = pl.when(no_gpu).then(pl.lit("used no GPU")).when(no_time).then(pl.lit("ran for no time"))
