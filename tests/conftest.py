@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tables are as wide as a test says, not as the terminal in which the tests were started.
+os.environ.pop("COLUMNS", None)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 
