@@ -32,12 +32,12 @@ $(VENV)/.installed-torch: $(VENV)/.installed
 demo: $(VENV)/.installed-torch ## set up, and show Shoal at work
 	$(BIN)/python examples/demo.py
 
-# Tests with training processes have the machine to themselves; the others share it.
+# Tests with training processes mostly wait for them: apart from the others, which compute all the time.
 PROCESS_TESTS := tests/torch tests/e2e
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -q $(PROCESS_TESTS) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(PROCESS_TESTS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and layers
 	$(BIN)/ruff check .

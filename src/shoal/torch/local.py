@@ -92,6 +92,7 @@ class LocalJob:
         self._env = env
         self.handle: JobHandle | None = None
         self.service: ControlService | None = None
+        self._ended = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="shoal-launch", daemon=True)
 
@@ -153,7 +154,7 @@ class LocalJob:
             self._loop.call_soon_threadsafe(self._exited, worker, code)
 
     def _exited(self, worker: str, code: int) -> None:
-        if self.handle is not None:
+        if self.handle is not None and not self._ended:
             why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
             self.handle.exited(worker, why)
 
@@ -162,6 +163,7 @@ class LocalJob:
             await self.service.close()
 
     async def _wind_up(self) -> None:
+        self._ended = True  # who ends from now on, because this does, is of no consequence
         await self._end()
         rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in rest:
