@@ -1,12 +1,13 @@
 """How long one decision takes, and how that grows with jobs and GPUs. Prints JSON.
 
-All forms are exact: afs-l is the left fold in order of submission, found eight jobs, blocks and groups at a time.
+All forms but one are exact: afs-l is the left fold in order of submission, found eight jobs, blocks, groups at a time.
 With few speed curves most GPUs need no fold, so all is measured with a curve of each job's own, too: measured at powers
 of two, or smooth (known at every share), where AFS-P's holder changes all the time, or linear, where every GPU adds as
 much as the first and jobs without a share compete with those that would double, or mixed, where a tenth of the jobs is
 linear and the others hardly gain, the worst that is known for AFS-P: its holder goes through all of the linear ones.
-`afs-p tie=gain` is the form without a tournament; what that changes in completion times is told where the published
-clusters are there (../shared/data).
+`afs-p tie=gain` is the quick form, without a tournament; what that changes in completion times is told where the
+published clusters are there (../shared/data). Each figure says its form. An exact form that has a quick one beside it
+may take 50 ms where it does not reach its target.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ FLOOR_NS = 1.0
 OWN = ("own", "smooth", "linear", "mixed")
 #: AFS-P where the larger gain decides what lengths would: another rule, and quick whatever the curves.
 BY_GAIN = "afs-p tie=gain"
+QUICK = {"afs-p": BY_GAIN}
+EXACT_MS = 50.0
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data" / "afs"
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py, on nodes and with many users
 
@@ -154,9 +157,12 @@ def main() -> None:
         }
         for name in names
     }
-    for row in at_scale.values():
-        row["reached"] = max(t for key, t in row.items() if key != "target_ms") <= row["target_ms"]
-    figures = {"jobs": 1_000, "gpus": 10_000, "form": "exact", "decision": at_scale}
+    for name, row in at_scale.items():
+        slowest_ms = max(t for key, t in row.items() if key != "target_ms")
+        row |= {"reached": slowest_ms <= row["target_ms"], "form": "quick" if name == BY_GAIN else "exact"}
+        if name in QUICK:
+            row |= {"quick_form": QUICK[name], "affordable": slowest_ms <= EXACT_MS}
+    figures = {"jobs": 1_000, "gpus": 10_000, "decision": at_scale}
     if not quick:
         figures |= {"afs_p_by_gain_deviation_of_avg_jct": deviation_by_gain()}
         figures |= {"growth": growth(names, "sample")}
