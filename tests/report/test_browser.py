@@ -255,31 +255,34 @@ def test_what_was_run_is_told(opened):
     assert "jobs jobs.csv; profiles profiles.csv;" in caption
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0.0s"), (0.25, "0.2s"), (0.35, "0.3s"), (9.94, "9.9s"), (9.96, "10s"), (10.5, "10s"), (11.5, "12s"),
-        (59.4, "59s"), (59.6, "1m 0s"), (3599.6, "1h 0m"), (7199, "2h 0m"), (7589.9, "2h 6m"), (7590.1, "2h 7m"),
-        (86_399.0, "1d 0h"), (1e6, "11d 14h"), (-1, "0.0s"),
-    ],
-)  # fmt: skip
-def test_lengths_of_time_read_as_in_the_terminal(opened, seconds, text):
-    page, _ = opened
-    assert page.evaluate("s => duration(s)", seconds) == text == terminal.duration(seconds)
+LENGTHS = {
+    0: "0.0s", 0.25: "0.2s", 0.35: "0.3s", 9.94: "9.9s", 9.96: "10s", 10.5: "10s", 11.5: "12s", 59.4: "59s",
+    59.6: "1m 0s", 3599.6: "1h 0m", 7199: "2h 0m", 7589.9: "2h 6m", 7590.1: "2h 7m", 86_399.0: "1d 0h",
+    1e6: "11d 14h", -1: "0.0s",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("number", "places", "text"),
-    [
-        (7.55, 1, "7.5"), (7.45, 1, "7.5"), (0.25, 1, "0.2"), (0.75, 1, "0.8"), (2.5, 0, "2"), (3.5, 0, "4"),
-        (1140.46, 1, "1,140.5"), (999_999.96, 1, "1,000,000.0"), (-1234.25, 1, "−1,234.2"), (1.005, 2, "1.00"),
-        (0.0, 1, "0.0"),
-    ],
-)  # fmt: skip
-def test_numbers_are_rounded_as_in_the_terminal(opened, number, places, text):
+def test_lengths_of_time_read_as_in_the_terminal(opened):
     page, _ = opened
-    assert page.evaluate("([v, digits]) => fixed(v, digits)", [number, places]) == text
-    assert text.replace(",", "").replace("−", "-") == terminal.decimal(number, places)
+    texts = list(LENGTHS.values())
+    assert page.evaluate("all => all.map(s => duration(s))", list(LENGTHS)) == texts
+    assert [terminal.duration(seconds) for seconds in LENGTHS] == texts
+
+
+NUMBERS = [
+    (7.55, 1, "7.5"), (7.45, 1, "7.5"), (0.25, 1, "0.2"), (0.75, 1, "0.8"), (2.5, 0, "2"), (3.5, 0, "4"),
+    (1140.46, 1, "1,140.5"), (999_999.96, 1, "1,000,000.0"), (-1234.25, 1, "−1,234.2"), (1.005, 2, "1.00"),
+    (0.0, 1, "0.0"),
+]  # fmt: skip
+
+
+def test_numbers_are_rounded_as_in_the_terminal(opened):
+    page, _ = opened
+    texts = [text for *_, text in NUMBERS]
+    asked = [[number, places] for number, places, _ in NUMBERS]
+    assert page.evaluate("all => all.map(([v, digits]) => fixed(v, digits))", asked) == texts
+    in_terminal = [terminal.decimal(number, places) for number, places, _ in NUMBERS]
+    assert in_terminal == [text.replace(",", "").replace("−", "-") for text in texts]
 
 
 @pytest.fixture
