@@ -34,10 +34,11 @@ demo: $(VENV)/.installed-torch ## set up, and show Shoal at work
 
 # Tests with training processes mostly wait for them: apart from the others, which compute all the time.
 PROCESS_TESTS := tests/torch tests/e2e
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(PROCESS_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
+	$(PYTEST) $(PROCESS_TESTS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and layers
 	$(BIN)/ruff check .

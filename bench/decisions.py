@@ -42,7 +42,7 @@ FLOOR_NS = 1.0
 OWN = ("own", "smooth", "linear", "mixed")
 #: AFS-P where the larger gain decides what lengths would: another rule, and quick whatever the curves.
 BY_GAIN = "afs-p tie=gain"
-QUICK = {"afs-p": BY_GAIN}
+#: What an exact form may take that has such a quick one beside it.
 EXACT_MS = 50.0
 PUBLISHED = Path(__file__).resolve().parents[2] / "shared" / "data" / "afs"
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py, on nodes and with many users
@@ -104,6 +104,10 @@ def make(name: str, seed: int = 0) -> Policy:
     return make_policy(name, dict(option.split("=") for option in options), seed)
 
 
+def form(name: str) -> str:
+    return "quick" if name == BY_GAIN else "exact"
+
+
 def deviation_by_gain() -> dict[str, float] | str:
     """Average completion times of afs-p by gain over those by coins, less 1, on the published clusters."""
     if not PUBLISHED.exists():
@@ -134,6 +138,7 @@ def growth(names: list[str], kind: str) -> dict[str, Any]:
         first, last = (max(unit_ns[at], FLOOR_NS) for at in (TOGETHER[0], TOGETHER[-1]))
         worst = max(unit_ns, key=unit_ns.__getitem__)
         rows[name] = {
+            "form": form(name),
             "ms": {f"{jobs} jobs, {gpus} GPUs": t for (jobs, gpus), t in ms.items()},
             "largest_ns_per_n_log_n": unit_ns[worst],
             "largest_at": f"{worst[0]} jobs, {worst[1]} GPUs",
@@ -159,9 +164,9 @@ def main() -> None:
     }
     for name, row in at_scale.items():
         slowest_ms = max(t for key, t in row.items() if key != "target_ms")
-        row |= {"reached": slowest_ms <= row["target_ms"], "form": "quick" if name == BY_GAIN else "exact"}
-        if name in QUICK:
-            row |= {"quick_form": QUICK[name], "affordable": slowest_ms <= EXACT_MS}
+        row |= {"reached": slowest_ms <= row["target_ms"], "form": form(name)}
+        if name == "afs-p":
+            row["affordable"] = slowest_ms <= EXACT_MS
     figures = {"jobs": 1_000, "gpus": 10_000, "decision": at_scale}
     if not quick:
         figures |= {"afs_p_by_gain_deviation_of_avg_jct": deviation_by_gain()}

@@ -291,7 +291,7 @@ def test_a_paused_job_waits_until_the_end_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("words", "policies"), [("run --policy fifo", 1), ("compare --policies fifo,srtf --workers 1", 2)]
+    ("words", "policies"), [("run --policy afs-l", 1), ("compare --policies fifo,srtf --workers 1", 2)]
 )
 def test_kernels_are_compiled_once_and_it_is_said(tmp_path, words, policies):
     command = [sys.executable, "-m", "shoal.cli.main", "sim", *words.split(), "--sample", "-o", "json"]

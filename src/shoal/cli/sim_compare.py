@@ -16,7 +16,8 @@ from shoal.cli.report import reported
 if TYPE_CHECKING:
     from shoal.cli.sim_processes import Outcome
 
-DEFAULT_POLICIES = "fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"
+DEFAULT_POLICIES = ["fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"]
+DEFAULT_PLACEMENT, DEFAULT_COSTS, DEFAULT_KNOWLEDGE = ["auto"], ["none"], ["true"]
 
 EXAMPLES = """\b
 Examples:
@@ -33,7 +34,7 @@ def compare(
     jobs: so.Jobs = None,
     policies: Annotated[
         list[str], typer.Option("--policies", "--policy", help="Comma-separated, or repeated.")
-    ] = [DEFAULT_POLICIES],
+    ] = DEFAULT_POLICIES,
     profiles: so.Profiles = None,
     gpus: so.Gpus = None,
     cluster: so.ClusterFile = None,
@@ -45,21 +46,21 @@ def compare(
             "--placements",
             help="Placements to compare, comma-separated; `shoal sim run --help` names them.",
         ),
-    ] = ["auto"],
+    ] = DEFAULT_PLACEMENT,
     seed: so.Seed = 0,
     costs: Annotated[
         list[str],
         typer.Option(
             "--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."
         ),
-    ] = ["none"],
+    ] = DEFAULT_COSTS,
     restart_s: so.RestartS = None,
     prepare_s: so.PrepareS = None,
     pause_s: so.PauseS = None,
     knowledge: Annotated[
         list[str],
         typer.Option(help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE."),
-    ] = ["true"],
+    ] = DEFAULT_KNOWLEDGE,
     whole_seconds: so.WholeSeconds = False,
     interpolate: so.Interpolate = "time",
     auto_gpus: so.AutoGpus = False,
