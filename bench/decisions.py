@@ -34,8 +34,9 @@ from shoal.sim.runner import Setup, run
 from shoal.sim.samples import sample_path
 
 TARGET_MS = {"afs-l": 10.0, "optimus": 10.0}
-#: Jobs and GPUs growing together, by a hundred times.
+#: Jobs and GPUs growing together, by a hundred times, and beyond.
 TOGETHER = [(100, 1_000), (1_000, 10_000), (10_000, 100_000)]
+BEYOND = (30_000, 300_000)
 #: Costs per unit below this are the overhead of a call.
 FLOOR_NS = 1.0
 #: Curves of each job's own.
@@ -124,18 +125,19 @@ def growth(names: list[str], kind: str) -> dict[str, Any]:
     """The curves, and the cost per (jobs + GPUs) x log2: a bound holds if this does not grow along the curves.
 
     A view of few jobs on many GPUs is decided in no time, so cost per unit is told over the whole grid: its
-    largest value, and how it changes where jobs and GPUs grow together.
+    largest value, and how it changes where jobs and GPUs grow together, and beyond what is asked for: small views
+    are in the nearest cache, and a cost that has come to rest grows no more.
     """
     grid = sorted(
         {(n, 10_000) for n in (100, 300, 1_000, 3_000, 10_000)}
         | {(1_000, g) for g in (100, 1_000, 10_000, 100_000)}
-        | set(TOGETHER)
+        | {*TOGETHER, BEYOND}
     )
     rows = {}
     for name in names:
         ms = medians_in_turns_ms({at: decision(name, *at, kind) for at in grid})
         unit_ns = {at: 1e6 * t / (sum(at) * np.log2(sum(at))) for at, t in ms.items()}
-        first, last = (max(unit_ns[at], FLOOR_NS) for at in (TOGETHER[0], TOGETHER[-1]))
+        first, last, beyond = (max(unit_ns[at], FLOOR_NS) for at in (TOGETHER[0], TOGETHER[-1], BEYOND))
         worst = max(unit_ns, key=unit_ns.__getitem__)
         rows[name] = {
             "form": form(name),
@@ -143,6 +145,7 @@ def growth(names: list[str], kind: str) -> dict[str, Any]:
             "largest_ns_per_n_log_n": unit_ns[worst],
             "largest_at": f"{worst[0]} jobs, {worst[1]} GPUs",
             "growth_of_ns_per_n_log_n_together": last / first,
+            "growth_of_ns_per_n_log_n_beyond": beyond / last,
         }
     return rows
 

@@ -10,7 +10,7 @@ import numpy as np
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile, SpeedCurve
 from shoal.core.view import View
-from shoal.policies.tournament_by_gain import BY_COIN, coins
+from shoal.policies.look_back import BY_COIN, coins
 
 
 def afs_prefers_challenger(p_holder, p_challenger, length_holder, length_challenger):
@@ -65,11 +65,29 @@ def coin(nonce, gpu, place):
     return bool(coins(BY_COIN, nonce, gpu, place // 64) >> place % 64 & 1)
 
 
-def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None):
-    """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last; gain: to the largest, no fold."""
+def contenders(gains, jobs):
+    """Those of AFS-P's jobs who beat all others whatever the coins, if they are at most half; and the largest gain of
+    the others. The best is one; who may beat one of them by a coin is one, too, for so many steps."""
+    bound = max((long for _, long in gains.values()), default=-math.inf)
+    for _ in range(16):
+        found = [j for j in jobs if j in gains and gains[j][0] > bound]
+        rest = max((gains[j][0] for j in gains if j not in found), default=-math.inf)
+        if not found or len(found) > len(jobs) // 2:
+            break
+        bound = min(gains[j][1] for j in found)
+        if bound >= rest:
+            return found, rest
+    return [], -math.inf
+
+
+def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None, contend_from=None):
+    """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last; gain: to the largest, no fold.
+
+    Coins go by places. From so many GPUs on these are places among the contenders, as long as they contend alone.
+    """
     share = list(share)
     candidates = [j for j in (range(len(share)) if order is None else order) if share[j] > 0]
-    place = {j: i for i, j in enumerate(candidates)}
+    place, few, rest = {j: i for i, j in enumerate(candidates)}, [], -math.inf
 
     def gains_of(j):
         now, then = float(curves[j][share[j]]), float(curves[j][share[j] + 1])
@@ -77,6 +95,9 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None)
 
     gains = {j: gains_of(j) for j in candidates if share[j] < most[j]}  # of those that take part, in order
     while gpus > 0 and gains:
+        if gpus == contend_from:
+            few, rest = contenders(gains, candidates)
+        places = {j: i for i, j in enumerate(few)} or place
         c = max(gains, key=lambda j: gains[j][0]) if rule == "gain" else next(iter(gains))
         for m in gains if rule != "gain" else ():
             if m == c:
@@ -86,14 +107,18 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None)
                 c = m
             elif c2 >= m1:
                 pass
-            elif rule == "last" or (rule == "random" and coin(nonce, gpus, place[m])):
+            elif rule == "last" or (rule == "random" and coin(nonce, gpus, places.get(m, 0))):
                 c = m
+        assert not few or c in few, "nobody else wins"
         share[c] += 1
         gpus -= 1
         if share[c] < most[c]:
             gains[c] = gains_of(c)
         else:
             del gains[c]
+        short, long = gains.get(c, (math.inf, math.inf))
+        if not any(j in gains for j in few) or (rest > -math.inf and (long < rest or short <= rest)):
+            few, rest = [], -math.inf
     return share
 
 

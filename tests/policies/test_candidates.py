@@ -44,7 +44,7 @@ def test_the_next_to_beat_a_holder_is_the_first_that_does_with_any_bar(count: in
         at = (5 * np.arange(count)).astype(np.int32)
         held, limit = rng.integers(0, 4, count).astype(np.int32), np.full(count, 4, np.int32)
         left = rng.choice(FEW, count) if trial % 3 else rng.lognormal(3, 2, count)
-        columns, begins = plant(held, limit, left, speeds, at)
+        columns, begins = plant(held, limit, left, speeds, at, trial % 2 == 1)
         bar = np.inf
         for _ in range(60):
             holder = int(rng.integers(count))
@@ -68,7 +68,7 @@ def _check_what_blocks_carry(columns: np.ndarray, begins: np.ndarray, bar: float
     levels[0][ABOVE] = np.where(levels[0][SHORT] >= bar, levels[0][LENGTH], np.inf)
     assert levels[-1].shape[1] <= 64
     for below, level in pairwise(levels):
-        eights = below.reshape(4, -1, 8)
+        eights = below.reshape(len(below), -1, 8)
         width = eights.shape[1]
         assert (level[LENGTH, :width] == eights[LENGTH].min(axis=1)).all()
         assert (level[SHORT, :width] == eights[SHORT].max(axis=1)).all()

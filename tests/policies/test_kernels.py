@@ -9,11 +9,13 @@ from shoal.policies.afs_l import AfsL, AfsLOptions, afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
 from shoal.policies.fifo import fifo_shares
 from shoal.policies.gittins import TiresiasG, TiresiasGOptions
+from shoal.policies.in_step import hand_out_in_step
+from shoal.policies.look_back import BY_COIN, FIRST, LARGEST, LAST
 from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order, times_at
 from shoal.policies.themis import grant_in_order
-from shoal.policies.tournament_by_gain import BY_COIN, FIRST, LARGEST, LAST, hand_out_by_gain
+from shoal.policies.tournament_by_gain import hand_out_by_gain
 from shoal.policies.tournament_of_classes import hand_out_among_alike
 
 from . import naive
@@ -92,11 +94,13 @@ def test_afs_p_equals_a_left_fold_of_compare(rule, code, size):
             order, keep, view.gpus, view.speeds, view.speed_at[0], view.min_gpus, view.max_gpus, gpus,
             code, seed,
         )  # fmt: skip
-        start = np.zeros(n, int)
+        start = np.zeros(n, np.int32)
         start[order[:gpus]] = 1
-        spare = gpus - sum(start)
+        spare, until, curves = gpus - sum(start), start.copy(), (view.speeds, view.speed_at[0], view.max_gpus)
+        left = hand_out_in_step(until, *curves, spare)
+        left = hand_out_among_alike(until, order[:gpus], *curves, left, code, seed)
         want = naive.hand_out_without_lengths(
-            start, naive.curves_of(view), view.max_gpus, spare, rule, seed, order
+            start, naive.curves_of(view), view.max_gpus, spare, rule, seed, order, left
         )
         assert got.tolist() == want, f"seed {seed}"
 
@@ -128,7 +132,7 @@ def test_afs_p_among_jobs_alike_equals_a_left_fold_of_compare(rule, code, most_j
         left = hand_out_among_alike(got, order, speeds, at, cap, gpus, code, seed)
         ended_by_class += left == 0
         hand_out_by_gain(got, order, speeds, at, cap, left, code, seed)
-        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order)
+        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order, left)
         assert got.tolist() == want, f"seed {seed}"
     assert 0 < ended_by_class < len(views) or most_jobs < 64, "it is to meet views with too many classes, too"
 
@@ -166,8 +170,43 @@ def test_afs_p_equals_a_left_fold_of_compare_where_the_holder_changes_all_the_ti
             np.random.default_rng(seed).shuffle(order)
         got = start.copy()
         hand_out_by_gain(got, order, speeds, at, cap, gpus, code, seed)
-        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order)
+        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order, gpus)
         assert got.tolist() == want, f"seed {seed}"
+
+
+def few_gain(seed):
+    """Likewise of jobs of which some are linear, but for rounding, and the others gain little, or nothing at last."""
+    rng = np.random.default_rng(seed)
+    width, n = 65, int(rng.integers(2, 300))
+    gain = np.where(rng.random(n) < rng.uniform(0.02, 0.4), 1.0, rng.uniform(0.0, rng.choice([0.05, 0.4]), n))
+    ends = np.full(n, width) if seed % 2 else rng.integers(4, 30, n)
+    grown = np.minimum(np.arange(width), ends[:, None]) - 1
+    speeds = rng.uniform(0.5, 2.0, n)[:, None] * np.maximum(1 + gain[:, None] * grown, 0)
+    cap = rng.integers(1, rng.choice([8, width]), n).astype(np.int32)
+    share = np.minimum(rng.integers(1, 3, n), cap).astype(np.int32)
+    gpus = min(int(rng.integers(1, 2 + (cap - share).sum())), 1000)
+    return share, speeds.ravel(), (np.arange(n) * width).astype(np.int32), cap, gpus
+
+
+@pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
+def test_afs_p_equals_a_left_fold_of_compare_where_a_few_contend_alone(rule, code):
+    alone = till_the_end = 0
+    for seed in range(60):
+        start, speeds, at, cap, gpus = few_gain(seed)
+        curves = [speeds[a : a + 65] for a in at]
+        order = np.random.default_rng(seed).permutation(len(at)).astype(np.int32)
+        got = start.copy()
+        hand_out_by_gain(got, order, speeds, at, cap, gpus, code, seed)
+        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order, gpus)
+        assert got.tolist() == want, f"seed {seed}"
+        now, then = speeds[at + start], speeds[at + start + 1]
+        gains = {
+            j: ((then - now)[j] / now[j], (then - now)[j] / then[j]) for j in np.flatnonzero(start < cap)
+        }
+        few, _ = naive.contenders(gains, range(len(at)))
+        alone += bool(few)
+        till_the_end += bool(few) and not any(got[j] > start[j] for j in gains if j not in few)
+    assert 0 < till_the_end < alone < 60, "it is to meet all of it"
 
 
 def test_afs_p_by_gain_gives_each_gpu_to_the_largest():

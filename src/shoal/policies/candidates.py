@@ -16,6 +16,7 @@ from shoal.core.compiled import borrower, inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 from shoal.policies.lanes import (
+    GROUP,
     LANES,
     best_of_blocks,
     best_of_jobs,
@@ -28,21 +29,31 @@ from shoal.policies.lanes import (
 # and the largest gains below; then, but for candidates, the shortest length of those whose gain as the shorter
 # job reaches the bar.
 LENGTH, SHORT, LONG, ABOVE = 0, 1, 2, 3
+# The gains of a group of 64 candidates once more, turned: the first of each of its blocks, then the second of each.
+TURNED_SHORT, TURNED_LONG = 4, 5
 #: So many blocks are looked at one after the other, without further ones above them.
 _TOP = 64
 
 
 @kernel
 def plant(
-    held: IntArray, limit: IntArray, left: FloatArray, speeds: FloatArray, begin: IntArray
+    held: IntArray,
+    limit: IntArray,
+    left: FloatArray,
+    speeds: FloatArray,
+    begin: IntArray,
+    in_groups: bool,
 ) -> tuple[FloatArray, IntArray]:
-    """The columns of all levels end to end, without a bar; and where each level begins, and the last one ends."""
-    begins = np.zeros(16, np.int32)
-    count, level = _padded(len(held)), 0
-    while level < 2 or begins[level] - begins[level - 1] > _TOP:
+    """The columns of all levels end to end, without a bar; and where each level begins, and the last one ends.
+
+    In groups, the candidates are made up to whole ones, and there is a level of them. Turned rows are not filled.
+    """
+    begins, least = np.zeros(16, np.int32), 3 if in_groups else 2
+    count, level = _padded(len(held), GROUP if in_groups else LANES), 0
+    while level < least or begins[level] - begins[level - 1] > _TOP:
         begins[level + 1] = begins[level] + count
-        count, level = _padded(count // LANES), level + 1
-    columns, begins = np.empty((4, begins[level])), begins[: level + 1].copy()
+        count, level = _padded(count // LANES, LANES), level + 1
+    columns, begins = np.empty((6, begins[level])), begins[: level + 1].copy()
     _fill(columns, held, limit, left, speeds, begin)
     set_bar(columns, begins, np.inf)
     return columns, begins
@@ -65,8 +76,8 @@ def _fill(
 
 
 @inlined
-def _padded(count: int) -> int:
-    return (count + LANES - 1) // LANES * LANES
+def _padded(count: int, width: int) -> int:
+    return (count + width - 1) // width * width
 
 
 @inlined
@@ -146,6 +157,13 @@ def next_block(
 
 
 # -- gains alone: for AFS-P ------------------------------------------------------------------------
+
+
+@inlined
+def turn(columns: FloatArray, i: int) -> None:
+    """Bring a candidate's gains up to date where they are turned."""
+    at = i // GROUP * GROUP + i % LANES * LANES + i // LANES % LANES
+    columns[TURNED_SHORT, at], columns[TURNED_LONG, at] = columns[SHORT, i], columns[LONG, i]
 
 
 @inlined

@@ -15,8 +15,9 @@ from shoal.policies.fair import homes, kernels, pools
 from shoal.policies.fair.accounts import Accounts
 from shoal.policies.fair.kernels import BoolArray
 from shoal.policies.fair.market import Market
+from shoal.policies.look_back import BY_COIN
 from shoal.policies.tournament import hand_out
-from shoal.policies.tournament_by_gain import BY_COIN, hand_out_by_gain
+from shoal.policies.tournament_by_gain import hand_out_by_gain
 
 _INSIDE = ("afs-p", "afs-l")
 

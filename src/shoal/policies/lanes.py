@@ -16,16 +16,20 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: Columns looked at together.
-LANES = 8
+#: Columns looked at together, and those of a group, of eight times eight.
+LANES, GROUP = 8, 64
 
 _FLOAT, _INT = ir.DoubleType(), ir.IntType(64)
 _FLOATS = ir.VectorType(_FLOAT, LANES)
+#: Groups are looked at in halves of eight, as wide as most processors' vectors: wider ones are split, and badly.
+_HALF = LANES // 2
+_HALF_FLOATS, _HALF_INTS = ir.VectorType(_FLOAT, _HALF), ir.VectorType(_INT, _HALF)
 _HIGHEST = ir.Constant(_FLOATS, [float("inf")] * LANES)
 _LOWEST = ir.Constant(_FLOATS, [float("-inf")] * LANES)
 
 _BITS = types.Tuple((types.int64, types.int64))
 _BEST = types.Tuple((types.float64,) * 4)
+_SEEN = types.Tuple((types.float64, types.int64))
 
 
 # -- for AFS-L: `candidates` --------------------------------------------------------------------------------
@@ -112,7 +116,7 @@ def fetch(typing: Any, values: Any, at: Any) -> tuple[Any, Any]:
     return types.void(values, types.int64), code
 
 
-# -- for AFS-P: `tournament_by_gain`, `tournament_of_classes` ---------------------------------------------------
+# -- for AFS-P: `look_back`, `tournament_of_classes` ------------------------------------------------------------
 
 
 @intrinsic
@@ -177,6 +181,68 @@ def largest_of(typing: Any, columns: Any, row: Any, begin: Any, bits: Any) -> tu
 
 
 @intrinsic
+def see_group(
+    typing: Any, columns: Any, begin: Any, above: Any, lucky: Any, short: Any, long_: Any, seen: Any, row: Any
+) -> tuple[Any, Any]:
+    """What the 64 candidates of a group mean to those before, and to whom in it others after it mean less.
+
+    The largest gain as the shorter job of the `lucky` ones, and as bits the blocks in which somebody may last. What
+    comes after each block, as `who_lasts` has to know, goes into two rows of `seen`. The group is read from its turned
+    rows, so that one lane has one block; `above` are the columns of its blocks.
+    """
+    return _SEEN(columns, *(types.int64,) * 3, *(types.float64,) * 2, seen, types.int64), _see_group
+
+
+@intrinsic
+def see_part(
+    typing: Any,
+    columns: Any,
+    begin: Any,
+    above: Any,
+    lucky: Any,
+    short: Any,
+    long_: Any,
+    seen: Any,
+    row: Any,
+    asked: Any,
+) -> tuple[Any, Any]:
+    """Likewise, if only the `asked` of the group count."""
+    numbers = (*(types.int64,) * 3, *(types.float64,) * 2)
+    return _SEEN(columns, *numbers, seen, types.int64, types.int64), _see_group
+
+
+def _see_group(context: Any, build: Any, signature: Any, args: Any) -> Any:
+    columns, begin, above, lucky, short, long_, seen, row, *asked = args
+    kind = signature.args[0]
+    lines = _chosen(build, _lines(context, build, kind, columns, begin, 4), lucky)
+    kind_ones = _largest_by_lane(build, lines)
+    shorts, longs = _rows(context, build, kind, columns, above, (1, 2))
+    most = longs
+    if asked:
+        lines = _chosen(build, _lines(context, build, kind, columns, begin, 5), asked[0])
+        most = _largest_by_lane(build, lines)
+    challenge = _of_those_after(build, kind_ones, _all(build, short, _FLOATS))
+    outdo = _of_those_after(build, most, _all(build, long_, _FLOATS))
+    to, block = context.make_array(signature.args[6])(context, build, seen), build.sdiv(begin, _number(LANES))
+    for i, values in enumerate((challenge, outdo)):
+        build.store(values, _place(build, to, build.add(row, _number(i)), block, _FLOATS), align=8)
+    lasts = build.and_(build.fcmp_ordered(">=", longs, challenge), build.fcmp_ordered(">", shorts, outdo))
+    return context.make_tuple(build, _SEEN, [_reduce(build, "fmax", kind_ones), _bits(build, lasts)])
+
+
+@intrinsic
+def largest_of_group(typing: Any, columns: Any, row: Any, begin: Any, bits: Any) -> tuple[Any, Any]:
+    """The largest value in a turned row of those of a group whose bit is set."""
+
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        columns, row, begin, bits = args
+        lines = _lines(context, build, signature.args[0], columns, begin, row)
+        return _reduce(build, "fmax", _largest_by_lane(build, _chosen(build, lines, bits)))
+
+    return types.float64(columns, types.int64, types.int64, types.int64), code
+
+
+@intrinsic
 def lowest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
     """The place of the lowest bit that is set; one must be."""
     return types.int64(types.int64), lambda context, build, signature, args: _lowest(build, args[0])
@@ -195,15 +261,58 @@ def highest_bit(typing: Any, bits: Any) -> tuple[Any, Any]:
 # -- what they are made of ----------------------------------------------------------------------------------
 
 
+def _number(value: Any) -> Any:
+    return ir.Constant(_INT, value) if isinstance(value, int) else value
+
+
+def _place(build: Any, found: Any, row: Any, column: Any, kind: Any) -> Any:
+    """Where vectors of this kind begin in a two-dimensional array."""
+    width = build.extract_value(found.shape, 1)
+    place = build.gep(found.data, [build.add(column, build.mul(_number(row), width))], source_etype=_FLOAT)
+    return build.bitcast(place, kind.as_pointer())
+
+
 def _rows(context: Any, build: Any, kind: Any, array: Any, begin: Any, rows: Iterable[Any]) -> list[Any]:
     """Eight columns from `begin` on of some rows of a two-dimensional array."""
     found = context.make_array(kind)(context, build, array)
-    width, loaded = build.extract_value(found.shape, 1), []
-    for row in rows:
-        number = ir.Constant(_INT, row) if isinstance(row, int) else row
-        place = build.gep(found.data, [build.add(begin, build.mul(number, width))], source_etype=_FLOAT)
-        loaded.append(build.load(build.bitcast(place, _FLOATS.as_pointer()), align=8))
-    return loaded
+    return [build.load(_place(build, found, row, begin, _FLOATS), align=8) for row in rows]
+
+
+def _lines(context: Any, build: Any, kind: Any, array: Any, begin: Any, row: Any) -> list[list[Any]]:
+    """Of a group, turned: eight lines, in which a lane has a block's candidate, in halves."""
+    place = _place(build, context.make_array(kind)(context, build, array), row, begin, _HALF_FLOATS)
+    halves = [
+        build.load(build.gep(place, [_number(i)], source_etype=_HALF_FLOATS), align=8)
+        for i in range(GROUP // _HALF)
+    ]
+    return [halves[i : i + 2] for i in range(0, len(halves), 2)]
+
+
+def _chosen(build: Any, lines: list[list[Any]], bits: Any) -> list[list[Any]]:
+    """Of a group, turned: the values whose bit is set, and the lowest number where it is not."""
+    octets = build.bitcast(bits, ir.VectorType(ir.IntType(8), LANES))
+    lowest, zero = ir.Constant(_HALF_FLOATS, [float("-inf")] * _HALF), ir.Constant(_HALF_INTS, [0] * _HALF)
+    words = [build.zext(_part(build, octets, half), _HALF_INTS) for half in range(2)]
+    chosen = []
+    for i, line in enumerate(lines):
+        # A bit where the sign is: that is what instructions that choose look at.
+        to_sign = ir.Constant(_HALF_INTS, [63 - i] * _HALF)
+        signs = (build.icmp_signed("<", build.shl(word, to_sign), zero) for word in words)
+        chosen.append([build.select(sign, values, lowest) for sign, values in zip(signs, line)])
+    return chosen
+
+
+def _part(build: Any, values: Any, half: int) -> Any:
+    places = [half * _HALF + lane for lane in range(_HALF)]
+    return build.shuffle_vector(values, values, ir.Constant(ir.VectorType(ir.IntType(32), _HALF), places))
+
+
+def _largest_by_lane(build: Any, lines: list[list[Any]]) -> Any:
+    while len(lines) > 1:
+        pairs = zip(lines[::2], lines[1::2])
+        lines = [[_larger(build, x, y) for x, y in zip(a, b)] for a, b in pairs]
+    whole = ir.Constant(ir.VectorType(ir.IntType(32), LANES), list(range(LANES)))
+    return build.shuffle_vector(*lines[0], whole)
 
 
 def _all(build: Any, value: Any, kind: Any) -> Any:

@@ -58,7 +58,7 @@ def hand_out(
         for i in range(m):
             share[rows[i]] = limit[i]
         return
-    columns, begins = plant(held, limit, left, speeds, begin)
+    columns, begins = plant(held, limit, left, speeds, begin, False)
     bar, in_vain = np.inf, 0
     chain = np.empty(m + 1, np.int32)
     top = -1  # index of the chain's end

@@ -46,7 +46,7 @@ def hand_out_from_zero(
     size = 1
     while size < n:
         size *= 2
-    columns, begins = plant(cap, cap, remaining, speeds, at)  # no one has a share
+    columns, begins = plant(cap, cap, remaining, speeds, at, False)  # no one has a share
     wait = np.full(2 * size, np.inf)
     for j in range(n):
         time = remaining[j] / speeds[at[j] + min_gpus[j]]

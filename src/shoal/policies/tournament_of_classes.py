@@ -1,7 +1,7 @@
 """The tournament of AFS without lengths (AFS-P) among jobs that are alike: the same winners, found by class.
 
 Jobs of one speed curve and share gain alike: they are a class, and a trace of a hundred thousand jobs has a dozen
-of them at a time. A class is a set of places in the fold, a bit each. So what `tournament_by_gain` finds in blocks
+of them at a time. A class is a set of places in the fold, a bit each. So what `look_back` finds in groups
 of jobs is found here in words of 64 places: those whose `short` is above every `long` (the contenders) are the sets
 of some classes, taken together, and who wins goes from one set to another.
 """
@@ -16,7 +16,7 @@ from shoal.core.compiled import borrower, inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.gains import gains
 from shoal.policies.lanes import highest_bit, lowest_bit
-from shoal.policies.tournament_by_gain import coins
+from shoal.policies.look_back import coins
 
 #: With more classes to begin with, jobs are not alike; as they get GPUs there may be so many (at most 64: a bit each).
 _ALIKE, _CLASSES = 16, 32
