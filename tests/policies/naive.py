@@ -10,7 +10,8 @@ import numpy as np
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile, SpeedCurve
 from shoal.core.view import View
-from shoal.policies.look_back import BY_COIN, coins
+
+_64_BITS = (1 << 64) - 1
 
 
 def afs_prefers_challenger(p_holder, p_challenger, length_holder, length_challenger):
@@ -61,8 +62,16 @@ def afs_l(remaining, curves, least, most, gpus):
 
 
 @cache
+def coins(nonce, gpu, word):
+    """AFS-P's coins of 64 places: splitmix64."""
+    x = nonce + ((int(gpu) << 32) | word) * 0x9E3779B97F4A7C15 & _64_BITS
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _64_BITS
+    return x ^ x >> 31
+
+
 def coin(nonce, gpu, place):
-    return bool(coins(BY_COIN, nonce, gpu, place // 64) >> place % 64 & 1)
+    return bool(coins(nonce, gpu, place // 64) >> place % 64 & 1)
 
 
 def contenders(gains, jobs):

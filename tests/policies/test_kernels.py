@@ -7,10 +7,10 @@ import pytest
 
 from shoal.policies.afs_l import AfsL, AfsLOptions, afs_l_shares
 from shoal.policies.afs_p import afs_p_shares
+from shoal.policies.coins import BY_COIN, FIRST, LARGEST, LAST
 from shoal.policies.fifo import fifo_shares
 from shoal.policies.gittins import TiresiasG, TiresiasGOptions
 from shoal.policies.in_step import hand_out_in_step
-from shoal.policies.look_back import BY_COIN, FIRST, LARGEST, LAST
 from shoal.policies.maxmin import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order, times_at

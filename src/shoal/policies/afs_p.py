@@ -11,8 +11,8 @@ from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy, FloatArray, IntArray, at_least_a_second
+from shoal.policies.coins import BY_COIN, FIRST, LARGEST, LAST
 from shoal.policies.in_step import hand_out_in_step
-from shoal.policies.look_back import BY_COIN, FIRST, LARGEST, LAST
 from shoal.policies.tournament_by_gain import hand_out_by_gain
 from shoal.policies.tournament_of_classes import hand_out_among_alike
 from shoal.policies.types import reference_curves

@@ -11,11 +11,11 @@ from shoal.core.errors import ShoalError
 from shoal.core.reason import Code
 from shoal.core.view import View
 from shoal.policies.base import Decision, FloatArray, IntArray, Policy, Supply, at_least_a_second
+from shoal.policies.coins import BY_COIN
 from shoal.policies.fair import homes, kernels, pools
 from shoal.policies.fair.accounts import Accounts
 from shoal.policies.fair.kernels import BoolArray
 from shoal.policies.fair.market import Market
-from shoal.policies.look_back import BY_COIN
 from shoal.policies.tournament import hand_out
 from shoal.policies.tournament_by_gain import hand_out_by_gain
 

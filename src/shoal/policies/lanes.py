@@ -182,52 +182,45 @@ def largest_of(typing: Any, columns: Any, row: Any, begin: Any, bits: Any) -> tu
 
 @intrinsic
 def see_group(
-    typing: Any, columns: Any, begin: Any, above: Any, lucky: Any, short: Any, long_: Any, seen: Any, row: Any
-) -> tuple[Any, Any]:
-    """What the 64 candidates of a group mean to those before, and to whom in it others after it mean less.
-
-    The largest gain as the shorter job of the `lucky` ones, and as bits the blocks in which somebody may last. What
-    comes after each block, as `who_lasts` has to know, goes into two rows of `seen`. The group is read from its turned
-    rows, so that one lane has one block; `above` are the columns of its blocks.
-    """
-    return _SEEN(columns, *(types.int64,) * 3, *(types.float64,) * 2, seen, types.int64), _see_group
-
-
-@intrinsic
-def see_part(
     typing: Any,
     columns: Any,
     begin: Any,
     above: Any,
     lucky: Any,
+    whole: Any,
     short: Any,
     long_: Any,
     seen: Any,
     row: Any,
-    asked: Any,
 ) -> tuple[Any, Any]:
-    """Likewise, if only the `asked` of the group count."""
-    numbers = (*(types.int64,) * 3, *(types.float64,) * 2)
-    return _SEEN(columns, *numbers, seen, types.int64, types.int64), _see_group
+    """What the 64 candidates of a group mean to those before, and to whom in it others after it mean less.
 
+    The largest gain as the shorter job of the `lucky` ones, and as bits the blocks in which somebody may last. What
+    comes after each block, as `who_lasts` has to know, goes into two rows of `seen`; of a group that is not `whole`
+    only as the shorter job. The group is read from its turned row, so that a lane has a block; `above` are the columns
+    of its blocks.
+    """
 
-def _see_group(context: Any, build: Any, signature: Any, args: Any) -> Any:
-    columns, begin, above, lucky, short, long_, seen, row, *asked = args
-    kind = signature.args[0]
-    lines = _chosen(build, _lines(context, build, kind, columns, begin, 4), lucky)
-    kind_ones = _largest_by_lane(build, lines)
-    shorts, longs = _rows(context, build, kind, columns, above, (1, 2))
-    most = longs
-    if asked:
-        lines = _chosen(build, _lines(context, build, kind, columns, begin, 5), asked[0])
-        most = _largest_by_lane(build, lines)
-    challenge = _of_those_after(build, kind_ones, _all(build, short, _FLOATS))
-    outdo = _of_those_after(build, most, _all(build, long_, _FLOATS))
-    to, block = context.make_array(signature.args[6])(context, build, seen), build.sdiv(begin, _number(LANES))
-    for i, values in enumerate((challenge, outdo)):
-        build.store(values, _place(build, to, build.add(row, _number(i)), block, _FLOATS), align=8)
-    lasts = build.and_(build.fcmp_ordered(">=", longs, challenge), build.fcmp_ordered(">", shorts, outdo))
-    return context.make_tuple(build, _SEEN, [_reduce(build, "fmax", kind_ones), _bits(build, lasts)])
+    def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
+        columns, begin, above, lucky, whole, *after, seen, row = args
+        kind = signature.args[0]
+        lines = _chosen(build, _lines(context, build, kind, columns, begin, 4), lucky)
+        lucky_ones = _largest_by_lane(build, lines)
+        shorts, longs = _rows(context, build, kind, columns, above, (1, 2))
+        most = build.select(whole, longs, _LOWEST)
+        short, long_ = (_all(build, x, _FLOATS) for x in after)
+        challenge, outdo = _of_those_after(build, lucky_ones, short), _of_those_after(build, most, long_)
+        to, block = (
+            context.make_array(signature.args[7])(context, build, seen),
+            build.sdiv(begin, _number(LANES)),
+        )
+        for i, values in enumerate((challenge, outdo)):
+            build.store(values, _place(build, to, build.add(row, _number(i)), block, _FLOATS), align=8)
+        lasts = build.and_(build.fcmp_ordered(">=", longs, challenge), build.fcmp_ordered(">", shorts, outdo))
+        return context.make_tuple(build, _SEEN, [_reduce(build, "fmax", lucky_ones), _bits(build, lasts)])
+
+    numbers = (*(types.int64,) * 3, types.boolean, *(types.float64,) * 2)
+    return _SEEN(columns, *numbers, seen, types.int64), code
 
 
 @intrinsic

@@ -22,11 +22,11 @@ from shoal.policies.candidates import (
     LENGTH,
     LONG,
     SHORT,
-    TURNED_LONG,
     TURNED_SHORT,
     largest_before,
     next_block,
 )
+from shoal.policies.coins import coins
 from shoal.policies.lanes import (
     GROUP,
     LANES,
@@ -35,36 +35,17 @@ from shoal.policies.lanes import (
     largest_of_group,
     lowest_bit,
     see_group,
-    see_part,
     who_beats,
     who_gains_above,
     who_lasts,
 )
 
-#: What decides where lengths would: a coin, the order of the fold, or the larger `short`. Who wins whatever the lengths
-#: has that, too, so the last is an order, and the largest wins without a fold, the first of equals.
-BY_COIN, FIRST, LAST, LARGEST = 1, 2, 3, 4
 #: So deep questions are looked at from behind; a deeper one is rare, and its fold is walked.
 _DEPTHS = 3
 #: Rows of what was seen, for each depth, as while one place is asked about so may be others before it. Of blocks: the
 #: largest gains after each, as the shorter job, of those to whom their coins are kind, and as the longer. Then the
 #: groups in which somebody may last, the last first, each with the bits of such blocks.
 _CHALLENGE, _OUTDO, _GROUPS, _ROWS = 0, 1, 2, 3
-
-
-@inlined
-def coins(tie: int, nonce: int, gpu: int, word: int) -> int:
-    """64 coins, a bit each, of challengers at places from 64 * word on: set if heads, for the challenger.
-
-    The same for the same arguments, a 64-bit mix of all of them.
-    """
-    if tie != BY_COIN:
-        return -1 if tie == LAST else 0
-    place = (np.uint64(gpu) << np.uint64(32)) | np.uint64(word)
-    x = np.uint64(nonce) + place * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return int(np.int64(x ^ (x >> np.uint64(31))))
 
 
 @inlined
@@ -132,42 +113,28 @@ def _holder(
         blocks &= -1 << max(begin // LANES - g * LANES, 0)
         heads, asked = coins(tie, nonce, gpu, g), _first_bits(end - g * GROUP)
         while blocks:
-            b = lowest_bit(blocks)
+            b = g * LANES + lowest_bit(blocks)
             blocks &= blocks - 1
-            lucky, counted, b = heads >> b * LANES, asked >> b * LANES, g * LANES + b
-            last = who_lasts(
-                columns, b * LANES, counted, lucky, seen[row + _CHALLENGE, b], seen[row + _OUTDO, b]
-            )
+            challenge, outdo, shift = seen[row + _CHALLENGE, b], seen[row + _OUTDO, b], b % LANES * LANES
+            if asked != -1:
+                outdo = _largest_between(columns, begins, b + 1, end)
+            last = who_lasts(columns, b * LANES, asked >> shift, heads >> shift, challenge, outdo)
             last &= -1 << max(begin - b * LANES, 0)
             while last:
-                lane = lowest_bit(last)
+                at = b * LANES + lowest_bit(last)
                 last &= last - 1
-                at = b * LANES + lane
-                if at == begin or lucky >> lane & 1:
+                if at == begin or heads >> at % GROUP & 1:
                     return at
                 if _may_outdo(columns, begin, at, tie, nonce, gpu):
-                    holder = _holder_before(columns, begins, seen, depth + 1, begin, at, tie, nonce, gpu)
+                    if depth + 1 < _DEPTHS:
+                        _, more = _look_back(
+                            columns, begins, seen, depth + 1, begin, at, np.inf, tie, nonce, gpu
+                        )
+                        holder = _holder(columns, begins, seen, depth + 1, more, begin, at, tie, nonce, gpu)
+                    else:
+                        holder = _fold(columns, begins, begin, at, tie, nonce, gpu)
                     if columns[LONG, at] >= columns[SHORT, holder]:
                         return at
-
-
-@inlined
-def _holder_before(
-    columns: FloatArray,
-    begins: IntArray,
-    seen: FloatArray,
-    depth: int,
-    begin: int,
-    end: int,
-    tie: int,
-    nonce: int,
-    gpu: int,
-) -> int:
-    """Likewise, not yet seen."""
-    if depth == _DEPTHS:
-        return _fold(columns, begins, begin, end, tie, nonce, gpu)
-    _, groups = _look_back(columns, begins, seen, depth, begin, end, np.inf, tie, nonce, gpu)
-    return _holder(columns, begins, seen, depth, groups, begin, end, tie, nonce, gpu)
 
 
 @inlined
@@ -202,10 +169,9 @@ def _look_back(
         # Unsigned, or it would be asked whether it counts from the end.
         most, count = columns[LONG, np.uint64(level + g)], np.uint64(groups)
         if asked != -1:
-            kind, bits = see_part(columns, at, above, heads, short, long_, seen, row, asked)
-            most = largest_of_group(columns, TURNED_LONG, at, asked)
-        elif most >= short and columns[SHORT, np.uint64(level + g)] > long_:
-            kind, bits = see_group(columns, at, above, heads, short, long_, seen, row)
+            most = _largest_between(columns, begins, g * LANES, end)
+        if asked != -1 or (most >= short and columns[SHORT, np.uint64(level + g)] > long_):
+            kind, bits = see_group(columns, at, above, heads, asked == -1, short, long_, seen, row)
         else:
             kind, bits = largest_of_group(columns, TURNED_SHORT, at, heads), 0
         seen[np.uint64(row + _GROUPS), count] = g << LANES | bits
@@ -213,7 +179,7 @@ def _look_back(
         groups += bits != 0
         short, long_, asked = max(short, kind), max(long_, most), -1
         if short > bound:
-            begin, last = at + highest_bit(heads & _who_of_group_gains_above(columns, at, bound)), g
+            begin, last = _last_above(columns, at, heads, bound), g
         if g == last:
             return begin, groups
         to_see &= ~(-1 << g % LANES)
@@ -224,11 +190,23 @@ def _look_back(
 
 
 @inlined
-def _who_of_group_gains_above(columns: FloatArray, begin: int, bound: float) -> int:
-    bits = 0
-    for i in range(0, GROUP, LANES):
-        bits |= who_gains_above(columns, begin + i, bound) << i
-    return bits
+def _largest_between(columns: FloatArray, begins: IntArray, b: int, end: int) -> float:
+    """The largest gain as the longer job from a block on to `end`, where its group is not whole."""
+    largest = -np.inf
+    while (b + 1) * LANES <= end:
+        largest = max(largest, columns[LONG, begins[1] + b])
+        b += 1
+    return max(largest, largest_of(columns, LONG, b * LANES, ~(-1 << max(end - b * LANES, 0))))
+
+
+@inlined
+def _last_above(columns: FloatArray, at: int, heads: int, bound: float) -> int:
+    """The last one of a group that gains more than `bound` as the shorter job and to whom its coin is kind."""
+    at, lucky = at + GROUP, np.int64(0)
+    while not lucky:
+        at -= LANES
+        lucky = heads >> at % GROUP & who_gains_above(columns, at, bound)
+    return at + highest_bit(lucky)
 
 
 @inlined

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.core.compiled import borrower, inner, kernel
+from shoal.core.compiled import borrower, kernel
 from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.candidates import (
     LONG,
@@ -24,8 +24,9 @@ from shoal.policies.candidates import (
     turn,
     with_largest,
 )
+from shoal.policies.coins import FIRST, LARGEST
 from shoal.policies.gains import gains
-from shoal.policies.look_back import FIRST, LARGEST, nothing_seen, winner_by_coins, winner_by_order
+from shoal.policies.look_back import nothing_seen, winner_by_coins, winner_by_order
 
 #: Who contends with whom is followed so far.
 _STEPS = 16
@@ -53,68 +54,56 @@ def hand_out_by_gain(
         for i in range(n):
             share[rows[i]] = max(held[i], limit[i])
         return
-    if tie != LARGEST:
-        contend, rest = _contenders(held, limit, begin, speeds)
-        if len(contend):
-            some = held[contend]
-            gpus = _play(some, limit[contend], begin[contend], speeds, rest, gpus, tie, nonce)
-            for i in range(len(contend)):
-                held[contend[i]] = some[i]
-    if gpus > 0:
-        _play(held, limit, begin, speeds, -np.inf, gpus, tie, nonce)
+    few = np.empty(n, np.int32)
+    m, rest = (
+        (0, -np.inf) if tie == LARGEST else _contenders(few, np.empty((2, n)), held, limit, begin, speeds)
+    )
+    while gpus > 0:
+        if m == 0:
+            m, rest = n, -np.inf
+            for i in range(n):
+                few[i] = i
+        own, most, start = np.empty(m, np.int32), np.empty(m, np.int32), np.empty(m, np.int32)
+        for i in range(m):
+            own[i], most[i], start[i] = held[few[i]], limit[few[i]], begin[few[i]]
+        columns, begins = plant(own, most, np.zeros(m), speeds, start, True)
+        seen = nothing_seen(begins)
+        gpus = _hand_out(columns, begins, seen, own, most, start, speeds, rest, gpus, tie, nonce)
+        for i in range(m):
+            held[few[i]] = own[i]
+        m = 0
     for i in range(n):
         share[rows[i]] = held[i]
 
 
-@inner
+@borrower
 def _contenders(
-    held: IntArray, limit: IntArray, begin: IntArray, speeds: FloatArray
-) -> tuple[IntArray, float]:
-    """Those who beat all others whatever the coins, if they are few; and the largest gain of the others.
+    few: IntArray, gained: FloatArray, held: IntArray, limit: IntArray, begin: IntArray, speeds: FloatArray
+) -> tuple[int, float]:
+    """Find those who beat all others whatever the coins, if they are few: how many, and the largest gain of the others.
 
     While that holds the fold is theirs alone: whoever held before the first of them loses to it, and nobody else takes
     it from them. The best is one, who may beat one of them by a coin is one, too, and so on.
     """
-    n = len(held)
-    short, long_ = np.empty(n), np.empty(n)
-    bound = -np.inf
+    n, bound = len(few), -np.inf
     for i in range(n):
-        short[i], long_[i] = gains(speeds, begin[i], held[i], limit[i])
-        bound = max(bound, long_[i])
-    found = np.empty(n, np.int32)
+        gained[0, i], gained[1, i] = gains(speeds, begin[i], held[i], limit[i])
+        bound = max(bound, gained[1, i])
     for _ in range(_STEPS):
         least, rest, count = np.inf, -np.inf, 0
         for i in range(n):
-            if short[i] > bound:
-                least = min(least, long_[i])
-                found[count] = i
+            if gained[0, i] > bound:
+                few[count] = i
                 count += 1
+                least = min(least, gained[1, i])
             else:
-                rest = max(rest, short[i])
+                rest = max(rest, gained[0, i])
         if count > n // 2:
             break
         if least >= rest:
-            return found[:count], rest
+            return count, rest
         bound = least
-    return found[:0], -np.inf
-
-
-@inner
-def _play(
-    held: IntArray,
-    limit: IntArray,
-    begin: IntArray,
-    speeds: FloatArray,
-    rest: float,
-    gpus: int,
-    tie: int,
-    nonce: int,
-) -> int:
-    """Hand out `gpus` among these, while they beat whoever gains `rest`; returns how many are left."""
-    columns, begins = plant(held, limit, np.zeros(len(held)), speeds, begin, True)
-    return _hand_out(
-        columns, begins, nothing_seen(begins), held, limit, begin, speeds, rest, gpus, tie, nonce
-    )
+    return 0, -np.inf
 
 
 @borrower

@@ -14,9 +14,9 @@ import numpy as np
 
 from shoal.core.compiled import borrower, inlined, kernel
 from shoal.policies.base import FloatArray, IntArray
+from shoal.policies.coins import coins
 from shoal.policies.gains import gains
 from shoal.policies.lanes import highest_bit, lowest_bit
-from shoal.policies.look_back import coins
 
 #: With more classes to begin with, jobs are not alike; as they get GPUs there may be so many (at most 64: a bit each).
 _ALIKE, _CLASSES = 16, 32
