@@ -46,15 +46,18 @@ def plant(
 ) -> tuple[FloatArray, IntArray]:
     """The columns of all levels end to end, without a bar; and where each level begins, and the last one ends.
 
-    In groups, the candidates are made up to whole ones, and there is a level of them. Turned rows are not filled.
+    In groups, the candidates are made up to whole ones, there is a level of them, and their gains are turned, too.
     """
-    begins, least = np.zeros(16, np.int32), 3 if in_groups else 2
+    begins, least = np.empty(16, np.int32), 3 if in_groups else 2
+    begins[0] = 0
     count, level = _padded(len(held), GROUP if in_groups else LANES), 0
     while level < least or begins[level] - begins[level - 1] > _TOP:
         begins[level + 1] = begins[level] + count
         count, level = _padded(count // LANES, LANES), level + 1
     columns, begins = np.empty((6, begins[level])), begins[: level + 1].copy()
     _fill(columns, held, limit, left, speeds, begin)
+    if in_groups:
+        _turn_all(columns, begins[1])
     set_bar(columns, begins, np.inf)
     return columns, begins
 
@@ -157,6 +160,12 @@ def next_block(
 
 
 # -- gains alone: for AFS-P ------------------------------------------------------------------------
+
+
+@borrower
+def _turn_all(columns: FloatArray, count: int) -> None:
+    for i in range(count):
+        turn(columns, i)
 
 
 @inlined

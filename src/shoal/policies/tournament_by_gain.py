@@ -20,7 +20,6 @@ from shoal.policies.candidates import (
     largest_of_others,
     lift_gains,
     plant,
-    set_job,
     turn,
     with_largest,
 )
@@ -64,9 +63,11 @@ def hand_out_by_gain(
             for i in range(n):
                 few[i] = i
         own, most, start = np.empty(m, np.int32), np.empty(m, np.int32), np.empty(m, np.int32)
+        lengths = np.empty(m)
         for i in range(m):
             own[i], most[i], start[i] = held[few[i]], limit[few[i]], begin[few[i]]
-        columns, begins = plant(own, most, np.zeros(m), speeds, start, True)
+            lengths[i] = 0.0  # nobody knows
+        columns, begins = plant(own, most, lengths, speeds, start, True)
         seen = nothing_seen(begins)
         gpus = _hand_out(columns, begins, seen, own, most, start, speeds, rest, gpus, tie, nonce)
         for i in range(m):
@@ -120,33 +121,28 @@ def _hand_out(
     tie: int,
     nonce: int,
 ) -> int:
-    for i in range(begins[1]):
-        turn(columns, i)
     best, first = -1, 0
     while gpus > 0:
         while first < len(held) and held[first] >= limit[first]:
             first += 1
         if first == len(held):
             break
-        if tie == LARGEST:
-            best = with_largest(columns, begins, SHORT)
-        elif best < 0:
-            best = with_largest(columns, begins, LONG)
+        if best < 0 or tie == LARGEST:
+            best = with_largest(columns, begins, SHORT if tie == LARGEST else LONG)
         if tie == LARGEST:
             w = best
         elif tie == FIRST:
             w = winner_by_order(columns, begins, first, best, len(held), tie, nonce, gpus)
         else:
             w = winner_by_coins(columns, begins, seen, first, best, tie, nonce, gpus)
-        held[w] += 1
-        gpus -= 1
-        set_job(columns, w, held[w], limit[w], 0.0, speeds, begin[w])
-        if w == best or columns[LONG, w] > columns[LONG, best]:
-            others, best = max(rest, largest_of_others(columns, begins, w)), -1
-            while gpus > 0 and columns[LONG, w] > others:  # it beats them all, whoever is longer
-                held[w] += 1
-                gpus -= 1
-                set_job(columns, w, held[w], limit[w], 0.0, speeds, begin[w])
+        others, again = np.inf, True
+        while again:
+            held[w] += 1
+            gpus -= 1
+            columns[SHORT, w], columns[LONG, w] = gains(speeds, begin[w], held[w], limit[w])
+            if best >= 0 and (w == best or columns[LONG, w] > columns[LONG, best]):
+                others, best = max(rest, largest_of_others(columns, begins, w)), -1
+            again = gpus > 0 and columns[LONG, w] > others  # it beats them all, whoever is longer
         if rest > -np.inf and held[w] < limit[w] and (columns[LONG, w] < rest or columns[SHORT, w] <= rest):
             break
         turn(columns, w)
