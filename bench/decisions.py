@@ -125,8 +125,8 @@ def growth(names: list[str], kind: str) -> dict[str, Any]:
     """The curves, and the cost per (jobs + GPUs) x log2: a bound holds if this does not grow along the curves.
 
     A view of few jobs on many GPUs is decided in no time, so cost per unit is told over the whole grid: its
-    largest value, and how it changes where jobs and GPUs grow together, and beyond what is asked for: small views
-    are in the nearest cache, and a cost that has come to rest grows no more.
+    largest value, and how it changes where jobs and GPUs grow together: by a hundred times, and by three more,
+    which tells growth from what the nearest cache saves small views.
     """
     grid = sorted(
         {(n, 10_000) for n in (100, 300, 1_000, 3_000, 10_000)}

@@ -197,7 +197,8 @@ def test_afs_p_equals_a_left_fold_of_compare_where_a_few_contend_alone(rule, cod
         order = np.random.default_rng(seed).permutation(len(at)).astype(np.int32)
         got = start.copy()
         hand_out_by_gain(got, order, speeds, at, cap, gpus, code, seed)
-        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order, gpus)
+        places = gpus if rule == "random" else None  # without coins no matter who contends
+        want = naive.hand_out_without_lengths(start, curves, cap, gpus, rule, seed, order, places)
         assert got.tolist() == want, f"seed {seed}"
         now, then = speeds[at + start], speeds[at + start + 1]
         gains = {
@@ -207,6 +208,40 @@ def test_afs_p_equals_a_left_fold_of_compare_where_a_few_contend_alone(rule, cod
         alone += bool(few)
         till_the_end += bool(few) and not any(got[j] > start[j] for j in gains if j not in few)
     assert 0 < till_the_end < alone < 60, "it is to meet all of it"
+
+
+@pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
+def test_afs_p_lets_all_play_when_those_who_contended_alone_gain_no_more_than_they(rule, code):
+    """Two of six double, then gain nothing, as the others never do."""
+    flat, doubles = [0.0, 1.0, 1.0, 1.0, 1.0], [0.0, 1.0, 2.0, 2.0, 2.0]
+    curves = [doubles if j in (1, 3) else flat for j in range(6)]
+    at, cap, order = (
+        np.arange(0, 30, 5, dtype=np.int32),
+        np.full(6, 4, np.int32),
+        np.arange(6, dtype=np.int32),
+    )
+    for nonce in range(20):
+        got = np.ones(6, np.int32)
+        hand_out_by_gain(got, order, np.concatenate(curves), at, cap, 7, code, nonce)
+        want = naive.hand_out_without_lengths([1] * 6, curves, cap, 7, rule, nonce, order, 7)
+        assert got.tolist() == want
+        assert min(got[1], got[3]) >= 2
+
+
+@pytest.mark.parametrize(("rule", "code"), [("random", BY_COIN), ("first", FIRST), ("last", LAST)])
+def test_afs_p_equals_a_left_fold_of_compare_whatever_the_curves(rule, code):
+    """Few jobs, with speeds that rise, fall or stand still, and shares that may be above their cap."""
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(1, 10)) if seed % 3 else int(rng.integers(60, 70))
+        speeds = np.abs(1 + np.cumsum(rng.choice([-0.1, 0.0, 0.2, 1.0], (n, 9)), axis=1)) + 0.1
+        share, cap = rng.integers(1, 6, n).astype(np.int32), rng.integers(1, 8, n).astype(np.int32)
+        gpus = int(rng.integers(1, 2 + np.maximum(cap - share, 0).sum()))
+        at, order = np.arange(0, 9 * n, 9, dtype=np.int32), rng.permutation(n).astype(np.int32)
+        got = share.copy()
+        hand_out_by_gain(got, order, speeds.ravel(), at, cap, gpus, code, seed)
+        want = naive.hand_out_without_lengths(share, speeds, cap, gpus, rule, seed, order, gpus)
+        assert got.tolist() == want, f"seed {seed}"
 
 
 def test_afs_p_by_gain_gives_each_gpu_to_the_largest():

@@ -29,8 +29,9 @@ from shoal.policies.lanes import (
 # and the largest gains below; then, but for candidates, the shortest length of those whose gain as the shorter
 # job reaches the bar.
 LENGTH, SHORT, LONG, ABOVE = 0, 1, 2, 3
-# The gains of a group of 64 candidates once more, turned: the first of each of its blocks, then the second of each.
-TURNED_SHORT, TURNED_LONG = 4, 5
+# The gains as the shorter job once more, a group of 64 candidates turned: the first of each of its blocks, then the
+# second of each, and so on.
+TURNED = 4
 #: So many blocks are looked at one after the other, without further ones above them.
 _TOP = 64
 
@@ -46,7 +47,7 @@ def plant(
 ) -> tuple[FloatArray, IntArray]:
     """The columns of all levels end to end, without a bar; and where each level begins, and the last one ends.
 
-    In groups, the candidates are made up to whole ones, there is a level of them, and their gains are turned, too.
+    In groups, the candidates are made up to whole ones, there is a level of them, and the turned row is filled.
     """
     begins, least = np.empty(16, np.int32), 3 if in_groups else 2
     begins[0] = 0
@@ -54,7 +55,7 @@ def plant(
     while level < least or begins[level] - begins[level - 1] > _TOP:
         begins[level + 1] = begins[level] + count
         count, level = _padded(count // LANES, LANES), level + 1
-    columns, begins = np.empty((6, begins[level])), begins[: level + 1].copy()
+    columns, begins = np.empty((5, begins[level])), begins[: level + 1].copy()
     _fill(columns, held, limit, left, speeds, begin)
     if in_groups:
         _turn_all(columns, begins[1])
@@ -170,9 +171,8 @@ def _turn_all(columns: FloatArray, count: int) -> None:
 
 @inlined
 def turn(columns: FloatArray, i: int) -> None:
-    """Bring a candidate's gains up to date where they are turned."""
-    at = i // GROUP * GROUP + i % LANES * LANES + i // LANES % LANES
-    columns[TURNED_SHORT, at], columns[TURNED_LONG, at] = columns[SHORT, i], columns[LONG, i]
+    """Bring a candidate's gain as the shorter job up to date where it is turned."""
+    columns[TURNED, i // GROUP * GROUP + i % LANES * LANES + i // LANES % LANES] = columns[SHORT, i]
 
 
 @inlined

@@ -19,9 +19,9 @@ _INT = ir.IntType(64)
 def coins(typing: Any, tie: Any, nonce: Any, gpu: Any, word: Any) -> tuple[Any, Any]:
     """64 coins, a bit each, of challengers at places from 64 * word on: set if heads, for the challenger.
 
-    The same for the same arguments, a 64-bit mix of all of them: splitmix64 (Steele et al., OOPSLA'14), from the nonce
-    so many steps on as the GPU, in the upper half of a word, and the place say. Written in LLVM's terms, like `lanes`:
-    as Python it would be compiled once more wherever it is used.
+    Places are counted among those that play. The same for the same arguments, a 64-bit mix of all of them: splitmix64
+    (Steele et al., OOPSLA'14), from the nonce so many steps on as the GPU, in the upper half of a word, and the place
+    say. Written in LLVM's terms, like `lanes`: as Python it would be compiled once more wherever it is used.
     """
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:

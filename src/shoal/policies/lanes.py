@@ -193,9 +193,9 @@ def see_group(
     seen: Any,
     row: Any,
 ) -> tuple[Any, Any]:
-    """What the 64 candidates of a group mean to those before, and to whom in it others after it mean less.
+    """What the 64 candidates of a group mean to those before it, and in which of its blocks somebody may last.
 
-    The largest gain as the shorter job of the `lucky` ones, and as bits the blocks in which somebody may last. What
+    The largest gain as the shorter job of the `lucky` ones, and the blocks as bits. What
     comes after each block, as `who_lasts` has to know, goes into two rows of `seen`; of a group that is not `whole`
     only as the shorter job. The group is read from its turned row, so that a lane has a block; `above` are the columns
     of its blocks.

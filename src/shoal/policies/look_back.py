@@ -1,12 +1,12 @@
 """Who is left of one fold of AFS without lengths (AFS-P): looked at from behind.
 
 Where speeds are smooth a fold changes its holder a hundred times, so it is not walked. Coins are a hash of the
-decision, the GPU and the challenger's place: each can be looked at without those before it. A job lasts if its `long`
-reaches the `short` of every later one to whom its coin is kind, and its `short` is above every later `long`. Who holds
-and lasts wins. A coin that is kind to a job whose `short` is above every `long` makes it the holder, whoever was. Of
-those that last from there on, the first to whom its coin is kind holds, too: had the one before withstood it, that one
-would last as well. Left are those that last before it, with unkind coins: each holds only if it beats the one that it
-meets without a coin, which is rarely possible and then looked into.
+decision, the GPU and the challenger's place among those that play: each can be looked at without those before it. A job
+lasts if its `long` reaches the `short` of every later one to whom its coin is kind, and its `short` is above every
+later `long`. Who holds and lasts wins. A coin that is kind to a job whose `short` is above every `long` makes it the
+holder, whoever was. Of those that last from there on, the first to whom its coin is kind holds, too: had the one before
+withstood it, that one would last as well. Left are those that last before it, with unkind coins: each holds only if it
+beats the one that it meets without a coin, which is rarely possible and then looked into.
 
 Candidates are seen in groups of 64, a word of coins each: what a group means to those before it is two numbers, and if
 somebody in it may last at all it is noted in which of its blocks.
@@ -22,7 +22,7 @@ from shoal.policies.candidates import (
     LENGTH,
     LONG,
     SHORT,
-    TURNED_SHORT,
+    TURNED,
     largest_before,
     next_block,
 )
@@ -42,9 +42,9 @@ from shoal.policies.lanes import (
 
 #: So deep questions are looked at from behind; a deeper one is rare, and its fold is walked.
 _DEPTHS = 3
-#: Rows of what was seen, for each depth, as while one place is asked about so may be others before it. Of blocks: the
-#: largest gains after each, as the shorter job, of those to whom their coins are kind, and as the longer. Then the
-#: groups in which somebody may last, the last first, each with the bits of such blocks.
+#: Rows of what was seen, for each depth, as while one place is asked about so may be others before it. The groups in
+#: which somebody may last, the last first, each with the bits of such blocks. And of their blocks, what comes after each:
+#: the largest gains, as the shorter job, of those to whom their coins are kind, and as the longer.
 _CHALLENGE, _OUTDO, _GROUPS, _ROWS = 0, 1, 2, 3
 
 
@@ -173,7 +173,7 @@ def _look_back(
         if asked != -1 or (most >= short and columns[SHORT, np.uint64(level + g)] > long_):
             kind, bits = see_group(columns, at, above, heads, asked == -1, short, long_, seen, row)
         else:
-            kind, bits = largest_of_group(columns, TURNED_SHORT, at, heads), 0
+            kind, bits = largest_of_group(columns, TURNED, at, heads), 0
         seen[np.uint64(row + _GROUPS), count] = g << LANES | bits
         # Added, not branched on: that would be guessed wrong as often as not.
         groups += bits != 0

@@ -5,7 +5,8 @@ it is the shorter of two and as `long` if it is the longer one; who wins whichev
 where that depends on the unknown lengths a tie rule decides: who comes first or last in the fold, or a coin,
 tossed anew in every comparison for every GPU. Who is left of a fold is found by `look_back`.
 
-Where a few jobs gain so much that no other can win they are handed GPUs by themselves, until that is no longer so.
+Where a few jobs gain so much that no other can win they play by themselves, until that is no longer so: then all play.
+The winner is that of the fold over all, if the places that coins go by are counted among those that play.
 """
 
 from __future__ import annotations
@@ -81,8 +82,9 @@ def hand_out_by_gain(
 def _contenders(
     few: IntArray, gained: FloatArray, held: IntArray, limit: IntArray, begin: IntArray, speeds: FloatArray
 ) -> tuple[int, float]:
-    """Find those who beat all others whatever the coins, if they are few: how many, and the largest gain of the others.
+    """Find those who beat all others whatever the coins: how many, and the largest gain of the others.
 
+    None, if they are more than half of all (those at their cap are counted, too) or not found in so many steps.
     While that holds the fold is theirs alone: whoever held before the first of them loses to it, and nobody else takes
     it from them. The best is one, who may beat one of them by a coin is one, too, and so on.
     """
