@@ -43,7 +43,7 @@ from shoal.policies.lanes import (
 #: So deep questions are looked at from behind; a deeper one is rare, and its fold is walked.
 _DEPTHS = 3
 #: Rows of what was seen, for each depth, as while one place is asked about so may be others before it. The groups in
-#: which somebody may last, the last first, each with the bits of such blocks. And of their blocks, what comes after each:
+#: which somebody may last, the last first, each with the bits of such blocks. And of their blocks what comes after:
 #: the largest gains, as the shorter job, of those to whom their coins are kind, and as the longer.
 _CHALLENGE, _OUTDO, _GROUPS, _ROWS = 0, 1, 2, 3
 
