@@ -2,7 +2,10 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
+# Modules are compiled as they are first used, and kept, whatever the environment says: pip would compile ten thousand of
+# which most are never used, and tests begin hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint bench clean help
 help:
