@@ -224,15 +224,15 @@ def see_group(
 
 
 @intrinsic
-def largest_of_group(typing: Any, columns: Any, row: Any, begin: Any, bits: Any) -> tuple[Any, Any]:
-    """The largest value in a turned row of those of a group whose bit is set."""
+def largest_of_group(typing: Any, columns: Any, begin: Any, bits: Any) -> tuple[Any, Any]:
+    """The largest gain as the shorter job of those of a group whose bit is set; from its turned row, too."""
 
     def code(context: Any, build: Any, signature: Any, args: Any) -> Any:
-        columns, row, begin, bits = args
-        lines = _lines(context, build, signature.args[0], columns, begin, row)
+        columns, begin, bits = args
+        lines = _lines(context, build, signature.args[0], columns, begin, 4)
         return _reduce(build, "fmax", _largest_by_lane(build, _chosen(build, lines, bits)))
 
-    return types.float64(columns, types.int64, types.int64, types.int64), code
+    return types.float64(columns, types.int64, types.int64), code
 
 
 @intrinsic

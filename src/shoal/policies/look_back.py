@@ -22,7 +22,6 @@ from shoal.policies.candidates import (
     LENGTH,
     LONG,
     SHORT,
-    TURNED,
     largest_before,
     next_block,
 )
@@ -173,7 +172,7 @@ def _look_back(
         if asked != -1 or (most >= short and columns[SHORT, np.uint64(level + g)] > long_):
             kind, bits = see_group(columns, at, above, heads, asked == -1, short, long_, seen, row)
         else:
-            kind, bits = largest_of_group(columns, TURNED, at, heads), 0
+            kind, bits = largest_of_group(columns, at, heads), 0
         seen[np.uint64(row + _GROUPS), count] = g << LANES | bits
         # Added, not branched on: that would be guessed wrong as often as not.
         groups += bits != 0
