@@ -39,8 +39,8 @@ def serve(options: argparse.Namespace) -> None:
 
     from server.fakes import Fleet
     from shoal.executors.base import NodeInfo
+    from shoal.server.api.limits import Buckets, Limits
     from shoal.server.control import Control
-    from shoal.server.limits import Buckets, Limits
     from shoal.server.options import Options, bind
     from shoal.server.serve import quiet_memory
 

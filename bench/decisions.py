@@ -26,7 +26,8 @@ from shoal.core.cluster import Cluster
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
-from shoal.policies.base import Policy, Supply
+from shoal.core.supply import Supply
+from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy, policy_names
 from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.inputs import read_profiles

@@ -33,10 +33,10 @@ from shoal.core.cluster import Cluster, Node, User
 from shoal.core.job import GpuRange, Job
 from shoal.core.ledger import Ledger
 from shoal.core.profile import Profile
+from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.core.water_filling import water_fill
-from shoal.policies.base import Supply
-from shoal.policies.registry import make_policy
+from shoal.policies.registry import make_policy, policy_class
 from shoal.sim.engine import Simulation
 from shoal.sim.importers.convert import Wishes, convert
 from shoal.sim.importers.philly_csv import read_philly_csv
@@ -66,7 +66,7 @@ def quantum(policy: str, kind: str, jobs: int = 10_000, users: int = 100, rounds
     rng = np.random.default_rng(0)
     owners = tuple(User(f"u{k}", float(rng.integers(1, 5))) for k in range(users))
     cluster = big_cluster(kind, owners)
-    view = View(cluster.gpu_types, cluster.total_gpus)
+    view = View(cluster.gpu_types, cluster.total_gpus, policy_class(policy).columns)
     for i in range(jobs):
         gpus = int(rng.choice([1, 2, 4, 8, 16], p=[0.5, 0.2, 0.15, 0.1, 0.05]))
         elastic = policy == "fair-afs" and rng.random() < 0.7
@@ -154,7 +154,7 @@ def claim(seed: int, kind: str, hours: float) -> Found:
     gpus, users = int(rng.choice(widths)), int(rng.integers(2, most_users + 1))
     owners = tuple(User(f"u{k}", float(rng.integers(1, 4))) for k in range(users))
     cluster = Cluster.of(int(rng.choice(counts)), gpus).with_users(owners)
-    view = View(cluster.gpu_types, cluster.total_gpus)
+    view = View(cluster.gpu_types, cluster.total_gpus, policy_class("gandiva-fair").columns)
     fitting = [s for s in sizes if s <= (cluster.total_gpus if max(sizes) > max(widths) else gpus)]
     for i in range(int(rng.integers(*jobs))):
         size = int(rng.choice(fitting))
@@ -173,7 +173,9 @@ def claim(seed: int, kind: str, hours: float) -> Found:
         part = decider.entitled().sum(axis=1)
         off = max(off, float(np.abs(had - part / part.sum() * had.sum()).max()))
         waited_s = np.where(view.gpus == 0, now_s + quantum_s - view.changed_s, 0.0)
-        turns = max(turns, float((waited_s * view.memory_c / (view.requested_gpus * quantum_s)).max()))
+        turns = max(
+            turns, float((waited_s * view.column("due_gpus") / (view.requested_gpus * quantum_s)).max())
+        )
     possible, short = (1.0, 0.0) if off <= 1.0 else (None, None)
     if off > 1.0 and len(cluster.nodes) <= MOST_NODES:
         claimed = list(zip(view.user.tolist(), view.requested_gpus.tolist()))

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from shoal.core.cluster import Cluster
+from shoal.core.decision import Decision
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job
 from shoal.core.plan import Placement
 from shoal.core.profile import Profile
+from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.placement.base import Placed, Placer
 from shoal.placement.best_fit import BestFit, best_fit
@@ -23,7 +25,6 @@ from shoal.placement.optimus_place import place
 from shoal.placement.registry import Setting, make_placer
 from shoal.placement.topology import Topology
 from shoal.policies import optimus_ps
-from shoal.policies.base import Decision, Supply
 from shoal.policies.registry import make_policy
 from shoal.scheduler.early import EarlyStarts, Phases
 from shoal.scheduler.guests import Guests, Need

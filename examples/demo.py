@@ -36,7 +36,7 @@ from shoal.client import Client
 from shoal.client_errors import TimedOut
 from shoal.core.errors import ShoalError
 from shoal.core.words import counted
-from shoal.server.models import Job, JobSpec, Why
+from shoal.server.api.models import Job, JobSpec, Why
 
 GPUS = 4
 EXAMPLES = Path(__file__).resolve().parent

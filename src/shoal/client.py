@@ -17,7 +17,7 @@ from datetime import datetime
 
 from shoal.client_errors import ClientError, TimedOut
 from shoal.connection import Connection, made, parsed, segment
-from shoal.server import models as m
+from shoal.server.api import models as m
 
 JobId = int | str
 

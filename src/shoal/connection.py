@@ -18,8 +18,8 @@ import httpx
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from shoal.client_errors import BadAnswer, ClientError, NotRunning, TimedOut, Unreachable, error_for
+from shoal.server.api.models import Error
 from shoal.server.home import default_home
-from shoal.server.models import Error
 from shoal.sse import Message, read_messages
 
 M = TypeVar("M", bound=BaseModel)

@@ -21,7 +21,7 @@ from shoal.core.errors import ShoalError, did_you_mean
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
 
-    from shoal.server.models import JobSpec
+    from shoal.server.api.models import JobSpec
 
 #: A job file is read whole; the largest sensible one is a few kB.
 MAX_BYTES = 256 * 1024
@@ -175,7 +175,7 @@ def check(document: Document, model: type[M]) -> M:
 
 def job_spec(document: Document) -> JobSpec:
     """The job in a document. A command may be one line; a relative `workdir` is seen from the file."""
-    from shoal.server.models import JobSpec
+    from shoal.server.api.models import JobSpec
 
     data = dict(document.data)
     here = Path.cwd() if document.source == "<stdin>" else Path(document.source).resolve().parent
@@ -192,7 +192,7 @@ def job_spec(document: Document) -> JobSpec:
 
 def json_schema() -> dict[str, Any]:
     """The published schema (schemas/job.schema.json): the model's, and what a file may write more simply."""
-    from shoal.server.models import ENV_NAME, JobSpec
+    from shoal.server.api.models import ENV_NAME, JobSpec
 
     schema = JobSpec.model_json_schema()
     scalar = {"type": ["string", "number", "boolean"]}

@@ -71,7 +71,7 @@ def test_the_published_schema_is_that_of_the_model():
 
 
 def test_every_field_of_the_model_is_in_the_schema_and_unknown_ones_are_refused():
-    from shoal.server.models import JobSpec
+    from shoal.server.api.models import JobSpec
 
     schema = json.loads(SCHEMA.read_text())
     assert set(schema["properties"]) == set(JobSpec.model_fields)

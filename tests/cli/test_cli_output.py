@@ -9,7 +9,7 @@ import yaml
 from live_cluster import eventually
 
 from shoal.cli.commands import COMMANDS
-from shoal.server import models as m
+from shoal.server.api import models as m
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from shoal.cli.out import duration
 from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
-from shoal.server.models import CouldDo, Estimate, Job, JobRef, Reason, Status, Why
+from shoal.server.api.models import CouldDo, Estimate, Job, JobRef, Reason, Status, Why
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

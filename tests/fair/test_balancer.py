@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.policies.fair.balancer import attract, balance, ticket_load, time_needed
+from shoal.policies.gandiva_fair.balancer import attract, balance, ticket_load, time_needed
 
 
 def setting(tickets, size, home, gpus, types=None):

@@ -5,7 +5,7 @@ import pkgutil
 
 from numba.core.dispatcher import Dispatcher
 
-from shoal.policies import fair
+from shoal.policies import gandiva_fair as fair
 
 
 def test_kernels_without_a_way_in_from_python_are_private_to_the_kernels_of_their_file():

@@ -9,8 +9,8 @@ from drive import LINEAR, Drive
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.errors import ShoalError
 from shoal.core.profile import Profile
-from shoal.policies.afs_l import afs_l_shares
-from shoal.policies.fair_afs import FairAfs, FairAfsOptions
+from shoal.policies.afs.afs_l import afs_l_shares
+from shoal.policies.gandiva_fair.fair_afs import FairAfs, FairAfsOptions
 from shoal.policies.registry import make_policy
 
 GOOD = Profile.of("good", {1: 1.0, 2: 0.52, 4: 0.27, 8: 0.14, 16: 0.08})

@@ -11,8 +11,8 @@ from shoal.core.errors import ShoalError
 from shoal.core.events import NodeBack, NodeLost, Timer
 from shoal.core.profile import Profile
 from shoal.core.reason import Code
-from shoal.policies.fair.binding import Binding
-from shoal.policies.gandiva_fair import GandivaFair, GandivaFairOptions
+from shoal.policies.gandiva_fair.binding import Binding
+from shoal.policies.gandiva_fair.gandiva_fair import GandivaFair, GandivaFairOptions
 from shoal.policies.registry import make_policy
 
 QUANTUM_S = 60.0
@@ -118,7 +118,7 @@ def furthest_off(seed):
     for _ in range(72):
         d.run(300)
         waiting = d.view.gpus == 0
-        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
+        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.column("due_gpus")
         turns = max(turns, float(((d.now_s - d.view.changed_s) / turn_s)[waiting].max(initial=0.0)))
         off = max(off, float(np.abs(d.off_by_of_what_was_given()).max()) / (4 * count * QUANTUM_S))
     assert all(d.had[j] > 0 for j in d.view.job_ids.tolist())

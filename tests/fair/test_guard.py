@@ -6,9 +6,9 @@ from drive import Drive
 
 from shoal.core.cluster import Cluster, Node, User
 from shoal.core.profile import Profile
-from shoal.policies.fair import binding, scenes
-from shoal.policies.fair.guard import LIMIT, LOST, Choice, Scene, in_question, steer
-from shoal.policies.fair.kernels import SPANS
+from shoal.policies.gandiva_fair import binding, scenes
+from shoal.policies.gandiva_fair.guard import LIMIT, LOST, Choice, Scene, in_question, steer
+from shoal.policies.gandiva_fair.kernels import SPANS
 from shoal.policies.registry import make_policy
 
 QUANTUM_S = 60.0
@@ -202,7 +202,7 @@ def test_users_with_gangs_that_span_nodes_are_always_within_a_quantums_work_of_t
     for _ in range(6 * 60):
         d.run(QUANTUM_S)
         assert np.abs(d.off_by_of_what_was_given()).max() <= nodes * gpus * QUANTUM_S
-        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
+        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.column("due_gpus")
         assert ((d.now_s - d.view.changed_s) / turn_s)[d.view.gpus == 0].max(initial=0.0) <= 10.0
         assert waiting_that_fit(d) == []
 

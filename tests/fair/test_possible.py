@@ -66,7 +66,7 @@ def furthest_off(seed, sizes, hours=6):
     for _ in range(12 * hours):
         d.run(300)
         off = max(off, float(np.abs(d.off_by_of_what_was_given()).max()) / (gpus * count * QUANTUM_S))
-        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.memory_c
+        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.column("due_gpus")
         assert ((d.now_s - d.view.changed_s) / turn_s)[d.view.gpus == 0].max(
             initial=0.0
         ) <= 10.0  # nobody starves

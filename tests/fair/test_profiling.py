@@ -6,7 +6,7 @@ from math import inf, isnan
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.policies.fair.profiling import Measured, Profiles, Rules, Visit
+from shoal.policies.gandiva_fair.profiling import Measured, Profiles, Rules, Visit
 
 K80, P40, P100 = 0, 1, 2
 GRU = {K80: 1.0, P40: 3.0, P100: 2.58}

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.policies.fair.kernels import SPANS
-from shoal.policies.fair.relief import FIRST, best_set, choose_sets, put_first, take_in
+from shoal.policies.gandiva_fair.kernels import SPANS
+from shoal.policies.gandiva_fair.relief import FIRST, best_set, choose_sets, put_first, take_in
 
 JOBS = st.lists(st.tuples(st.integers(1, 4), st.integers(-50, 50)), min_size=1, max_size=8)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.policies.fair.sets import by_size, full_set, worth_by_room
+from shoal.policies.gandiva_fair.sets import by_size, full_set, worth_by_room
 
 JOBS = st.lists(st.tuples(st.integers(1, 5), st.integers(-9, 9)), min_size=1, max_size=8)
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
-from shoal.policies.fair.accounts import settle
-from shoal.policies.fair.kernels import SPANS, compare_siblings, split_stride
-from shoal.policies.fair.split_stride import SplitStride, aggregate_pass
-from shoal.policies.fair.stride import GangStride, Strider
+from shoal.policies.gandiva_fair.accounts import settle
+from shoal.policies.gandiva_fair.kernels import SPANS, compare_siblings, split_stride
+from shoal.policies.gandiva_fair.split_stride import SplitStride, aggregate_pass
+from shoal.policies.gandiva_fair.stride import GangStride, Strider
 
 
 def two_nodes(tickets_a, homes_of_b):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
-from shoal.policies.fair.stride import GangStride, Strider, pick_plain
+from shoal.policies.gandiva_fair.stride import GangStride, Strider, pick_plain
 
 
 def plain_table(tie_order, quanta):

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
-from shoal.policies.fair.trading import trade, type_order
+from shoal.policies.gandiva_fair.trading import trade, type_order
 
 SLOW, FAST = 0, 1
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from shoal.core.cluster import Cluster
+from shoal.core.decision import Decision
 from shoal.core.job import GpuRange, Job
 from shoal.core.plan import Placement
 from shoal.core.profile import Profile
+from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.policies.base import Decision, Supply
 
 
 def size(placement: Placement) -> int:

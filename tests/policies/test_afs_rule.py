@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shoal.policies.afs_l import afs_l_shares
+from shoal.policies.afs.afs_l import afs_l_shares
 
 from . import naive
 

@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from numba import njit
 
-from shoal.policies.candidates import ABOVE, LENGTH, LONG, SHORT, lift, next_to_beat, plant, set_bar, set_job
+from shoal.policies.afs.candidates import (
+    ABOVE,
+    LENGTH,
+    LONG,
+    SHORT,
+    lift,
+    next_to_beat,
+    plant,
+    set_bar,
+    set_job,
+)
 
 FEW = np.array([0.1, 0.2, 0.3, 0.5])  # so that many are equal
 

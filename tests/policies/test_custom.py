@@ -17,9 +17,9 @@ from shoal.core import named
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange, Job
+from shoal.core.options import make_options
 from shoal.core.profile import Profile
 from shoal.policies import registry
-from shoal.policies.base import make_options
 from shoal.sim.engine import Simulation
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

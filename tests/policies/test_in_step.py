@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.policies.in_step import hand_out_in_step
+from shoal.policies.afs.in_step import hand_out_in_step
 
 from . import naive
 

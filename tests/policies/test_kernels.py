@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.policies.afs_l import AfsL, AfsLOptions, afs_l_shares
-from shoal.policies.afs_p import afs_p_shares
-from shoal.policies.coins import BY_COIN, FIRST, LARGEST, LAST
+from shoal.policies.afs.afs_l import AfsL, AfsLOptions, afs_l_shares
+from shoal.policies.afs.afs_p import afs_p_shares
+from shoal.policies.afs.coins import BY_COIN, FIRST, LARGEST, LAST
+from shoal.policies.afs.in_step import hand_out_in_step
+from shoal.policies.afs.tournament_by_gain import hand_out_by_gain
+from shoal.policies.afs.tournament_of_classes import hand_out_among_alike
 from shoal.policies.fifo import fifo_shares
 from shoal.policies.gittins import TiresiasG, TiresiasGOptions
-from shoal.policies.in_step import hand_out_in_step
-from shoal.policies.maxmin import max_min_shares
+from shoal.policies.max_min import max_min_shares
 from shoal.policies.optimus import optimus_shares
 from shoal.policies.order import fill_in_order, times_at
 from shoal.policies.themis import grant_in_order
-from shoal.policies.tournament_by_gain import hand_out_by_gain
-from shoal.policies.tournament_of_classes import hand_out_among_alike
 
 from . import naive
 

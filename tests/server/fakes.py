@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 
 from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
-from shoal.server.conductor import Conductor
 from shoal.server.control import Control
+from shoal.server.loop.conductor import Conductor
 from shoal.server.options import Options
 from shoal.wire import auth
 from shoal.wire.auth import ClientProof, Seal

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.executors.base import NodeInfo
-from shoal.server import models
-from shoal.server.app import make_app
-from shoal.server.limits import Buckets
+from shoal.server.api import models
+from shoal.server.api.app import make_app
+from shoal.server.api.limits import Buckets
 from shoal.wire.messages import Report
 
 from .fakes import run, server
@@ -21,7 +21,7 @@ OPENAPI = Path(__file__).parents[2] / "docs" / "openapi.json"
 
 def test_the_committed_description_is_that_of_the_code() -> None:
     assert json.loads(OPENAPI.read_text()) == json.loads(json.dumps(make_app().openapi())), (
-        "run: python -m shoal.server.describe > docs/openapi.json"
+        "run: python -m shoal.server.api.describe > docs/openapi.json"
     )
 
 

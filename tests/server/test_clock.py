@@ -12,8 +12,8 @@ from shoal.executors import shim
 from shoal.executors.base import Exit
 from shoal.executors.local import LocalExecutor
 from shoal.executors.logs import read_lines
-from shoal.server import clock as clock_module
-from shoal.server.clock import Clock
+from shoal.server.loop import clock as clock_module
+from shoal.server.loop.clock import Clock
 
 from .fakes import Fleet, run, server
 

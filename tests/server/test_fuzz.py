@@ -19,7 +19,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from shoal.server.app import make_app
+from shoal.server.api.app import make_app
 from shoal.server.control import Control
 from shoal.server.options import Options, bind
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.server.learning import ENOUGH_STEPS, NEWS, Pace, plain_speed
+from shoal.server.loop.learning import ENOUGH_STEPS, NEWS, Pace, plain_speed
 from shoal.wire.messages import Report
 
 from .fakes import run, server

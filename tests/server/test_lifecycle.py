@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.server.lifecycle import Life, Verb, WrongState, apply, hold_gpus, may, settle
-from shoal.server.models import JobState
+from shoal.server.api.models import JobState
+from shoal.server.loop.lifecycle import Life, Verb, WrongState, apply, hold_gpus, may, settle
 
 
 def walk(*verbs: Verb) -> Life:

@@ -10,8 +10,8 @@ import pytest
 
 from shoal.executors.base import GpuUsage, NodeInfo
 from shoal.knowledge.unknown import Unknown
-from shoal.server.needs import predict
-from shoal.server.usage import Samples
+from shoal.server.loop.needs import predict
+from shoal.server.loop.usage import Samples
 
 from .fakes import Fleet, Here, run, server
 from .test_sharing import Shared
@@ -152,5 +152,5 @@ def test_a_driver_that_fails_once_is_asked_again(tmp_path: Path, monkeypatch: py
             usage = here.conductor.usage
             await here.until(lambda: job in usage._samples and usage._samples[job].memory_mb == 4000)
 
-    monkeypatch.setattr("shoal.server.usage.SAMPLE_S", 0.01)
+    monkeypatch.setattr("shoal.server.loop.usage.SAMPLE_S", 0.01)
     run(story())

@@ -9,9 +9,9 @@ import pytest
 
 from shoal.core.errors import ShoalError
 from shoal.core.words import counted, listed
-from shoal.policies.maxmin import MaxMin
+from shoal.policies.max_min import MaxMin
 from shoal.policies.registry import BUILT_IN
-from shoal.server.naming import short_name
+from shoal.server.services.naming import short_name
 
 from .fakes import Fleet, Here, run, server
 from .test_history import moment
@@ -105,7 +105,7 @@ def test_a_fair_policy_that_is_set_later_charges_nobody_for_the_time_before(tmp_
             reason = here.control.server.answers.reasons.reason(here.conductor.jobs[second])
             assert reason.code in ("PendingEvaluation", "WaitingForCapacity"), "also before it has decided"
             await here.until(lambda: scheduler._decision is not None)
-            lags = scheduler.view.memory_a
+            lags = scheduler.view.column("lag_gpu_s")
             assert abs(lags).max() < 60, "in GPU-seconds"
 
     run(story())

@@ -14,9 +14,9 @@ from alembic.migration import MigrationContext
 
 from shoal.core.errors import ShoalError
 from shoal.server.home import Home, HomeInUse, NewerHome
-from shoal.server.migrate import latest_revision, migrate
-from shoal.server.store import Store, StoreFull
-from shoal.server.tables import metadata
+from shoal.server.store.migrate import latest_revision, migrate
+from shoal.server.store.store import Store, StoreFull
+from shoal.server.store.tables import metadata
 
 
 def job(**values: Any) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def test_a_copy_is_made_before_a_migration(tmp_path: Path) -> None:
         raw.execute("delete from alembic_version")
         raw.execute("insert into alembic_version values ('0000')")
     engine = sa.create_engine(f"sqlite:///{path}")
-    from shoal.server import migrate as module
+    from shoal.server.store import migrate as module
 
     original = module.ScriptDirectory.walk_revisions
     older = type("Revision", (), {"revision": "0000"})()

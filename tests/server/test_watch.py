@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from shoal.server.auth import Who
-from shoal.server.errors import Busy
-from shoal.server.models import Role
-from shoal.server.routes import watch
+from shoal.server.api.auth import Who
+from shoal.server.api.errors import Busy
+from shoal.server.api.models import Role
+from shoal.server.api.routes import watch
 from shoal.sse import read_messages
 
 from .fakes import Here, run, server
@@ -98,7 +98,7 @@ def test_a_silent_stream_is_kept_alive_and_the_number_of_streams_is_limited(
             parts = response.body_iterator
             assert await anext(parts) == b": shoal\n\n"
             assert await anext(parts) == b": beat\n\n"
-            monkeypatch.setattr("shoal.server.hub.MOST_STREAMS_OF_USER", 1)
+            monkeypatch.setattr("shoal.server.api.hub.MOST_STREAMS_OF_USER", 1)
             with pytest.raises(Busy):
                 await watch.stream_events(here.control.server, ADMIN)
             await parts.aclose()  # type: ignore[attr-defined]

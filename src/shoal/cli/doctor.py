@@ -16,7 +16,7 @@ from shoal.cli.options import Home, Out, Output, Server, TokenFile
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
-    from shoal.server.models import Check
+    from shoal.server.api.models import Check
 
 #: Below this a busy cluster fills the disk within the day.
 LOW_DISK_BYTES = 1 << 30
@@ -32,8 +32,8 @@ def doctor(
     """Check this machine and the server. Exit code 1 if something is wrong, 0 with mere warnings."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
+    from shoal.server.api.models import Doctor
     from shoal.server.home import default_home
-    from shoal.server.models import Doctor
 
     checks = {check.name: check for check in _local((home or default_home()).expanduser())}
     checks |= {check.name: check for check in _of_server(home, server, token_file)}
@@ -49,7 +49,7 @@ def doctor(
 
 
 def _local(home: Path) -> Iterator[Check]:
-    from shoal.server.models import Check
+    from shoal.server.api.models import Check
 
     yield Check(name="python", status="ok", message=f"{sys.version.split()[0]} at {sys.executable}")
     if importlib.util.find_spec("torch"):
@@ -79,7 +79,7 @@ def _local(home: Path) -> Iterator[Check]:
 def _of_server(home: Path | None, server: str | None, token_file: Path | None) -> Iterator[Check]:
     from shoal.cli.options import connect
     from shoal.client_errors import ClientError
-    from shoal.server.models import Check
+    from shoal.server.api.models import Check
 
     try:
         with connect(home, server, token_file, timeout_s=5.0) as client:

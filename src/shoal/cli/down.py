@@ -11,7 +11,7 @@ import typer
 from shoal.cli.options import Home, Yes
 
 if TYPE_CHECKING:
-    from shoal.server.models import Status
+    from shoal.server.api.models import Status
 
 
 def down(

@@ -11,7 +11,7 @@ from shoal.cli.options import Output, job_names
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import Event
+    from shoal.server.api.models import Event
 
 
 @on_server
@@ -32,7 +32,7 @@ def events(
     """What happened to the jobs you may see, and who did it. This is also the audit log."""
     from shoal.cli.report import print_document
     from shoal.cli.times import since as point
-    from shoal.server.models import EventList
+    from shoal.server.api.models import EventList
 
     begin = point(since)
     which: dict[str, Any] = {"type": type_, "since": begin, "tail": None if begin else tail}

@@ -15,7 +15,7 @@ from shoal.cli.out import duration, say
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import Job, LogLine
+    from shoal.server.api.models import Job, LogLine
 
 FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED, TERMINATED = 100, 101, 103, 130, 143
 

@@ -10,7 +10,7 @@ from shoal.cli.out import duration
 from shoal.cli.times import ago
 
 if TYPE_CHECKING:
-    from shoal.server.models import Job
+    from shoal.server.api.models import Job
 
 HEAD = ["NAME", "USER", "STATE", "GPUS", "WANT", "SPEEDUP", "PROGRESS", "AGE", "REASON"]
 #: What a narrow terminal does without, so that the reason can be read.

@@ -35,7 +35,7 @@ def logs(
     from shoal.cli.out import say
     from shoal.cli.report import plain, print_document, print_lines
     from shoal.cli.times import since as point
-    from shoal.server.models import LogPage
+    from shoal.server.api.models import LogPage
 
     which = {"rank": _rank(rank), "attempt": attempt, "tail": tail, "since": point(since)}
     with connect(home, server, token_file) as client:

@@ -12,7 +12,7 @@ from shoal.cli.options import Output, Yes
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import Node, NodeStatus
+    from shoal.server.api.models import Node, NodeStatus
 
 COMMANDS = {
     "ls": ("shoal.cli.node:ls", "The nodes there are."),
@@ -51,7 +51,7 @@ def ls(client: Client, output: Output) -> None:
     """The nodes there are."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
-    from shoal.server.models import NodeList
+    from shoal.server.api.models import NodeList
 
     nodes = client.nodes()
     if output.for_people:

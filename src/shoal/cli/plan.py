@@ -11,7 +11,7 @@ from shoal.cli.report import reported
 from shoal.cli.spec_options import File, JobName, Set
 
 if TYPE_CHECKING:
-    from shoal.server.models import PlanOutcome
+    from shoal.server.api.models import PlanOutcome
 
 EXIT_CODES = {"starts": 0, "waits": 10, "shrinks_others": 11, "infeasible": 12}
 

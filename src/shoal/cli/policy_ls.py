@@ -17,7 +17,7 @@ def ls(output: Out = Output.TABLE) -> None:
     from shoal.cli.policy_show import shown
     from shoal.cli.report import print_document
     from shoal.policies.registry import policy_classes, unusable_policies
-    from shoal.server.models import PolicyInfo, PolicyInfoList
+    from shoal.server.api.models import PolicyInfo, PolicyInfoList
 
     found = [
         PolicyInfo(name=name, summary=cls.summary, elastic=cls.elastic, needs_lengths=cls.needs_lengths)

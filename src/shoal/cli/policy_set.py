@@ -12,7 +12,7 @@ from shoal.cli.options import Output, policy_names
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import Policy
+    from shoal.server.api.models import Policy
 
 
 @on_server

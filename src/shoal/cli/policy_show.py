@@ -25,7 +25,7 @@ def show(
     cls = policy_class(name)
     if not output.for_people:
         from shoal.cli.report import print_document
-        from shoal.server.models import Policy
+        from shoal.server.api.models import Policy
 
         print_document(
             output,

@@ -11,7 +11,7 @@ from shoal.cli.options import JobArg, Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import Profile
+    from shoal.server.api.models import Profile
 
 BAR = 40
 

@@ -14,7 +14,7 @@ from shoal.cli.report import reported
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import Job
+    from shoal.server.api.models import Job
 
 #: A live table is read again this often: shares change on events, but progress and ages change by themselves.
 REFRESH_S = 1.0
@@ -54,7 +54,7 @@ def ps(
 
 def _states(text: str | None) -> list[str] | None:
     from shoal.core.errors import ShoalError, did_you_mean
-    from shoal.server.models import JobState
+    from shoal.server.api.models import JobState
 
     states = [part.strip() for part in text.split(",") if part.strip()] if text else None
     for state in states or []:
@@ -68,7 +68,7 @@ def _states(text: str | None) -> list[str] | None:
 def _print(jobs: list[Job], output: Output, *, hint: bool) -> None:
     from shoal.cli.out import say
     from shoal.cli.report import print_document
-    from shoal.server.models import JobList
+    from shoal.server.api.models import JobList
 
     if not output.for_people:
         print_document(output, JobList(items=jobs, next=None), [job.name for job in jobs])

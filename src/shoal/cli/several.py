@@ -10,7 +10,7 @@ import typer
 from shoal.cli.options import Output
 
 if TYPE_CHECKING:
-    from shoal.server.models import Job
+    from shoal.server.api.models import Job
 
 
 def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Output) -> None:
@@ -18,7 +18,7 @@ def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Out
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.core.errors import ShoalError
-    from shoal.server.models import JobList
+    from shoal.server.api.models import JobList
 
     found: list[Job] = []
     errors: list[ShoalError] = []

@@ -11,7 +11,7 @@ from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
-    from shoal.server.models import Event, Job
+    from shoal.server.api.models import Event, Job
 
 
 @reported

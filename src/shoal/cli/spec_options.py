@@ -11,7 +11,7 @@ import typer
 from shoal.core.errors import ShoalError
 
 if TYPE_CHECKING:
-    from shoal.server.models import JobSpec
+    from shoal.server.api.models import JobSpec
 
 Gpus = Annotated[str | None, typer.Option("--gpus", "-g", help="GPUs: 4, a range 1..8, or auto.")]
 JobName = Annotated[str | None, typer.Option("--name", help="Name of the job. Default: from the command.")]
@@ -69,6 +69,6 @@ def shell_environment() -> dict[str, str]:
 
 
 def _spec() -> type[JobSpec]:
-    from shoal.server.models import JobSpec
+    from shoal.server.api.models import JobSpec
 
     return JobSpec

@@ -14,7 +14,7 @@ from shoal.cli.spec_options import File, JobName, Set
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import JobSpec
+    from shoal.server.api.models import JobSpec
 
 
 @reported

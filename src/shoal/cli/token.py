@@ -27,7 +27,7 @@ def ls(client: Client, output: Output) -> None:
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
-    from shoal.server.models import TokenList
+    from shoal.server.api.models import TokenList
 
     tokens = client.tokens()
     if not output.for_people:

@@ -12,7 +12,7 @@ from shoal.cli.options import Output, Yes
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.models import User
+    from shoal.server.api.models import User
 
 COMMANDS = {
     "ls": ("shoal.cli.user:ls", "The users."),
@@ -32,7 +32,7 @@ def _print(found: User | list[User], output: Output) -> None:
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
-    from shoal.server.models import UserList
+    from shoal.server.api.models import UserList
 
     users = found if isinstance(found, list) else [found]
     if output.for_people:

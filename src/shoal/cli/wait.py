@@ -12,7 +12,7 @@ from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
-    from shoal.server.models import Job
+    from shoal.server.api.models import Job
 
 
 @reported

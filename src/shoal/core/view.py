@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core import view_kernels
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job, Kind
 from shoal.core.plan import CHANGE_COLUMNS
 from shoal.core.profile import Profile
 from shoal.core.speed_tables import SpeedTables
-from shoal.core.view_kernels import FLOATS, INTS, MAX_GPUS, FloatArray, IntArray
+from shoal.core.view_kernels import FLOATS, INTS, MAX_GPUS
 
 _NONE: IntArray = np.empty(0, np.int32)
 _NOBODY: NDArray[np.bool_] = np.empty(0, np.bool_)
@@ -39,10 +40,6 @@ class View:
     last_start_s: FloatArray
     changed_s: FloatArray
     attained_gpu_s: FloatArray
-    memory_a: FloatArray
-    memory_b: FloatArray
-    memory_c: FloatArray
-    memory_d: FloatArray
     user: IntArray
     min_gpus: IntArray
     max_gpus: IntArray
@@ -57,14 +54,18 @@ class View:
     #: [gpu type, row]: the largest share on that type that the job can use; 0 if it may not use it
     type_max: IntArray
 
-    def __init__(self, gpu_types: tuple[str, ...], total_gpus: int) -> None:
+    def __init__(
+        self, gpu_types: tuple[str, ...], total_gpus: int, policy_columns: tuple[str, ...] = ()
+    ) -> None:
         self.gpu_types = gpu_types
+        #: Names of the columns in which the policy keeps its own state of each job; see `column`.
+        self.policy_columns = policy_columns
         self.total_gpus = total_gpus
         self.tables = SpeedTables(gpu_types)
         self.n = 0
         types = len(gpu_types)
         self._ids: NDArray[np.int64] = np.zeros(64, np.int64)
-        self._floats: FloatArray = np.zeros((len(FLOATS), 64))
+        self._floats: FloatArray = np.zeros((len(FLOATS) + len(policy_columns), 64))
         self._ints: IntArray = np.zeros((len(INTS) + 2 * types, 64), np.int32)
         self._order: list[int] = []
         #: By job id, of parameter-server jobs where it is known: speed by [servers - 1, workers - 1].
@@ -86,6 +87,10 @@ class View:
     def speeds(self) -> FloatArray:
         """All speed curves end to end: job `row` runs at `speeds[speed_at[t, row] + gpus]` on type `t`."""
         return self.tables.values
+
+    def column(self, name: str) -> FloatArray:
+        """A column that the policy declared in `Policy.columns`. It starts at 0 for every job."""
+        return self._floats[len(FLOATS) + self.policy_columns.index(name), : self.n]
 
     def _grow(self) -> None:
         """Before the storage is full: slices of all of it are of another layout, and kernels compiled again for it."""
@@ -246,7 +251,7 @@ class View:
     def dump(self, row: int) -> dict[str, float | int | None]:
         """The row as plain data; infinity and nan become None, told apart by `load`."""
         values: dict[str, float | int | None] = {}
-        for i, name in enumerate(FLOATS):
+        for i, name in enumerate((*FLOATS, *self.policy_columns)):
             value = float(self._floats[i, row])
             values[name] = value if np.isfinite(value) else None
         for i, name in enumerate(INTS):
@@ -255,7 +260,7 @@ class View:
 
     def load(self, row: int, values: dict[str, float | int | None]) -> None:
         """Set the row from what `dump` gave."""
-        for i, name in enumerate(FLOATS):
+        for i, name in enumerate((*FLOATS, *self.policy_columns)):
             value = values[name]
             missing = np.nan if name in ("total", "remaining") else np.inf
             self._floats[i, row] = missing if value is None else value

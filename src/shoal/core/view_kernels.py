@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import kernel
 from shoal.core.plan import (
     GENERATION,
@@ -25,9 +26,6 @@ from shoal.core.plan import (
     VERB,
 )
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int32]
-
 FLOATS = (
     "submit_s",  #: when the job arrived
     "weight",  #: the owner's weight among their own jobs
@@ -39,10 +37,6 @@ FLOATS = (
     "last_start_s",  #: when it last went from no share to some; inf before
     "changed_s",  #: when its share last changed
     "attained_gpu_s",  #: GPU-seconds received up to `changed_s`
-    "memory_a",  #: what the policy remembers of the job; each policy says what it keeps here
-    "memory_b",
-    "memory_c",
-    "memory_d",
 )
 INTS = (
     "user",  #: index of the owner

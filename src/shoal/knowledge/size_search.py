@@ -15,11 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from shoal.core.errors import ShoalError
+from shoal.core.options import make_options
 from shoal.core.words import counted
 from shoal.knowledge.autoscaler import IMPROVED, Autoscaler, Options
 from shoal.knowledge.heuristics import Heuristic, Progress, find_heuristic
 from shoal.knowledge.unknown import Unknown
-from shoal.policies.base import make_options
 
 #: Each step is seen.
 BY_STEP = replace(IMPROVED, step_gpus=1)

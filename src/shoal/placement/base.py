@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shoal.core.decision import Decision
 from shoal.core.plan import Placement
+from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.policies.base import Decision, Supply
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
+from shoal.core.decision import Decision
 from shoal.core.plan import Placement
+from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.placement import pack
 from shoal.placement.base import Placed
-from shoal.policies.base import Decision, Supply
 
 IntArray = NDArray[np.int32]
 #: GPUs of one job by node.

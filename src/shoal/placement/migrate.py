@@ -20,13 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
+from shoal.core.decision import Decision
 from shoal.core.plan import Placement
+from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.placement import pack
 from shoal.placement.base import Placed, Placer
 from shoal.placement.checked import amount, whole
 from shoal.placement.fragmentation import fewest_nodes, free_gpus
-from shoal.policies.base import Decision, Supply
 
 IntArray = NDArray[np.int32]
 #: Iterations per second of a job (by id) on a GPU type at a placement.

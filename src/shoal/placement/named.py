@@ -8,6 +8,7 @@ from math import isnan, nan
 from typing import Any
 
 from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.options import NoOptions
 from shoal.placement.base import Placer, PoolPlacer
 from shoal.placement.best_fit import BestFit
 from shoal.placement.deal import DealEqually
@@ -18,7 +19,6 @@ from shoal.placement.liquid_placer import LiquidPlacer
 from shoal.placement.liquid_score import LAMBDA
 from shoal.placement.migrate import MoveRule, MovingPlacer
 from shoal.placement.registry import Setting
-from shoal.policies.base import NoOptions
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from typing import Any, ClassVar, Protocol
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.named import Named
+from shoal.core.options import make_options
 from shoal.core.plan import Placement
 from shoal.core.profile import Profile
 from shoal.placement.base import Placer
 from shoal.placement.speed_at import speed_at
-from shoal.policies.base import make_options
 
 BUILT_IN = {
     "auto": "shoal.placement.named:AUTO",

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.core.arrays import IntArray
 from shoal.core.compiled import kernel
 from shoal.core.view import View
-from shoal.policies.base import CountPolicy, IntArray
+from shoal.policies.base import CountPolicy
 
 
 @kernel

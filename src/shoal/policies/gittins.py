@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
-from shoal.policies.base import FloatArray, IntArray
 from shoal.policies.tiresias import TiresiasL, TiresiasOptions
 
 
@@ -85,5 +85,5 @@ class TiresiasG(TiresiasL):
 
     def order(self, view: View, now_s: float) -> IntArray:
         attained = np.maximum(self.service_now(view, now_s), 0.0)
-        keys = (view.submit_s, -self.index(attained), view.memory_a)
+        keys = (view.submit_s, -self.index(attained), view.column("queue"))
         return np.lexsort(keys).astype(np.int32)

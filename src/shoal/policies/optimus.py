@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import inlined, kernel
+from shoal.core.decision import Decision
 from shoal.core.errors import ShoalError
+from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.policies.afs_l import marginal_evidence
-from shoal.policies.base import CountPolicy, Decision, FloatArray, IntArray, Supply
+from shoal.policies.afs.afs_l import marginal_evidence
+from shoal.policies.base import CountPolicy
 from shoal.policies.optimus_ps import Tasks, allocate
 from shoal.policies.types import give_types, reference_curves
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import kernel
-from shoal.policies.base import FloatArray, IntArray
 
 
 @kernel

@@ -10,21 +10,22 @@ import numpy as np
 
 from shoal.core.errors import ShoalError
 from shoal.core.named import Named
-from shoal.policies.base import Policy, make_options
+from shoal.core.options import make_options
+from shoal.policies.base import Policy
 
 BUILT_IN = {
     "fifo": "shoal.policies.fifo:Fifo",
-    "srtf": "shoal.policies.shortest:Srtf",
-    "srsf": "shoal.policies.shortest:Srsf",
+    "srtf": "shoal.policies.srtf:Srtf",
+    "srsf": "shoal.policies.srtf:Srsf",
     "tiresias-l": "shoal.policies.tiresias:TiresiasL",
     "tiresias-g": "shoal.policies.gittins:TiresiasG",
-    "max-min": "shoal.policies.maxmin:MaxMin",
+    "max-min": "shoal.policies.max_min:MaxMin",
     "themis": "shoal.policies.themis:Themis",
     "optimus": "shoal.policies.optimus:Optimus",
-    "afs-l": "shoal.policies.afs_l:AfsL",
-    "afs-p": "shoal.policies.afs_p:AfsP",
-    "gandiva-fair": "shoal.policies.gandiva_fair:GandivaFair",
-    "fair-afs": "shoal.policies.fair_afs:FairAfs",
+    "afs-l": "shoal.policies.afs.afs_l:AfsL",
+    "afs-p": "shoal.policies.afs.afs_p:AfsP",
+    "gandiva-fair": "shoal.policies.gandiva_fair.gandiva_fair:GandivaFair",
+    "fair-afs": "shoal.policies.gandiva_fair.fair_afs:FairAfs",
 }
 
 ENTRY_POINT_GROUP = "shoal.policies"

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import kernel
+from shoal.core.options import at_least_a_second
 from shoal.core.view import View
-from shoal.policies.base import CountPolicy, FloatArray, IntArray, at_least_a_second
+from shoal.policies.base import CountPolicy
 from shoal.policies.types import times_as_requested
 
 

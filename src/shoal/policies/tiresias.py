@@ -7,9 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.errors import ShoalError
 from shoal.core.view import View
-from shoal.policies.base import CountPolicy, FloatArray, IntArray
+from shoal.policies.base import CountPolicy
 from shoal.policies.order import fill_in_order
 
 #: Services and times are sums of floats; a threshold counts as reached this little below it.
@@ -58,60 +59,61 @@ class TiresiasL(CountPolicy):
     service=attained is Tiresias' own: all service counts; inside a queue jobs stand in the order in which
     they entered it, those who run before those who wait.
 
-    Remembers of each job: `memory_a` its queue (-1: promoted), `memory_b` the service that a promotion
-    wiped out, `memory_c` how long its last run was, `memory_d` its place in line.
+    State of each job: its queue (-1: promoted), the service it had attained when it was promoted, the length of
+    its last run, and its place in line.
     """
 
     name = "tiresias-l"
+    columns = ("queue", "promoted_at_gpu_s", "last_run_s", "place_in_line")
     summary = "least attained GPU-time first, in queues, at the requested size (NSDI'19)"
     elastic = False
     Options = TiresiasOptions
 
     def service_now(self, view: View, now_s: float) -> FloatArray:
         if self.options.service == "attained":
-            return view.attained_now(now_s) - view.memory_b
+            return view.attained_now(now_s) - view.column("promoted_at_gpu_s")
         running = view.gpus > 0
         return np.where(running, (now_s - np.where(running, view.last_start_s, now_s)) * view.gpus, 0.0)
 
     def sink_and_promote(self, view: View, now_s: float) -> None:
         thresholds = np.array(self.options.thresholds_gpu_s) * _NEARLY
         queue = np.searchsorted(thresholds, self.service_now(view, now_s), side="right")
-        sinks = queue > np.maximum(view.memory_a, 0)  # who is promoted has not sunk
-        view.memory_a[sinks] = queue[sinks]
-        view.memory_d[sinks] = 0  # no place yet: behind all who have one
+        sinks = queue > np.maximum(view.column("queue"), 0)  # who is promoted has not sunk
+        view.column("queue")[sinks] = queue[sinks]
+        view.column("place_in_line")[sinks] = 0  # no place yet: behind all who have one
         running = view.gpus > 0
-        view.memory_c[running] = (now_s - view.last_start_s)[running]
+        view.column("last_run_s")[running] = (now_s - view.last_start_s)[running]
         if self.options.promote > 0:
-            due_s = (view.changed_s + self.options.promote * view.memory_c) * _NEARLY
-            starving = ~running & (view.memory_a > 0) & (now_s >= due_s)
-            view.memory_a[starving] = -1
-            view.memory_b[starving] = view.attained_gpu_s[starving]
-            view.memory_d[starving] = 0
+            due_s = (view.changed_s + self.options.promote * view.column("last_run_s")) * _NEARLY
+            starving = ~running & (view.column("queue") > 0) & (now_s >= due_s)
+            view.column("queue")[starving] = -1
+            view.column("promoted_at_gpu_s")[starving] = view.attained_gpu_s[starving]
+            view.column("place_in_line")[starving] = 0
 
     def order(self, view: View, now_s: float) -> IntArray:
         if self.options.service == "attained":
-            place = np.where(view.memory_d > 0, view.memory_d, np.inf)
-            keys = (view.submit_s, place, np.maximum(view.memory_a, 0))
+            place = np.where(view.column("place_in_line") > 0, view.column("place_in_line"), np.inf)
+            keys = (view.submit_s, place, np.maximum(view.column("queue"), 0))
         else:
-            keys = (view.submit_s, view.first_start_s, view.memory_a)
+            keys = (view.submit_s, view.first_start_s, view.column("queue"))
         return np.lexsort(keys).astype(np.int32)
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         if self.options.service == "since-start" and view.requested_gpus.sum() <= gpus:
             # No queue matters now: who has sunk will still have when one does, and who starts, starts anew.
-            view.memory_a[view.gpus == 0] = 0
+            view.column("queue")[view.gpus == 0] = 0
             return view.requested_gpus.copy()
         self.sink_and_promote(view, now_s)
         order = self.order(view, now_s)
         shares = fill_in_order(order, view.requested_gpus, gpus, True)
         # In a queue those who run stand before those who wait, each in the order they had.
         line = order[np.argsort(shares[order] == 0, kind="stable")]
-        view.memory_d[line] = np.arange(1, len(line) + 1)
+        view.column("place_in_line")[line] = np.arange(1, len(line) + 1)
         starts = (shares > 0) & (view.gpus == 0)
         if self.options.service == "since-start":
-            view.memory_a[starts] = 0
+            view.column("queue")[starts] = 0
         else:
-            view.memory_a[starts] = np.maximum(view.memory_a[starts], 0)
+            view.column("queue")[starts] = np.maximum(view.column("queue")[starts], 0)
         return shares
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
@@ -123,24 +125,28 @@ class TiresiasL(CountPolicy):
         kept = view.gpus[run] > 0
         served = np.where(kept, self.service_now(view, now_s)[run], 0.0)
         if self.options.service == "attained":
-            served = (view.attained_now(now_s) - view.memory_b)[run]
+            served = (view.attained_now(now_s) - view.column("promoted_at_gpu_s"))[run]
         # Where all requests fit, but not by their types, nobody was made to sink: what is passed is not ahead.
-        queue = np.maximum(view.memory_a[run], np.searchsorted(thresholds * _NEARLY, served, side="right"))
+        queue = np.maximum(
+            view.column("queue")[run], np.searchsorted(thresholds * _NEARLY, served, side="right")
+        )
         to_go = thresholds[queue.astype(int)] - served
         wake = float((now_s + np.maximum(to_go, 0.0) / shares[run]).min()) if len(run) else np.inf
         if self.options.promote > 0:
-            starve = np.flatnonzero(waiting & (view.memory_a > 0))
+            starve = np.flatnonzero(waiting & (view.column("queue") > 0))
             if len(starve):
-                due = view.changed_s[starve] + self.options.promote * view.memory_c[starve]
+                due = view.changed_s[starve] + self.options.promote * view.column("last_run_s")[starve]
                 # A job stopped by this very decision starts to wait now.
                 due = np.where(
-                    view.gpus[starve] > 0, now_s + self.options.promote * view.memory_c[starve], due
+                    view.gpus[starve] > 0,
+                    now_s + self.options.promote * view.column("last_run_s")[starve],
+                    due,
                 )
                 wake = min(wake, float(due.min()))
         return max(wake, np.nextafter(now_s, np.inf))
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
         return {
-            "queue": int(max(view.memory_a[row], 0)),
+            "queue": int(max(view.column("queue")[row], 0)),
             "service_gpu_s": float(self.service_now(view, now_s)[row]),
         }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import inlined, kernel
 from shoal.core.reason import Code
 from shoal.core.view import View
-from shoal.policies.base import FloatArray, IntArray
 
 _FRAGMENTED = int(Code.FRAGMENTED)
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from shoal.core.decision import Decision
 from shoal.core.errors import ShoalError
+from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.policies.base import Decision, Policy, Supply
+from shoal.policies.base import Policy
 
 
 def checked(policy: Policy, decision: Decision, view: View, supply: Supply, now_s: float) -> Decision:

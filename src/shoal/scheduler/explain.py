@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.core.decision import Decision
 from shoal.core.events import Capped
 from shoal.core.job import Job
 from shoal.core.reason import Code, Reason
+from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.core.words import counted
-from shoal.policies.base import Decision, Policy, Supply
+from shoal.policies.base import Policy
 
 Evidence = dict[str, float | int | str]
 #: A GPU that adds less than this part to a job's speed adds nothing that could be measured.

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from shoal.core.arrays import IntArray
+from shoal.core.decision import Decision
+from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.core.view_kernels import IntArray
-from shoal.policies.base import Decision, Supply
 
 
 def give_left_over(

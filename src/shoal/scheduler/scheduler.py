@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.cluster import Cluster, User
+from shoal.core.decision import Decision
 from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
@@ -29,10 +31,10 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.plan import GPUS, JOB, NO_CHANGES, NO_SHARE, Outcome, Placement, Plan, Share
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason
+from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.core.view_kernels import FloatArray, IntArray
 from shoal.placement.base import Placed, Placer, PoolPlacer
-from shoal.policies.base import Decision, Policy, Supply
+from shoal.policies.base import Policy
 from shoal.scheduler.contract import checked
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
 from shoal.scheduler.left_over import give_left_over
@@ -59,7 +61,7 @@ class Scheduler:
         self.placer: Placer = placer or PoolPlacer()
         self.cool_down_s = cool_down_s
         self.supply = Supply.of(cluster)
-        self.view = View(cluster.gpu_types, cluster.total_gpus)
+        self.view = View(cluster.gpu_types, cluster.total_gpus, policy.columns)
         self.jobs: dict[int, Job] = {}
         self.profiles: dict[int, Profile] = {}
         #: Where each running job is; only kept where the cluster has nodes to tell apart.

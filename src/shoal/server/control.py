@@ -10,23 +10,23 @@ import socket
 
 from shoal import __version__
 from shoal.core.errors import ShoalError
+from shoal.core.options import make_options
 from shoal.core.words import counted
 from shoal.executors.base import Executor
 from shoal.executors.local import LocalExecutor
-from shoal.policies.base import make_options
 from shoal.policies.registry import policy_class
-from shoal.server.answers import Answers
-from shoal.server.app import make_app
-from shoal.server.auth import Gate
-from shoal.server.clock import go_on
-from shoal.server.conductor import Conductor
-from shoal.server.history import History
+from shoal.server.api.app import make_app
+from shoal.server.api.auth import Gate
+from shoal.server.api.hub import Hub
+from shoal.server.api.routes.common import Server
 from shoal.server.home import Home
-from shoal.server.hub import Hub
+from shoal.server.loop.clock import go_on
+from shoal.server.loop.conductor import Conductor
 from shoal.server.options import DEFAULT_POLICY, Options, warn_of_address
-from shoal.server.routes.common import Server
-from shoal.server.store import Store
-from shoal.server.verbs import Verbs
+from shoal.server.services.answers import Answers
+from shoal.server.services.history import History
+from shoal.server.services.verbs import Verbs
+from shoal.server.store.store import Store
 
 log = logging.getLogger("shoal.server")
 

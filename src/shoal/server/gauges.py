@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from shoal.server.api.models import Resize
 from shoal.server.metrics import Labels
-from shoal.server.models import Resize
 
 if TYPE_CHECKING:
-    from shoal.server.routes.common import Server
+    from shoal.server.api.routes.common import Server
 
 Gauge = tuple[str, str, Mapping[Labels, float]]
 #: Reasons are found one by one; so many, and then whatever else waits has its turn.

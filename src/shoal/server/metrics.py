@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shoal.server.live_job import LiveJob
+    from shoal.server.loop.live_job import LiveJob
 
 Labels = tuple[tuple[str, str], ...]
 

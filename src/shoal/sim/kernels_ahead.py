@@ -14,8 +14,9 @@ from numba.types import NamedTuple, boolean, float64, int32, int64
 from shoal.core import ledger, view_kernels
 from shoal.core.cluster import Cluster
 from shoal.placement import optimus_place, pack
-from shoal.policies import tournament_by_gain, types
-from shoal.policies.fair import balancer, guard, homes, kernels, relief
+from shoal.policies import types
+from shoal.policies.afs import tournament_by_gain
+from shoal.policies.gandiva_fair import balancer, guard, homes, kernels, relief
 
 #: A kernel with the types of its arguments.
 Ahead = tuple[Any, tuple[Any, ...]]

@@ -24,8 +24,8 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.ledger import ENTITLED, RECEIVED, Ledger
 from shoal.core.profile import Profile
 from shoal.placement.keep_and_pack import KeepAndPack
-from shoal.policies.fair.trading import trade
-from shoal.policies.gandiva_fair import GandivaFair, GandivaFairOptions
+from shoal.policies.gandiva_fair.gandiva_fair import GandivaFair, GandivaFairOptions
+from shoal.policies.gandiva_fair.trading import trade
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Simulation
 

@@ -1,0 +1,1 @@
+"""Apathetic Future Share (AFS, NSDI'21), with and without known lengths."""

@@ -1,0 +1,1 @@
+"""The HTTP API: routes, models, errors and limits."""

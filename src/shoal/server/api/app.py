@@ -1,0 +1,50 @@
+"""The HTTP application: routes, errors and limits around one `Server`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from shoal import __version__
+from shoal.server.api import errors
+from shoal.server.api.limits import Limits
+from shoal.server.api.routes import cluster, jobs, nodes, people, watch
+from shoal.server.api.routes.common import Server
+
+PREFIX = "/api/v1"
+
+
+def make_app(server: Server | None = None) -> FastAPI:
+    """The application; without a server it can only describe itself."""
+    app = FastAPI(
+        title="Shoal",
+        version="v1",
+        description="Share a GPU cluster among many training jobs, elastically and fairly. See docs/api.md.",
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+    )
+    for router in (jobs.router, watch.router, cluster.router, nodes.router, people.router):
+        app.include_router(router, prefix=PREFIX)
+    app.include_router(cluster.outside)
+    errors.install(app)
+    app.openapi = lambda: describe(app)  # type: ignore[method-assign]
+    if server is not None:
+        app.state.server = server
+        app.add_middleware(Limits, count=server.conductor.metrics.requests.add)
+    return app
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI document: as FastAPI makes it, with the token that every address needs."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"token": []}]
+        document["info"]["x-shoal-version"] = __version__.split("+")[0]
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,42 @@
+"""What happened, and what jobs wrote."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from shoal.server.api.models import examples as ex
+from shoal.server.api.models.common import Page
+from shoal.server.api.models.examples import shown
+
+
+class Event(BaseModel, json_schema_extra=shown(ex.EVENT)):
+    """Something that happened. Events are never changed: they are the audit log."""
+
+    id: int = Field(description="Ascending; the cursor of `GET /events` and the id of server-sent events.")
+    at: datetime
+    type: str = Field(description="job.submitted, job.started, job.resized, ... (docs/api.md)")
+    actor: str = Field(description="User name, or `system` for the scheduler and the executor.")
+    job: int | None = None
+    user: str | None = Field(None, description="Owner of the job.")
+    plan: int | None = Field(None, description="The decision that caused it.")
+    message: str
+    data: dict[str, Any] = Field(default_factory=dict)
+
+
+class EventList(Page[Event]):
+    """Oldest first, from after `cursor`. `next` is never null: ask again later from there."""
+
+
+class LogLine(BaseModel, json_schema_extra=shown(ex.LOG_LINE)):
+    at: datetime
+    worker: str
+    rank: int | None = None
+    text: str
+    cursor: str | None = Field(None, description="Resume after this line (only when following).")
+
+
+class LogPage(Page[LogLine]):
+    """Lines of all workers merged by time. `next` is where to go on when there is more."""

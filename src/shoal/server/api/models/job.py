@@ -1,0 +1,223 @@
+"""A job as it is, and why it has what it has."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from shoal.core.reason import Reason as CoreReason
+from shoal.server.api.models import examples as ex
+from shoal.server.api.models.common import Given, Page
+from shoal.server.api.models.examples import shown
+from shoal.server.api.models.spec import JobNeeds, JobSpec, JobState, Resize
+
+
+class Reason(BaseModel, json_schema_extra=shown(ex.REASON)):
+    """Why a job does not have all it could use."""
+
+    code: str = Field(
+        description="Held, Misconfigured, Infeasible, ...: in order of precedence in docs/api.md"
+    )
+    sentence: str
+    evidence: dict[str, float | int | str] = Field(default_factory=dict)
+
+    @classmethod
+    def of(cls, reason: CoreReason) -> Reason:
+        """As the scheduler words it. JSON knows no infinity, and such a number says nothing anyway."""
+        plain = {k: v.item() if hasattr(v, "item") else v for k, v in reason.evidence.items()}
+        finite = {k: v for k, v in plain.items() if not isinstance(v, float) or math.isfinite(v)}
+        return cls(code=reason.code.label, sentence=reason.sentence, evidence=finite)
+
+
+class GpuPlace(BaseModel):
+    node: str
+    gpus: list[int] = Field(description="Indices of its GPUs on this node.")
+
+
+class Worker(BaseModel):
+    """One process of a job, bound to one GPU."""
+
+    id: str
+    rank: int | None = None
+    node: str
+    gpu: int
+    state: Literal["starting", "ready", "active", "stopped", "leaving", "ended"]
+    pid: int | None = None
+    started_at: datetime
+    ended_at: datetime | None = None
+    exit_code: int | None = None
+    signal: str | None = Field(None, description="SIGKILL, ... if a signal ended it.")
+
+
+class Estimate(BaseModel):
+    """A length of time with its basis. `unknown` says why there is none."""
+
+    low_s: float | None = None
+    high_s: float | None = None
+    basis: str | None = None
+    unknown: str | None = None
+
+
+class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
+    """A job as it is now."""
+
+    id: int
+    name: str
+    user: str
+    state: JobState
+    reason: Reason | None = Field(None, description="Null only if it has all it could use, or is over.")
+    message: str | None = Field(None, description="How it ended, or the last thing that went wrong.")
+    # size
+    gpus: int = Field(description="GPUs it holds now.")
+    target_gpus: int = Field(description="GPUs it is to have; differs from `gpus` during a reconfiguration.")
+    gpu_type: str | None = None
+    min_gpus: int
+    max_gpus: int
+    requested_gpus: int
+    resize: Resize
+    placement: list[GpuPlace] = Field(default_factory=list)
+    guest_of: int | None = Field(
+        None, description="The job on whose GPU it runs as a guest or, while pending, prepares."
+    )
+    generation: int = 0
+    workers: list[Worker] = Field(default_factory=list, description="In lists: empty. See GET /jobs/{id}.")
+    # what was submitted
+    command: list[str]
+    workdir: str
+    env: dict[str, str] = Field(default_factory=dict)
+    secrets: list[str] = Field(default_factory=list, description="Names only.")
+    gpu_types: list[str] = Field(default_factory=list)
+    weight: float = 1.0
+    model: str = ""
+    max_restarts: int = 0
+    autoscale: str | None = None
+    replace_stragglers: bool = False
+    needs: JobNeeds | None = Field(None, description="Of one GPU, as given or as earlier jobs showed.")
+    grace_s: float = 10.0
+    given: list[str] = Field(
+        default_factory=list, description="Fields the owner gave; all others are defaults."
+    )
+    # how it goes
+    step: int | None = None
+    total_steps: int | None = None
+    progress: float | None = Field(None, ge=0, le=1)
+    speed: float | None = Field(None, description="Steps per second, measured.")
+    speedup: float | None = Field(None, description="Against one GPU, measured or estimated.")
+    values: dict[str, float] = Field(default_factory=dict, description="Last of each logged value: loss, ...")
+    remaining: Estimate | None = None
+    # times
+    submitted_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    checkpoint_at: datetime | None = None
+    waiting_s: float = Field(0.0, description="Without GPUs though it wanted some.")
+    running_s: float = Field(0.0, description="With GPUs.")
+    paused_s: float = Field(0.0, description="Held by its owner.")
+    stalled_s: float = Field(0.0, description="Of the running time: training stood still for resizes.")
+    gpu_s: float = Field(0.0, description="GPU-seconds received.")
+    resizes: int = 0
+    restarts: int = 0
+    exit_code: int | None = None
+    signal: str | None = None
+
+
+class JobList(Page[Job]):
+    """Newest first."""
+
+
+class SpeedPoint(BaseModel):
+    gpus: int
+    speed: float = Field(description="Steps per second.")
+    measured: bool
+
+
+class Profile(BaseModel, json_schema_extra=shown(ex.PROFILE)):
+    """What is known of a job's speed and of the work left."""
+
+    job: JobRef
+    basis: str = Field(description="Where the speeds come from: measured, earlier jobs, or an assumption.")
+    points: list[SpeedPoint]
+    remaining: Estimate
+
+
+class JobRef(BaseModel, json_schema_extra=shown(ex.JOB_REF)):
+    """A job somewhere in a list of reasons. Another user's job has no name unless you may see it."""
+
+    id: int
+    name: str | None = None
+    user: str
+    state: JobState
+    gpus: int
+    target_gpus: int
+    min_gpus: int
+    max_gpus: int
+
+
+class CouldDo(BaseModel):
+    """The smallest change of one kind that would start or grow the job now, found by asking the planner."""
+
+    change: Literal["min_gpus", "requested_gpus", "gpu_types", "resume", "finish_job"]
+    value: int | str
+    sentence: str
+
+
+class Preemption(BaseModel):
+    """The last time that a job lost GPUs to others: when, by which rule, to whom, and the numbers behind it."""
+
+    at: datetime
+    from_gpus: int
+    to_gpus: int
+    policy: str
+    by: list[JobRef] = Field(
+        default_factory=list, description="Jobs that got GPUs by the same decision, as they are now."
+    )
+    reason: Reason | None = Field(None, description="Why the policy gave it no more at that moment.")
+    decision: int | None = None
+    sentence: str
+
+
+class Why(BaseModel, json_schema_extra=shown(ex.WHY)):
+    """Why a job has what it has: the answer to `shoal why`."""
+
+    job: JobRef
+    reason: Reason | None
+    sentence: str
+    policy: str
+    ahead: list[JobRef] = Field(
+        default_factory=list, description="Jobs that hold GPUs or will get some first; at most 5."
+    )
+    ahead_total: int = 0
+    starts_in: Estimate | None = Field(None, description="Null if it runs already or is over.")
+    grows_in: Estimate | None = Field(
+        None, description="When GPUs that it could use are shared out anew; only for a job that has some."
+    )
+    could: list[CouldDo] = Field(default_factory=list)
+    last_decision: int | None = Field(None, description="Number of the plan that says so.")
+    decided_at: datetime | None = None
+    at: datetime | None = Field(None, description="The moment that was asked about; null for now.")
+    preempted: Preemption | None = Field(None, description="Only if it was asked for, and ever happened.")
+
+
+class PlanRequest(Given, json_schema_extra=shown({"spec": ex.SPEC})):
+    """What would happen if this job were submitted now. Nothing is changed."""
+
+    spec: JobSpec
+
+
+class Change(BaseModel):
+    """What the plan would do to another job."""
+
+    job: JobRef
+    from_gpus: int
+    to_gpus: int
+
+
+class PlanOutcome(BaseModel, json_schema_extra=shown(ex.PLAN)):
+    verdict: Literal["starts", "waits", "shrinks_others", "infeasible"]
+    gpus: int
+    reason: Reason | None = None
+    sentence: str
+    changes: list[Change] = Field(default_factory=list)

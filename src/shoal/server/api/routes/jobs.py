@@ -1,0 +1,172 @@
+"""Jobs: submit, list, look at, change."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Response
+
+from shoal.server.api import models as m
+from shoal.server.api.errors import Invalid
+from shoal.server.api.routes.common import (
+    ERRORS,
+    Cursor,
+    JobId,
+    Limit,
+    S,
+    W,
+    find_live,
+    find_row,
+    live_to_change,
+    number,
+    seconds,
+)
+from shoal.server.loop.needs import needs_of
+from shoal.server.services.auto import size_of
+from shoal.server.services.verbs import Conflict
+from shoal.server.store.store import ACTIVE_STATES
+
+router = APIRouter(tags=["jobs"], responses=ERRORS)
+SLICE = 25
+Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[\x21-\x7e]+$")]
+
+
+@router.post("/jobs", status_code=201, response_model=m.Job, responses={200: {"model": m.Job}})
+async def submit(spec: m.JobSpec, response: Response, s: S, who: W, idempotency_key: Key = None) -> m.Job:
+    """Submit a job. The answer comes when it is on record; whether it starts at once is in its state."""
+    who.must_change()
+    size = await size_of(s.conductor, spec, who.user, s.verbs.most_gpus)
+    needs = await needs_of(s.conductor, spec, who.user)
+    job_id, new = s.verbs.submit(spec, who.user, key=idempotency_key, size=size, needs=needs)
+    response.status_code = 201 if new else 200
+    row = s.store.job(job_id)
+    assert row is not None
+    return s.answers.job(row)
+
+
+@router.get("/jobs", response_model=m.JobList)
+async def list_jobs(
+    s: S,
+    who: W,
+    state: Annotated[str | None, Query(max_length=200, examples=["pending,running"])] = None,
+    active: bool = False,
+    user: Annotated[str | None, Query(max_length=64)] = None,
+    name: Annotated[str | None, Query(max_length=64)] = None,
+    since: datetime | None = None,
+    cursor: Cursor = None,
+    limit: Limit = 100,
+) -> m.JobList:
+    """The jobs you may see, newest first."""
+    states = list(ACTIVE_STATES) if active else None
+    if state is not None:
+        asked = [word for word in state.split(",") if word]
+        unknown = [word for word in asked if word not in set(m.JobState)]
+        if unknown:
+            raise Invalid(f"state: there is no state {unknown[0][:40]!r}", "state")
+        states = [w for w in asked if states is None or w in states]
+    if who.only is not None:
+        if user is not None and user != who.only:
+            return m.JobList(items=[])
+        user = who.only
+    rows = s.store.jobs(
+        states=states,
+        user=user,
+        name=name,
+        since_s=seconds(since),
+        before_id=number(cursor),
+        limit=limit,
+    )
+    more = str(rows[-1]["id"]) if len(rows) == limit else None
+    items = []
+    for i, row in enumerate(rows):
+        if i % SLICE == SLICE - 1:
+            await asyncio.sleep(0)  # a long list does not keep decisions waiting
+        items.append(s.answers.job(row, may_see=who.sees_all))
+    return m.JobList(items=items, next=more)
+
+
+@router.get("/jobs/{job}", response_model=m.Job)
+async def show(job: JobId, s: S, who: W) -> m.Job:
+    """One job with its workers."""
+    return s.answers.job(find_row(s, who, job), workers=True, may_see=who.sees_all)
+
+
+def _again(s: S, job_id: int) -> m.Job:
+    row = s.store.job(job_id)
+    assert row is not None
+    return s.answers.job(row, workers=True)
+
+
+@router.post("/jobs/{job}/cancel", response_model=m.Job)
+async def cancel(job: JobId, s: S, who: W, how: m.Cancel | None = None) -> m.Job:
+    """End a job. Its workers have its grace period to save what they want."""
+    live = live_to_change(s, who, job)
+    s.verbs.cancel(live, who.user, how.grace_s if how else None)
+    return _again(s, live.id)
+
+
+@router.post("/jobs/{job}/pause", response_model=m.Job)
+async def pause(job: JobId, s: S, who: W) -> m.Job:
+    """Hold a job back: it gives its GPUs to others until it is resumed."""
+    live = live_to_change(s, who, job)
+    s.verbs.pause(live, who.user)
+    return _again(s, live.id)
+
+
+@router.post("/jobs/{job}/resume", response_model=m.Job)
+async def resume(job: JobId, s: S, who: W) -> m.Job:
+    """Let a paused job go on."""
+    live = live_to_change(s, who, job)
+    s.verbs.resume(live, who.user)
+    return _again(s, live.id)
+
+
+@router.post("/jobs/{job}/scale", response_model=m.Job)
+async def scale(job: JobId, change: m.Scale, s: S, who: W) -> m.Job:
+    """Change the range of GPUs of a job."""
+    live = live_to_change(s, who, job)
+    s.verbs.scale(live, change, who.user)
+    return _again(s, live.id)
+
+
+@router.post("/jobs/{job}/checkpoint", response_model=m.Job)
+async def checkpoint(job: JobId, s: S, who: W) -> m.Job:
+    """Ask a live job to save its state at its next step."""
+    live = live_to_change(s, who, job)
+    ask = getattr(s.conductor.crews[live.resize], "ask_checkpoint", None)
+    if ask is None or not live.gpus:
+        raise Conflict("only a running job that uses shoal.torch can be asked for a checkpoint")
+    ask(live)
+    return _again(s, live.id)
+
+
+@router.get("/jobs/{job}/why", response_model=m.Why)
+async def why(
+    job: JobId,
+    s: S,
+    who: W,
+    at: Annotated[datetime | None, Query(description="Why it had what it had then; now if left out.")] = None,
+    preempted: Annotated[
+        bool, Query(description="Also who last took GPUs from it, and by which rule.")
+    ] = False,
+) -> m.Why:
+    """Why it has what it has, who is ahead, when it might start, and what would start it now."""
+    row = find_row(s, who, job)
+    live = s.conductor.jobs.get(row["id"])
+    if at is not None:
+        answer = s.history.why(row, seconds(at, "at") or 0.0, who.sees_all)
+    elif live is not None:
+        answer = s.answers.reasons.why(live, who.sees_all)
+    else:
+        answer = s.answers.reasons.over(s.answers.job(row))
+    if preempted:
+        answer.preempted = s.history.preempted(row, who.sees_all)
+    return answer
+
+
+@router.get("/jobs/{job}/profile", response_model=m.Profile)
+async def profile(job: JobId, s: S, who: W) -> m.Profile:
+    """What is known of its speed by share, and of the work left."""
+    return s.answers.profile(find_live(s, who, job))

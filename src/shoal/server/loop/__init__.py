@@ -1,0 +1,1 @@
+"""The control loop: one thread that decides, records and carries out."""

@@ -1,0 +1,74 @@
+"""The server's clock: seconds since 1970 that never go back, however the machine's clock is set meanwhile.
+
+Times are for people, lengths of time are measured. The machine's clock is read once, when a server starts; from
+then on only its steady clock counts. Workers' keepers tell how long ago something happened by the same steady
+clock. If the machine's clock was set while no server ran, `go_on` moves what is being counted onto the new one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from shoal.executors.shim import boot_id
+
+if TYPE_CHECKING:
+    from shoal.server.store.store import Store
+
+
+class Clock:
+    """Reads the wall clock once and counts on monotonically; `floor_s` is a time known to have passed already.
+
+    The floor is the last moment in the store: after a restart with the machine's clock set back, time goes on
+    from there instead of repeating itself.
+    """
+
+    def __init__(
+        self,
+        floor_s: float = 0.0,
+        *,
+        wall: Callable[[], float] | None = None,
+        steady: Callable[[], float] | None = None,
+    ) -> None:
+        self._wall, self._steady = wall or time.time, steady or time.monotonic
+        #: This clock's time when the steady clock was at zero.
+        self.offset_s = max(self._wall(), floor_s) - self._steady()
+
+    def now_s(self) -> float:
+        return self.offset_s + self._steady()
+
+    def behind_s(self) -> float:
+        """How far the machine's clock is ahead of this one: it was set since the server started."""
+        return self._wall() - self.now_s()
+
+
+def go_on(store: Store, clock: Clock | None = None, boot: str | None = None) -> Clock:
+    """A clock for a new server on this store. Lengths that were being counted go on by the steady clock.
+
+    After a reboot the steady clock has begun anew: only then the time in between is taken from the wall clock.
+    """
+    clock = clock or Clock(store.last_event()[1])
+    boot = boot_id() if boot is None else boot
+    before: dict[str, Any] = store.get("clock") or {}
+    ledger = store.get("ledger")
+    with store.change(clock.now_s()) as change:
+        if boot and before.get("boot") == boot:
+            jump_s = clock.offset_s - before["offset_s"]
+            change.move_settled(jump_s)
+            if ledger is not None:
+                change.put("ledger", _moved(ledger, jump_s))
+        change.put("clock", {"boot": boot, "offset_s": clock.offset_s})
+    return clock
+
+
+def _moved(ledger: dict[str, Any], jump_s: float) -> dict[str, Any]:
+    state = ledger["state"]
+    times = [at_s + jump_s for at_s in state["times"]]
+    return ledger | {"state": state | {"now_s": state["now_s"] + jump_s, "times": times}}
+
+
+def as_time(seconds: float | None) -> datetime | None:
+    """Seconds since 1970 as the API writes them."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

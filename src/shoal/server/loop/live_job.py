@@ -1,0 +1,233 @@
+"""A job that is not over, as the server holds it in memory, and how it is kept in the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from shoal.server.api.models import JobRef, JobState, Resize
+from shoal.server.loop.devices import Device
+from shoal.server.loop.lifecycle import Life
+
+#: So many newcomers fail in a row, and no more are tried until the job's share changes.
+MAX_REFUSED = 3
+#: What is kept beside a job's progress, so that another server can go on with it.
+_MEMORY = (
+    "next_worker",
+    "ending",
+    "told",
+    "size",
+    "search",
+    "needs",
+    "host",
+    "early",
+    "lodges",
+    "shared",
+    "used",
+)
+STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
+
+
+@dataclass(slots=True)
+class LiveWorker:
+    """One process of a job. `stopped` ones stand still and have no GPU; `leaving` ones were told to end."""
+
+    id: str
+    device: Device
+    node: str
+    started_s: float
+    rank: int | None = None
+    state: str = STARTING
+    #: A new one takes its place: it goes at the next switch.
+    is_replaced: bool = False
+    #: It is on a GPU that is another's, as a guest or to prepare, and holds none.
+    lodges: bool = False
+
+    @property
+    def holds_gpu(self) -> bool:
+        return self.state != STOPPED and not self.lodges
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a job is, by its own account."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    speed: float | None = None
+    values: dict[str, float] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "speed": self.speed,
+            "values": self.values,
+        }
+
+
+@dataclass(slots=True)
+class LiveJob:
+    id: int
+    name: str
+    user: str
+    spec: dict[str, Any]
+    given: list[str]
+    min_gpus: int
+    max_gpus: int
+    requested_gpus: int
+    resize: Resize
+    model: str
+    life: Life
+    #: The share last decided: GPUs by node index.
+    target: dict[int, int] = field(default_factory=dict)
+    gpu_type: str | None = None
+    generation: int = 0
+    coordinator: dict[str, Any] | None = None
+    progress: Progress = field(default_factory=Progress)
+    checkpoint_s: float | None = None
+    stalled_s: float = 0.0
+    resizes: int = 0
+    exit_code: int | None = None
+    signal: str | None = None
+    workers: dict[str, LiveWorker] = field(default_factory=dict)
+    #: Number of the next worker: ids are never used again, also not after a restart of the server.
+    next_worker: int = 0
+    #: The plan that set the target.
+    plan: int | None = None
+    #: Why the gang is being taken down: its outcome is decided, its last processes are ending.
+    ending: str | None = None
+    #: A worker of this attempt ended because it was told to, so that the attempt ends without a result.
+    told: bool = False
+    #: How far the autoscaler has come with it, for one that asked for it.
+    search: dict[str, Any] | None = None
+    #: What it takes of one GPU and its phases, as far as known at its submission (`needs`).
+    needs: dict[str, Any] | None = None
+    #: The job on whose GPU it is to run as a guest or, `early`, to prepare; None if on no one's.
+    host: int | None = None
+    early: bool = False
+    #: Its worker is on that GPU.
+    lodges: bool = False
+    #: It has shared a GPU, so that what it did there says nothing of what it would do alone.
+    shared: bool = False
+    #: What it was measured to use of its GPU, once it is over.
+    used: dict[str, float] | None = None
+    #: Workers of the last generation that was committed.
+    size: int = 0
+    #: Slow workers that were given another GPU.
+    replaced: int = 0
+    #: Newcomers that failed in a row; too many, and no more are tried until the target changes.
+    refused: int = 0
+
+    @property
+    def target_gpus(self) -> int:
+        return sum(self.target.values())
+
+    @property
+    def gpus(self) -> int:
+        return sum(w.holds_gpu for w in self.workers.values())
+
+    @property
+    def is_to_leave(self) -> bool:
+        """It is on a GPU of another, and neither is to be there any more nor has one of its own."""
+        return self.lodges and self.host is None and not self.target
+
+    @property
+    def is_over(self) -> bool:
+        return self.life.state.is_final
+
+    def new_worker_id(self) -> str:
+        number, self.next_worker = self.next_worker, self.next_worker + 1
+        return f"{self.id}.{number}"
+
+    def row(self) -> dict[str, Any]:
+        """What the store keeps of it, besides what never changes."""
+        life = self.life
+        return {
+            "id": self.id,
+            "state": life.state.value,
+            "message": life.message,
+            "min_gpus": self.min_gpus,
+            "max_gpus": self.max_gpus,
+            "requested_gpus": self.requested_gpus,
+            "gpus": life.gpus,
+            "target_gpus": self.target_gpus,
+            "gpu_type": self.gpu_type,
+            "target": sorted([node, gpus] for node, gpus in self.target.items()),
+            "generation": self.generation,
+            "coordinator": self.coordinator,
+            "progress": self.progress.to_dict() | self._memory(),
+            "settled_s": life.settled_s,
+            "started_s": life.started_s,
+            "finished_s": life.finished_s,
+            "checkpoint_s": self.checkpoint_s,
+            "waiting_s": life.waiting_s,
+            "running_s": life.running_s,
+            "paused_s": life.paused_s,
+            "stalled_s": self.stalled_s,
+            "gpu_s": life.gpu_s,
+            "resizes": self.resizes,
+            "restarts": life.restarts,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+        }
+
+    def _memory(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _MEMORY}
+
+    @classmethod
+    def from_row(cls, row: dict[str, Any]) -> LiveJob:
+        life = Life(
+            state=JobState(row["state"]),
+            submitted_s=row["submitted_s"],
+            settled_s=row["settled_s"],
+            message=row["message"],
+            gpus=row["gpus"],
+            started_s=row["started_s"],
+            finished_s=row["finished_s"],
+            waiting_s=row["waiting_s"],
+            running_s=row["running_s"],
+            paused_s=row["paused_s"],
+            gpu_s=row["gpu_s"],
+            restarts=row["restarts"],
+        )
+        kept = dict(row["progress"])
+        memory = {k: kept.pop(k) for k in _MEMORY if k in kept}
+        return cls(
+            id=row["id"],
+            name=row["name"],
+            user=row["user"],
+            spec=row["spec"],
+            given=row["given"],
+            min_gpus=row["min_gpus"],
+            max_gpus=row["max_gpus"],
+            requested_gpus=row["requested_gpus"],
+            resize=Resize(row["resize"]),
+            model=row["model"],
+            life=life,
+            target=dict(row["target"]),
+            gpu_type=row["gpu_type"],
+            generation=row["generation"],
+            coordinator=row["coordinator"],
+            progress=Progress(**kept),
+            checkpoint_s=row["checkpoint_s"],
+            stalled_s=row["stalled_s"],
+            resizes=row["resizes"],
+            exit_code=row["exit_code"],
+            signal=row["signal"],
+            **memory,
+        )
+
+
+def job_ref(job: LiveJob, may_see: bool = True) -> JobRef:
+    """The job in an answer about another; `may_see`: the asker may know its name."""
+    return JobRef(
+        id=job.id,
+        name=job.name if may_see else None,
+        user=job.user,
+        state=job.life.state,
+        gpus=job.gpus,
+        target_gpus=job.target_gpus,
+        min_gpus=job.min_gpus,
+        max_gpus=job.max_gpus,
+    )

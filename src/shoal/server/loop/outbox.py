@@ -1,0 +1,98 @@
+"""What the server is about to do: first it is written down, then it is done.
+
+Changes, events and effects are put in as they are decided. `flush` writes them in one transaction and only then
+lets the effects happen. If the disk is full everything stays here and is tried again, so that memory, store and
+world cannot come apart.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from shoal.server.loop.live_job import LiveJob, LiveWorker
+from shoal.server.store.store import Store, StoreDown, StoreFull
+
+log = logging.getLogger("shoal.server")
+
+
+class Outbox:
+    def __init__(self, store: Store, now_s: Callable[[], float]) -> None:
+        self._store, self._now_s = store, now_s
+        self._jobs: dict[int, LiveJob] = {}
+        self._new_workers: list[dict[str, Any]] = []
+        self._worker_changes: dict[str, dict[str, Any]] = {}
+        self._events: list[dict[str, Any]] = []
+        self._effects: list[Callable[[], None]] = []
+        self._flushing = False
+        #: Why the last flush failed; None if it did not.
+        self.trouble: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs or self._new_workers or self._worker_changes or self._events or self._effects)
+
+    def job(self, job: LiveJob) -> None:
+        """The job has changed."""
+        self._jobs[job.id] = job
+
+    def new_worker(self, job: LiveJob, worker: LiveWorker) -> None:
+        self._new_workers.append(
+            {
+                "id": worker.id,
+                "job": job.id,
+                "rank": worker.rank,
+                "node": worker.node,
+                "gpu": worker.device[1],
+                "state": worker.state,
+                "started_s": worker.started_s,
+            }
+        )
+
+    def worker(self, worker_id: str, **changes: Any) -> None:
+        self._worker_changes.setdefault(worker_id, {}).update(changes)
+
+    def event(self, type: str, message: str, job: LiveJob | None = None, **data: Any) -> None:
+        row = {"type": type, "message": message, "data": data, "actor": data.pop("actor", None)}
+        if job is not None:
+            row |= {"job": job.id, "user": job.user, "plan": job.plan}
+        self._events.append(row)
+
+    def effect(self, act: Callable[[], None]) -> None:
+        """Do this once all that was put in so far is on record."""
+        self._effects.append(act)
+
+    def flush(self) -> bool:
+        """Write, then act. False if it could not be written; call again later."""
+        if self._flushing:  # an effect put something in: the loop below takes it
+            return True
+        self._flushing = True
+        try:
+            while self:
+                self._write()
+                effects, self._effects = self._effects, []
+                for act in effects:
+                    act()
+            self.trouble = None
+            return True
+        except (StoreFull, StoreDown) as error:
+            if self.trouble is None:
+                log.error("%s", error)
+            self.trouble = str(error)
+            return False
+        finally:
+            self._flushing = False
+
+    def _write(self) -> None:
+        if not (self._jobs or self._new_workers or self._worker_changes or self._events):
+            return
+        with self._store.change(self._now_s()) as change:
+            change.update_jobs([job.row() for job in self._jobs.values()])
+            change.add_workers(self._new_workers)
+            change.update_workers(self._worker_changes)
+            for row in self._events:
+                change.event(**row)
+        self._jobs.clear()
+        self._new_workers.clear()
+        self._worker_changes.clear()
+        self._events.clear()

@@ -1,0 +1,187 @@
+"""The profiles of the live jobs: made from what earlier jobs taught, and kept up to date as steps are measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.core.events import Measured
+from shoal.core.job import GpuRange, Job
+from shoal.core.profile import Profile
+from shoal.core.reason import Reason as CoreReason
+from shoal.knowledge.speed_estimator import SpeedEstimator
+from shoal.server.api.models import Estimate, JobState, Reason, Resize
+from shoal.server.loop.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_profile
+from shoal.server.loop.live_job import LiveJob
+
+if TYPE_CHECKING:
+    from shoal.server.loop.conductor import Conductor
+
+
+#: A job on more nodes than that is believed to be as slow as on so many.
+MOST_NODES = 8
+
+
+class Profiles:
+    def __init__(self, conductor: Conductor) -> None:
+        self.c = conductor
+        self._learners: dict[int, Learner] = {}
+        #: One estimator for all live jobs of a model word: they learn from each other.
+        self._speeds: dict[str, SpeedEstimator] = {}
+        self._fixed: dict[int, Profile] = {}
+
+    def of(self, job: LiveJob) -> tuple[Job, Profile]:
+        """The job as decisions see it, and its profile."""
+        gpus = GpuRange(job.min_gpus, job.max_gpus)
+        profile = self.profile(job)
+        return (
+            Job(
+                name=job.name,
+                submit_s=job.life.submitted_s,
+                gpus=gpus,
+                requested_gpus=job.requested_gpus,
+                user=job.user,
+                model=job.model,
+                iterations=max(self._steps_left(job), 1e-6),
+                gpu_types=tuple(job.spec["gpu_types"]),
+                weight=job.spec["weight"],
+            ),
+            profile,
+        )
+
+    def profile(self, job: LiveJob) -> Profile:
+        if job.resize is Resize.NEVER:
+            return self._fixed.setdefault(job.max_gpus, fixed_profile("fixed", job.max_gpus))
+        learner = self.learner(job)
+        limits = job.min_gpus, self.limit(job)
+        if learner.profile is None or (learner.min_gpus, learner.max_gpus) != limits:
+            learner.min_gpus, learner.max_gpus = limits
+            learner.make_profile(job.model)
+        assert learner.profile is not None
+        return learner.profile
+
+    def learner(self, job: LiveJob) -> Learner:
+        found = self._learners.get(job.id)
+        if found is None:
+            found = self._learners[job.id] = Learner(
+                speed=self._speed(job.model),
+                min_gpus=job.min_gpus,
+                max_gpus=self.limit(job),
+                iterations=job.spec["iterations"],
+                expected_s=job.spec["expected_s"],
+                requested_gpus=job.requested_gpus,
+                target_loss=job.spec["target_loss"],
+                nodes=min(len(self.c.nodes), MOST_NODES),
+                step=float(job.progress.step or 0),
+                total_steps=job.progress.total_steps,
+            )
+        return found
+
+    def limit(self, job: LiveJob) -> int:
+        """The most GPUs it may have: by its range, and by the cluster."""
+        return min(job.max_gpus, max(self.c.cluster.total_gpus, job.min_gpus))
+
+    def _speed(self, model: str) -> SpeedEstimator:
+        found = self._speeds.get(model)
+        if found is None:
+            saved = self.c.store.knowledge(model)
+            most = self.c.cluster.total_gpus
+            per_node = max(n.gpus for n in self.c.nodes)
+            if saved is not None:
+                saved |= {"max_gpus": most, "gpus_per_node": per_node}
+                found = SpeedEstimator.from_dict(saved)
+            else:
+                found = SpeedEstimator(most, per_node)
+            self._speeds[model] = found
+        return found
+
+    def estimator(self, model: str) -> SpeedEstimator:
+        """What jobs with this model word taught of their speed."""
+        return self._speed(model)
+
+    def measured(self, job: LiveJob, gpus: int, nodes: int, step_s: float) -> None:
+        """A step of a live job took so long."""
+        learner = self.learner(job)
+        if job.gpu_type is not None and learner.observe(gpus, nodes, job.gpu_type, step_s):
+            profile = learner.make_profile(job.model)
+            if job.id in self.c.scheduler.jobs:
+                self.c.post(Measured(job.id, profile))
+
+    def tell_length(self, job: LiveJob) -> None:
+        """Tell the scheduler how much is left, and how fast it goes."""
+        scheduler = self.c.scheduler
+        if job.id in scheduler.view:
+            scheduler.observe(job.id, self._steps_left(job), self.speed_now(job), self.c.now_s())
+
+    def _steps_left(self, job: LiveJob) -> float:
+        if job.resize is Resize.NEVER:
+            expected_s = job.spec["expected_s"] or ASSUMED_LENGTH_S
+            return max(float(expected_s) - self.running_s(job), 0.0)
+        return self.length(job).steps
+
+    def length(self, job: LiveJob) -> Length:
+        """Steps left of a job that can be resized, and where that comes from."""
+        return self.learner(job).length(self._speed_at(job, job.requested_gpus))
+
+    def running_s(self, job: LiveJob) -> float:
+        """Time it has had GPUs, up to now."""
+        runs = job.life.gpus or job.life.state is JobState.RUNNING
+        since = max(self.c.now_s() - job.life.settled_s, 0.0) if runs else 0.0
+        return job.life.running_s + since
+
+    def left_s(self, job: LiveJob) -> float | None:
+        """Seconds until it ends at its present share; None where that is not known."""
+        if job.resize is not Resize.LIVE:
+            total_s = job.spec["expected_s"] or (job.needs or {}).get("total_s")
+            return None if total_s is None else max(float(total_s) - self.running_s(job), 0.0)
+        length, speed = self.length(job), self.speed_now(job)
+        return None if length.assumed or not speed > 0 else length.steps / speed
+
+    def _speed_at(self, job: LiveJob, gpus: int) -> float:
+        gpu_type = job.gpu_type or self.c.cluster.gpu_types[0]
+        return self.profile(job).speed(gpu_type, gpus)
+
+    def speed_now(self, job: LiveJob) -> float:
+        """Steps per second at the share it has."""
+        if job.lodges and job.life.state is JobState.RUNNING:
+            return self._speed_at(job, 1)
+        return self._speed_at(job, job.gpus) if job.gpus else 0.0
+
+    def speedup(self, job: LiveJob) -> float | None:
+        if job.resize is Resize.NEVER or not job.gpus:
+            return None
+        one, now = self._speed_at(job, 1), self._speed_at(job, job.gpus)
+        return now / one if one > 0 else None
+
+    def remaining(self, job: LiveJob) -> Estimate:
+        """How long it needs yet, at its present share (at the requested one if it has none)."""
+        gpus = job.gpus or job.requested_gpus
+        if job.resize is Resize.NEVER:
+            if job.spec["expected_s"] is None:
+                return Estimate(unknown="nothing is known of its length: give `expected_s`")
+            left = self._steps_left(job)
+            return Estimate(low_s=0.5 * left, high_s=2.0 * left, basis="what its owner expects")
+        speed = self._speed_at(job, gpus)
+        return self.learner(job).remaining(speed, self._speed_at(job, job.requested_gpus))
+
+    def in_full(self, job: LiveJob, reason: CoreReason) -> Reason:
+        """With what the scheduler cannot know: the maximum that its owner gave, and where a length comes from.
+
+        Decisions reckon with the share at which the job is fastest, and with a length, be it assumed.
+        """
+        told = Reason.of(reason)
+        if "remaining_s" in told.evidence:
+            left = self.remaining(job)
+            told.evidence["remaining_by"] = left.basis or f"an assumption: {left.unknown}"
+        useful = told.evidence.get("max_gpus")
+        if useful is not None and useful != job.max_gpus:
+            told.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
+        return told
+
+    def keep(self, job: LiveJob) -> None:
+        """The job is over; what it taught stays."""
+        learner = self._learners.pop(job.id, None)
+        if learner is None or not learner.speed.gpu_types():
+            return
+        state = learner.speed.to_dict()
+        with self.c.store.change(self.c.now_s()) as change:
+            change.put_knowledge(job.model, state)
