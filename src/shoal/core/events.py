@@ -19,21 +19,21 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job has done its work; its GPUs are free."""
+    """A job has ended by itself; its GPUs are free. It gets no command."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A job was withdrawn; its GPUs are free."""
+    """A job was cancelled; whoever reports this stops its workers. It gets no command."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The owner pauses a job (`held`) or lets it go on."""
+    """The owner holds a job (`held`) or releases it. A job that is held gets a command to pause."""
 
     job_id: int
     held: bool
@@ -71,7 +71,7 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone, or taken out of use; jobs on it lose those GPUs."""
+    """A node failed or is drained. The jobs on it lose their GPUs there, and each gets a command."""
 
     node: int
 

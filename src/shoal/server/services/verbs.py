@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.core.errors import ShoalError, did_you_mean
-from shoal.core.events import Held, Rescaled, Submitted, TicketsChanged
+from shoal.core.events import Held, NodeBack, NodeLost, Rescaled, Submitted, TicketsChanged
 from shoal.core.job import GpuRange
 from shoal.core.options import make_options
 from shoal.knowledge.auto_gpus import AutoGpus
@@ -19,7 +19,6 @@ from shoal.policies.registry import policy_class
 from shoal.server.api.models import JobSpec, JobState, Resize, Role, Scale
 from shoal.server.home import write_atomically
 from shoal.server.loop.conductor import Conductor
-from shoal.server.loop.drain import lose_node, node_back
 from shoal.server.loop.lifecycle import Life, Verb, apply
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.services.naming import hash_of, model_word, short_name
@@ -182,7 +181,6 @@ class Verbs:
         if job.life.state is not JobState.STOPPING:
             self._change(job, Verb.CANCEL, actor)
             self.c.withdraw(job)
-            job.target = {}
             self.c.crews[job.resize].cancel(job)
             self.c._flush()
         if grace_s is not None:
@@ -196,9 +194,7 @@ class Verbs:
         if job.life.state is JobState.PAUSED:
             return
         self._change(job, Verb.HOLD, actor)
-        job.target = {}
         self.c.post(Held(job.id, True))
-        self.c.soon(job)
 
     def resume(self, job: LiveJob, actor: str) -> None:
         if job.life.state is not JobState.PAUSED:
@@ -307,12 +303,14 @@ class Verbs:
     def drain(self, node: int, actor: str) -> None:
         if node not in self.c.drained:
             self._use_nodes({*self.c.drained, node}, "node.drained", node, actor)
-            lose_node(self.c, node)
+            self.c.drained.add(node)
+            self.c.post(NodeLost(node))
 
     def uncordon(self, node: int, actor: str) -> None:
         if node in self.c.drained:
             self._use_nodes(self.c.drained - {node}, "node.uncordoned", node, actor)
-            node_back(self.c, node)
+            self.c.drained.discard(node)
+            self.c.post(NodeBack(node))
 
     def _use_nodes(self, drained: set[int], type: str, node: int, actor: str) -> None:
         name = self.c.nodes[node].name
