@@ -10,8 +10,8 @@ import pytest
 
 from shoal.core.errors import ShoalError
 from shoal.executors.base import NodeInfo
-from shoal.placement.deal import DealEqually
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.optimus_placer import DealEqually
 from shoal.server.control import Control
 from shoal.server.options import Options
 

@@ -6,8 +6,8 @@ import pytest
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
-from shoal.placement.deal import DealEqually
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.optimus_placer import DealEqually
 from shoal.policies.registry import make_policy
 from shoal.sim.costs import Costs
 from shoal.sim.runner import Setup, check, load, placer_for, run

@@ -32,7 +32,7 @@ def profile(
 
     from shoal.cli.out import say
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable, write_profiles
-    from shoal.sim.inputs.placements import measured_profiles
+    from shoal.sim.inputs.placements_file import measured_profiles
 
     parts = [_parts(word) for word in measured]
     check_writable(out)

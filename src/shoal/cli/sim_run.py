@@ -102,7 +102,7 @@ def write_per_job(path: Path, record: Any) -> None:
     import polars as pl
 
     from shoal.sim.inputs import write_aside
-    from shoal.sim.metrics import per_job_rows
+    from shoal.sim.summary import per_job_rows
 
     frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)  # it looks into arrays, not into lists
     with write_aside(path) as aside:
