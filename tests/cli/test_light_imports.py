@@ -5,9 +5,21 @@ import sys
 
 import pytest
 
-HEAVY = (
-    "numpy scipy numba sklearn polars fastapi starlette uvicorn sqlalchemy alembic jinja2 matplotlib torch"
-).split()
+HEAVY = [
+    "numpy",
+    "scipy",
+    "numba",
+    "sklearn",
+    "polars",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "sqlalchemy",
+    "alembic",
+    "jinja2",
+    "matplotlib",
+    "torch",
+]
 
 LIGHT = ["shoal.cli", "shoal.client", "shoal.wire", "shoal.executors", "shoal.server.api.models"]
 

@@ -14,9 +14,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HEAVY = (
-    "numpy scipy numba sklearn polars fastapi starlette uvicorn sqlalchemy alembic jinja2 matplotlib torch"
-).split()
+HEAVY = [
+    "numpy",
+    "scipy",
+    "numba",
+    "sklearn",
+    "polars",
+    "fastapi",
+    "starlette",
+    "uvicorn",
+    "sqlalchemy",
+    "alembic",
+    "jinja2",
+    "matplotlib",
+    "torch",
+]
 
 
 @pytest.fixture(scope="module")
