@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.extras import require
+
 EXAMPLES = """\b
 Examples:
   shoal sim profile bert=bert/placements.csv:96 -o profiles.csv
@@ -25,6 +27,7 @@ def profile(
 
     The file has `placement,local_bsz,step_time`: the GPUs on each node as digits, the batch of one GPU, seconds.
     """
+    require("shoal sim profile", "sim")
     import polars as pl
 
     from shoal.cli.out import say
