@@ -17,9 +17,9 @@ from scipy.special import ndtr, ndtri
 
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.profile import Profile
-from shoal.sim.inputs.pool import Pool, assign_models
+from shoal.sim.inputs.column_values import ITERATIONS, SUBMIT_S
+from shoal.sim.inputs.model_pool import ModelPool, assign_models
 from shoal.sim.inputs.table import FloatArray, IntArray
-from shoal.sim.inputs.values import ITERATIONS, SUBMIT_S
 
 Arrivals = Literal["poisson", "diurnal", "bursty"]
 ARRIVALS: tuple[str, ...] = get_args(Arrivals)
@@ -128,7 +128,7 @@ class Recipe:
 
 def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Generator) -> pl.DataFrame:
     """A trace in the native format. The same recipe, profiles and seed give the same trace."""
-    pool = Pool.of(profiles, recipe.gpu_type)
+    pool = ModelPool.of(profiles, recipe.gpu_type)
     for_sizes, for_durations, for_models, for_arrivals, for_users = rng.spawn(5)
     requested = _sizes(recipe, pool, for_sizes)
     duration_s = _durations(requested, recipe.longest_s, for_durations)
@@ -154,7 +154,7 @@ def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Gen
     )
 
 
-def _sizes(recipe: Recipe, pool: Pool, rng: np.random.Generator) -> IntArray:
+def _sizes(recipe: Recipe, pool: ModelPool, rng: np.random.Generator) -> IntArray:
     """Requested GPUs, out of the sizes that the cluster has and some model runs at."""
     sizes = np.array([s for s, share in recipe.sizes.items() if share > 0], np.int64)
     runs = [any(c.min_gpus <= s <= c.max_gpus for c in pool.curves) for s in sizes.tolist()]

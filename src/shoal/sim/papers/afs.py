@@ -25,7 +25,7 @@ from shoal.core.profile import Profile
 from shoal.sim.costs import Costs
 from shoal.sim.generate import PHILLY_SIZES, Recipe, generate
 from shoal.sim.inputs import read_profiles, write_jobs
-from shoal.sim.report.progress import progress_of, shares_of
+from shoal.sim.report.job_progress import progress_of, shares_of
 from shoal.sim.report.timelines import extremes, short
 from shoal.sim.runner import Inputs, Result, Setup, load
 from shoal.sim.runner import run as run_one

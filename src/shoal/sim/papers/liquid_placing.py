@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shoal.core.cluster import Cluster
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.grouping_ga import Search, place_batch
-from shoal.placement.liquid_score import Containers, Spot
+from shoal.placement.liquid_score import ContainerPlacement, Containers
 from shoal.placement.ps_speed import LAYOUT_TIME_S, LAYOUTS, layout, layout_time_s
 
 IntArray = NDArray[np.int32]
@@ -77,7 +77,7 @@ def pick_hived(free: IntArray, rng: Rng) -> list[int]:
 def pick_liquid(cluster: Cluster, variant: BestFit) -> Pick:
     def pick(free: IntArray, rng: Rng) -> list[int]:
         spot = best_fit(cluster, JOB, cluster.gpus_of_node - free, variant=variant)
-        assert isinstance(spot, Spot)
+        assert isinstance(spot, ContainerPlacement)
         return [*spot.ps_nodes, *spot.worker_nodes]
 
     return pick
@@ -163,7 +163,7 @@ def batch(nodes: int, rng: Rng, search: Search) -> dict[str, Any]:
             continue
         plan = place_batch(cluster, [JOB] * count, cluster.gpus_of_node - run.free, rng, search)
         for spot in plan.spots:
-            assert isinstance(spot, Spot)
+            assert isinstance(spot, ContainerPlacement)
             run.start(now_s, run.queue.pop(0), [*spot.ps_nodes, *spot.worker_nodes])
     return run.figures()
 

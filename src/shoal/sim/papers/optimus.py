@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.placement.optimus_place import TaskPlacement, place
 from shoal.placement.ps_speed import TRAFFIC, step_time_s
+from shoal.placement.task_placement import TaskPlacement, place
 from shoal.policies import drf, optimus_ps, tetris
 
 FloatArray = NDArray[np.float64]
