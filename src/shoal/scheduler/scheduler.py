@@ -45,7 +45,7 @@ from shoal.core.reason import Reason
 from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.core.view_kernels import INTS
-from shoal.placement.base import Placed, Placer, PoolPlacer
+from shoal.placement.placer import Placed, Placer, PoolPlacer
 from shoal.policies.base import Policy
 from shoal.scheduler.contract import checked
 from shoal.scheduler.difference import After, Before, share_of, whole_difference

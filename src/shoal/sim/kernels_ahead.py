@@ -13,7 +13,7 @@ from numba.types import NamedTuple, boolean, float64, int32, int64
 
 from shoal.core import ledger, view_kernels
 from shoal.core.cluster import Cluster
-from shoal.placement import optimus_place, pack
+from shoal.placement import pack, task_placement
 from shoal.policies import types
 from shoal.policies.afs import tournament_by_gain
 from shoal.policies.gandiva_fair import balancer, guard, homes, kernels, relief
@@ -26,7 +26,7 @@ _SCENE = NamedTuple((_INTS, _INTS, int64, int64, int64, _FLOATS, _FLOATS, _FLOAT
 _CHOICE = NamedTuple((_BOOLS, _ROWS, int64[:, ::1]), guard.Choice)
 
 _PACK = (pack.choose, (_INTS, _INTS, int64, int64, _INTS, _INTS, int64))
-_EQUAL_PARTS = (optimus_place._optimus, (_TABLE, _INTS, _INTS, _INTS, _TABLE, _TABLE, int64))
+_EQUAL_PARTS = (task_placement._optimus, (_TABLE, _INTS, _INTS, _INTS, _TABLE, _TABLE, int64))
 _GIVE_TYPES = (
     types._give_types,
     (*(_INTS,) * 4, _FLOATS, int32[:, :], int32[:, ::1], _ROWS, boolean, boolean),

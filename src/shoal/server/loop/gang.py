@@ -122,7 +122,9 @@ class Gang(CrewBase):
         nodes = Counter(node for node, _ in devices)
         if nodes == want:
             return False
-        return job.resize is Resize.RESTART or any(n in self.c.drained or self.c.nodes[n].virtual for n in nodes)
+        return job.resize is Resize.RESTART or any(
+            n in self.c.drained or self.c.nodes[n].virtual for n in nodes
+        )
 
     def _suspended(self, worker: LiveWorker) -> None:
         self.c.executor.suspend(worker.id)
