@@ -262,7 +262,7 @@ class Owner:
 
 @pytest.mark.parametrize(
     ("module", "text"),
-    [("typer", CTRL_C), ("typer", CTRL_C_IN_A_CLASS), ("numpy", CTRL_C), ("numpy", CTRL_C_IN_A_CLASS)],
+    [("click", CTRL_C), ("click", CTRL_C_IN_A_CLASS), ("numpy", CTRL_C), ("numpy", CTRL_C_IN_A_CLASS)],
     ids=["as it starts", "as it starts, in a class", "as a command is loaded", "the same, in a class"],
 )
 @pytest.mark.parametrize("program", ["shoal", "python -m shoal.cli.main"])
@@ -282,11 +282,11 @@ def test_ctrl_c_while_the_program_is_loaded_is_told_in_a_word(tmp_path, program,
 
 
 def test_ctrl_c_while_a_shell_asks_what_could_follow_is_told_in_a_word(monkeypatch, capsys):
-    def interrupted():
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setenv("_SHOAL_COMPLETE", "complete_bash")
-    monkeypatch.setattr("typer.completion.completion_init", interrupted)
+    monkeypatch.setenv("_SHOAL_COMPLETE", "bash_complete")
+    monkeypatch.setattr("click.shell_completion.shell_complete", interrupted)
     with pytest.raises(SystemExit) as end:
         main([])
     assert end.value.code == 130
