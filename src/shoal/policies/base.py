@@ -104,7 +104,7 @@ class CountPolicy(Policy):
         shares = self.shares(view, supply.total_gpus, now_s)
         if len(supply.gpus_of_type) == 1 or not len(view):
             return Decision(shares, wake_s=self.wake_s(view, shares, now_s))
-        from shoal.policies.types import give_types
+        from shoal.policies.gpu_types import give_types
 
         gpus, gpu_type, codes = give_types(
             view,

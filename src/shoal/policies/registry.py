@@ -21,7 +21,7 @@ BUILT_IN = {
     "tiresias-g": "shoal.policies.gittins:TiresiasG",
     "max-min": "shoal.policies.max_min:MaxMin",
     "themis": "shoal.policies.themis:Themis",
-    "optimus": "shoal.policies.optimus:Optimus",
+    "optimus": "shoal.policies.optimus.optimus:Optimus",
     "afs-l": "shoal.policies.afs.afs_l:AfsL",
     "afs-p": "shoal.policies.afs.afs_p:AfsP",
     "gandiva-fair": "shoal.policies.gandiva_fair.gandiva_fair:GandivaFair",

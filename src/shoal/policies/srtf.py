@@ -7,8 +7,8 @@ import numpy as np
 from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy
+from shoal.policies.gpu_types import times_as_requested
 from shoal.policies.order import fill_in_order
-from shoal.policies.types import times_as_requested
 
 
 class _Shortest(CountPolicy):

@@ -12,7 +12,7 @@ from shoal.core.compiled import kernel
 from shoal.core.options import at_least_a_second
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy
-from shoal.policies.types import times_as_requested
+from shoal.policies.gpu_types import times_as_requested
 
 
 @kernel
