@@ -82,19 +82,20 @@ def hand_out_by_fold(
     (Marsaglia, 2003) that start from `seed`, which is above 0.
     """
     n, coin = len(rows), np.uint64(seed)
+    limit = np.uint64(challenger_wins * 2.0**63)  # half a coin is below it with this probability
     short, long_ = np.empty(n), np.empty(n)
     for i in range(n):
         short[i], long_[i] = gains(speeds, at[rows[i]], share[rows[i]], cap[rows[i]])
     for _ in range(gpus):
         winner = -1
         for i in range(n):
-            if short[i] == -np.inf:
+            if short[i] == -np.inf:  # at its cap
                 continue
             if winner < 0 or long_[i] >= short[winner]:
                 winner = i
             elif long_[winner] < short[i]:
                 coin = _next_coin(coin)
-                if np.float64(coin >> np.uint64(11)) < challenger_wins * 2.0**53:
+                if coin >> np.uint64(1) < limit:
                     winner = i
         if winner < 0:
             break
