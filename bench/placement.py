@@ -17,12 +17,12 @@ from shoal.core.plan import Placement
 from shoal.core.profile import Profile
 from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.placement.base import Placed, Placer
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.grouping_ga import Batch, Search, place_batch
 from shoal.placement.liquid_score import Containers
-from shoal.placement.optimus_place import place
+from shoal.placement.placer import Placed, Placer
 from shoal.placement.registry import Setting, make_placer
+from shoal.placement.task_placement import place
 from shoal.placement.topology import Topology
 from shoal.policies.optimus import parameter_servers
 from shoal.policies.registry import make_policy

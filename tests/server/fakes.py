@@ -84,7 +84,7 @@ class FakeLive:
                         self.react(self.member.group_formed(number))
                 case Enter(plan):
                     self.member.enter(plan)
-                    if self.member.torn:
+                    if self.member.partial:
                         self.member.state_complete(0)
                 case Interrupt():
                     self.member.halt(False)
@@ -198,7 +198,7 @@ class Fleet:
         `counted`: it tells how many steps there are in all.
         """
         by_id = {w.id: w for w in self.crew(job)}
-        active = [w for w in by_id.values() if w.member.phase is Phase.ACTIVE and not w.member.torn]
+        active = [w for w in by_id.values() if w.member.phase is Phase.ACTIVE and not w.member.partial]
         if not active:
             return
         newest = max(w.member.generation for w in active)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.extras import require
 from shoal.cli.out import decimal
 from shoal.cli.report import reported
 
@@ -50,6 +51,7 @@ def run(
     sample: so.Sample = False,
 ) -> None:
     """Run one policy over a trace in virtual time and print its figures."""
+    require("shoal sim run", "sim")
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
@@ -96,7 +98,7 @@ def write_per_job(path: Path, record: Any) -> None:
     import polars as pl
 
     from shoal.sim.inputs import write_aside
-    from shoal.sim.metrics import per_job_rows
+    from shoal.sim.summary import per_job_rows
 
     frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)  # it looks into arrays, not into lists
     with write_aside(path) as aside:

@@ -1,52 +1,64 @@
-"""Numbers of this moment for Prometheus; what has happened is counted in `metrics`."""
+"""Current values for Prometheus, computed at each scrape. `metrics` counts what has happened."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from prometheus_client import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
+
 from shoal.server.api.models import Resize
-from shoal.server.metrics import Labels
 
 if TYPE_CHECKING:
     from shoal.server.api.routes.common import Server
 
-Gauge = tuple[str, str, Mapping[Labels, float]]
-#: Reasons are found one by one; so many, and then whatever else waits has its turn.
+#: Values of a family by the values of its labels, in the order of the label names.
+Values = Mapping[tuple[str, ...], float]
+#: Jobs to explain before other tasks of the event loop get a turn.
 SLICE = 25
 
 
-async def gauges(s: Server) -> list[Gauge]:
+async def gauges(s: Server) -> list[Metric]:
     jobs, fragmented = await _jobs(s)
     c = s.conductor
     shares = s.answers.shares().items
-    due = {
-        (("user", line.user),): line.gpus / line.entitled_gpus for line in shares if line.entitled_gpus > 0
-    }
+    held = {(line.user,): line.gpus for line in shares}
+    ratio = {(line.user,): line.gpus / line.entitled_gpus for line in shares if line.entitled_gpus > 0}
     elastic = c.crews[Resize.LIVE]
-    ages = {(("node", node),): age_s for node, age_s in elastic.heartbeat_age_s().items()}  # type: ignore[attr-defined]
+    ages = {(node,): age_s for node, age_s in elastic.heartbeat_age_s().items()}  # type: ignore[attr-defined]
     return [
-        ("jobs", "Unfinished jobs, by owner, state and why they do not have all they could use.", jobs),
-        ("gpus", "GPUs by owner, type and state.", _gpus(s, fragmented)),
-        ("user_gpus", "GPUs held by a user.", {(("user", line.user),): float(line.gpus) for line in shares}),
-        ("fair_share_ratio", "GPUs held by a user against those it is due; 1 is exactly fair.", due),
-        ("agent_heartbeat_age_seconds", "Since the most silent worker of a node was heard.", ages),
-        ("guest_jobs", "Jobs on a GPU of another: sharing it, or preparing.", _guests(s)),
-        (
-            "unmet_jobs",
-            "Jobs that were given GPUs which others have not let go yet.",
-            {(): float(len(c.unmet))},
+        _gauge(
+            "jobs",
+            "Unfinished jobs, by owner, state and why they do not have all they could use.",
+            jobs,
+            ("user", "state", "reason"),
         ),
-        ("store_bytes", "Size of the store.", {(): float(s.store.size_bytes())}),
-        ("last_event", "Number of the last event.", {(): float(s.hub.last_id)}),
-    ]
+        _gauge("gpus", "GPUs by owner, type and state.", _gpus(s, fragmented), ("user", "type", "state")),
+        _gauge("user_gpus", "GPUs held by a user.", held, ("user",)),
+        _gauge("fair_share_ratio", "GPUs held by a user over GPUs it is due; 1 is fair.", ratio, ("user",)),
+        _gauge(
+            "agent_heartbeat_age_seconds", "Age of the oldest heartbeat of a node's workers.", ages, ("node",)
+        ),
+        _gauge("guest_jobs", "Jobs on a GPU of another job: co-located or preparing.", _guests(s), ("user", "as")),
+        _gauge("unmet_jobs", "Jobs given GPUs that others have not released yet.", {(): len(c.unmet)}),
+        _gauge("store_bytes", "Size of the store.", {(): s.store.size_bytes()}),
+        _gauge("last_event", "Id of the last event.", {(): s.hub.last_id}),
+    ]  # fmt: skip
 
 
-async def _jobs(s: Server) -> tuple[Counter[Labels], bool]:
-    """(jobs by labels, whether one waits though enough GPUs for it are free)."""
-    found: Counter[Labels] = Counter()
+def _gauge(name: str, help_: str, values: Values, labels: Iterable[str] = ()) -> Metric:
+    family = GaugeMetricFamily(f"shoal_{name}", help_, labels=tuple(labels))
+    for key, value in sorted(values.items()):
+        family.add_metric(key, float(value))
+    return family
+
+
+async def _jobs(s: Server) -> tuple[Counter[tuple[str, ...]], bool]:
+    """(jobs by labels, whether a job waits although enough GPUs for it are free)."""
+    found: Counter[tuple[str, ...]] = Counter()
     fragmented = False
     for i, job in enumerate(list(s.conductor.jobs.values())):
         if i % SLICE == SLICE - 1:
@@ -56,22 +68,23 @@ async def _jobs(s: Server) -> tuple[Counter[Labels], bool]:
         reason = s.answers.reasons.reason(job)
         code = reason.code if reason else ""
         fragmented = fragmented or (code == "Fragmented" and not job.gpus)
-        found[("reason", code), ("state", job.life.state.value), ("user", job.user)] += 1
+        found[job.user, job.life.state.value, code] += 1
     return found, fragmented
 
 
-def _guests(s: Server) -> Counter[Labels]:
+def _guests(s: Server) -> Counter[tuple[str, ...]]:
     lodging = [job for job in s.conductor.jobs.values() if job.lodges]
-    return Counter((("as", "preparing" if job.early else "guest"), ("user", job.user)) for job in lodging)
+    return Counter((job.user, "preparing" if job.early else "guest") for job in lodging)
 
 
-def _gpus(s: Server, fragmented: bool) -> Counter[Labels]:
-    """Held ones by user; free ones are idle, or fragmented if a job waits that they would suffice for."""
+def _gpus(s: Server, fragmented: bool) -> Values:
+    """Held GPUs by user. Free GPUs are fragmented if a job waits that needs no more than these, else idle."""
     c = s.conductor
-    found: Counter[Labels] = Counter()
+    found: dict[tuple[str, ...], float] = {}
 
     def add(state: str, gpu_type: str, user: str, gpus: float) -> None:
-        found[("state", state), ("type", gpu_type), ("user", user)] += gpus
+        key = (user, gpu_type, state)
+        found[key] = found.get(key, 0.0) + gpus
 
     for i, node in enumerate(c.nodes):
         free = node.gpus - c.devices.used_of(i)

@@ -25,7 +25,7 @@ from shoal.core.profile import Profile
 from shoal.sim.costs import Costs
 from shoal.sim.generate import PHILLY_SIZES, Recipe, generate
 from shoal.sim.inputs import read_profiles, write_jobs
-from shoal.sim.report.progress import progress_of, shares_of
+from shoal.sim.report.job_progress import progress_of, shares_of
 from shoal.sim.report.timelines import extremes, short
 from shoal.sim.runner import Inputs, Result, Setup, load
 from shoal.sim.runner import run as run_one
@@ -201,8 +201,8 @@ def render(result: dict[str, Any]) -> str:
         lines.append(f"  {policy:12}" + "".join(f"{cell:>20}" for cell in cells))
     lines += ["", "Shorter average JCT", f"  {'':22}{head}{'paper, up to':>15}"]
     for claim in result["claims"]:
-        cells = "".join(f"{claim['ratio'][name]:19.2f}x" for name in names)
-        lines.append(f"  {claim['policy'] + ' over ' + claim['over']:22}{cells}{claim['paper']:14.2f}x")
+        ratios = "".join(f"{claim['ratio'][name]:19.2f}x" for name in names)
+        lines.append(f"  {claim['policy'] + ' over ' + claim['over']:22}{ratios}{claim['paper']:14.2f}x")
     changes = result["share_changes"]
     lines += ["", "Share changes, elastic over the mean of non-elastic policies", f"  {'':12}{head}"]
     for policy in ELASTIC:

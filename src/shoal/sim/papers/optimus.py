@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.placement.optimus_place import TaskPlacement, place
 from shoal.placement.ps_speed import TRAFFIC, step_time_s
+from shoal.placement.task_placement import TaskPlacement, place
 from shoal.policies.optimus import drf, parameter_servers, tetris
 
 FloatArray = NDArray[np.float64]
@@ -150,9 +150,10 @@ def simulate(setting: Setting, scheduler: str, seed: int) -> dict[str, float]:
             for i, job in enumerate(active):
                 rows = placed.of(i)
                 tasks = (int(placed.placed_ps[i]), int(placed.placed_workers[i]))
-                lost_s = setting.restart_s if tasks != job.tasks and sum(tasks) else 0.0
+                is_placed = tasks != (0, 0)
+                lost_s = setting.restart_s if tasks != job.tasks and is_placed else 0.0
                 job.tasks = tasks
-                if sum(tasks):
+                if is_placed:
                     run_s, restart_s = run_s + SLOT_S, restart_s + lost_s
                     _run(job, rows, now_s + lost_s, SLOT_S - lost_s)
         now_s += SLOT_S

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
 
 from shoal import __version__
 from shoal.policies.base import Policy
@@ -226,7 +227,7 @@ async def metrics(request: Request) -> Response:
         await get_who(request)
     s = await get_server(request)
     text = s.conductor.metrics.text(await gauges(s))
-    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _is_local(request: Request) -> bool:
