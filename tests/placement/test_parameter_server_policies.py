@@ -56,7 +56,9 @@ def test_a_server_wins_a_tie():
 def test_gains_are_counted_per_unit_of_the_dominant_resource():
     # The worker saves twice as much as the server but takes three times as much of what is scarce.
     speed = np.array([[[1.0, 1 / 0.6], [1 / 0.8, 0.0]]])
-    tasks = parameter_servers.allocate(np.array([1.0]), speed, np.array([[1.0]]), np.array([[3.0]]), np.array([5.0]))
+    tasks = parameter_servers.allocate(
+        np.array([1.0]), speed, np.array([[1.0]]), np.array([[3.0]]), np.array([5.0])
+    )
     assert (tasks.ps[0], tasks.workers[0]) == (2, 1)
 
 
@@ -202,7 +204,9 @@ def test_tetris_and_drf_stay_within_what_there_is(seed):
 
 
 def test_a_job_of_unknown_length_keeps_what_it_starts_with_and_stops_no_one():
-    profile = Profile.of_servers("m", parameter_servers.sync_speed(np.array([RESNET]), np.array([32.0]), 8, 8)[0])
+    profile = Profile.of_servers(
+        "m", parameter_servers.sync_speed(np.array([RESNET]), np.array([32.0]), 8, 8)[0]
+    )
     scheduler = Scheduler(Cluster.pool(8), make_policy("optimus"))
     jobs = [
         Job(f"j{i}", 0.0, GpuRange(1, 8), 2, iterations=work, kind=Kind.PARAMETER_SERVER)
