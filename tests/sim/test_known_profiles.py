@@ -9,7 +9,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
-from shoal.policies.optimus_ps import sync_speed
+from shoal.policies.optimus.parameter_servers import sync_speed
 from shoal.policies.registry import make_policy
 from shoal.sim.engine import Simulation
 from shoal.sim.inputs import read_jobs, read_profiles
@@ -81,7 +81,7 @@ def one_job(profile, kind=Kind.ALL_REDUCE):
     return [Job("a", 0.0, GpuRange(1, 8), 1, model=profile.model, iterations=100.0, kind=kind)], [profile]
 
 
-def test_wrong_beliefs_are_wrong_about_nodes_too_and_right_without_error():
+def test_wrong_profiles_are_wrong_about_nodes_too_and_right_without_error():
     jobs, profiles = one_job(SPREAD)
     right = WrongProfiles(jobs, profiles, 0.0, np.random.default_rng(1)).profile(0)
     for gpus, nodes in ((4, 1), (4, 2), (8, 4)):
@@ -96,30 +96,30 @@ def test_wrong_beliefs_are_wrong_about_nodes_too_and_right_without_error():
 
 def test_what_jobs_lose_on_more_nodes_is_learned_from_the_placements_they_had():
     jobs, profiles = one_job(SPREAD)
-    beliefs = LearnedProfiles(jobs, profiles, Cluster.of(4, 2), 0.01, np.random.default_rng(0))
-    assert beliefs.profile(0).speed("gpu", 4, 4) == beliefs.profile(0).speed("gpu", 4, 2), "nothing known yet"
+    known = LearnedProfiles(jobs, profiles, Cluster.of(4, 2), 0.01, np.random.default_rng(0))
+    assert known.profile(0).speed("gpu", 4, 4) == known.profile(0).speed("gpu", 4, 2), "nothing known yet"
     for gpus, nodes in ((1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (6, 3), (8, 4)):
-        beliefs.measure(0, gpus, nodes, "gpu", SPREAD.speed("gpu", gpus, nodes))
-    learned = beliefs.profile(0)
+        known.measure(0, gpus, nodes, "gpu", SPREAD.speed("gpu", gpus, nodes))
+    learned = known.profile(0)
     assert learned.speed("gpu", 4, 4) == pytest.approx(SPREAD.speed("gpu", 4, 4), rel=0.05)
     assert learned.speed("gpu", 4, 3) < learned.speed("gpu", 4, 2)  # never measured, but told
 
 
 def test_servers_and_workers_are_learned_by_the_model_of_optimus():
     jobs, profiles = one_job(SERVERS, Kind.PARAMETER_SERVER)
-    beliefs = LearnedProfiles(jobs, profiles, Cluster.pool(8), 0.02, np.random.default_rng(0))
-    assert beliefs.measure(0, 4, 1, "gpu", 1.0) is None, "without the number of servers nothing is learned"
+    known = LearnedProfiles(jobs, profiles, Cluster.pool(8), 0.02, np.random.default_rng(0))
+    assert known.measure(0, 4, 1, "gpu", 1.0) is None, "without the number of servers nothing is learned"
     for servers, workers in ((1, 1), (2, 2), (1, 4), (4, 1), (4, 4), (6, 8), (2, 8)):
         rate = float(SERVERS.by_servers[servers - 1, workers - 1])
-        beliefs.measure(0, workers, 1, "gpu", rate, servers)
-    error = np.abs(beliefs.profile(0).by_servers / SERVERS.by_servers - 1)
+        known.measure(0, workers, 1, "gpu", rate, servers)
+    error = np.abs(known.profile(0).by_servers / SERVERS.by_servers - 1)
     assert error.mean() < 0.05
 
 
-def test_wrong_beliefs_keep_the_servers_of_a_job_and_are_wrong_about_them():
+def test_wrong_profiles_keep_the_servers_of_a_job_and_are_wrong_about_them():
     jobs, profiles = one_job(SERVERS, Kind.PARAMETER_SERVER)
-    believed = WrongProfiles(jobs, profiles, 0.3, np.random.default_rng(0)).profile(0).by_servers
-    ratio = believed / SERVERS.by_servers
+    estimate = WrongProfiles(jobs, profiles, 0.3, np.random.default_rng(0)).profile(0).by_servers
+    ratio = estimate / SERVERS.by_servers
     assert ratio.shape == (6, 8)
     assert ratio.std() > 0.01
     right = WrongProfiles(jobs, profiles, 0.0, np.random.default_rng(0)).profile(0).by_servers
@@ -146,8 +146,8 @@ def test_in_a_run_with_parameter_servers_their_speeds_are_learned_as_jobs_train(
         make_policy("optimus"),
         knowledge=Knowledge.parse("learned:0.02"),
     )
-    before = np.abs(simulation.beliefs.profile(0).by_servers / SERVERS.by_servers - 1).mean()
+    before = np.abs(simulation.known.profile(0).by_servers / SERVERS.by_servers - 1).mean()
     record = simulation.run()
     assert np.isfinite(record.finish_s).all()
-    after = np.abs(simulation.beliefs.profile(0).by_servers / SERVERS.by_servers - 1).mean()
+    after = np.abs(simulation.known.profile(0).by_servers / SERVERS.by_servers - 1).mean()
     assert after < 0.25 < before

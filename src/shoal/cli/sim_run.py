@@ -65,7 +65,6 @@ def run(
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
     from shoal.core.words import counted
-    from shoal.sim.compile_ahead import compile_ahead
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable
     from shoal.sim.interrupts import stop
     from shoal.sim.runner import load, remarks
@@ -85,11 +84,8 @@ def run(
     inputs = load(setup)
     for line in remarks(setup, inputs):
         say(line)
-    with (
-        Watch({policy: len(inputs.jobs)}) as watch,
-        compile_ahead(setup.policy, inputs.cluster, watch.first_use) as compiles,
-    ):
-        result = run_one(setup, watch.of(policy), inputs, compiles)
+    with Watch({policy: len(inputs.jobs)}) as watch:
+        result = run_one(setup, watch.of(policy), inputs, watch.first_use)
     if per_job:
         write_per_job(per_job, result.record)
     if output == "json":

@@ -54,7 +54,7 @@ class SpeedFit:
         """Standard deviation of the predicted time, as a fraction of it: noise · sqrt(x (XᵀX)⁻¹ xᵀ) / x θ."""
         relative = self.model.rows(configs) / self.seconds(configs)[:, None]
         spread = np.linalg.solve(self.information, relative.T)
-        return self.noise * np.sqrt(np.maximum(np.sum(relative * spread.T, axis=1), 0.0))
+        return np.asarray(self.noise * np.sqrt(np.maximum(np.sum(relative * spread.T, axis=1), 0.0)))
 
 
 #: No step takes longer, or less than one over it, and no configuration has more of anything.

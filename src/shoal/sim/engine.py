@@ -95,7 +95,7 @@ class Simulation:
         self._pushed = 0
         self._used = 0  # GPUs given out
         self._given = [0] * n
-        self._changes = memoryview(self.record.changes)
+        self._changes = self.record.changes.data
         self._running = 0  # jobs that have any
         self._speed_tables: dict[tuple[int, str], list[float]] = {}
         #: Whether parameter servers are on a node of their own, not beside their workers.
@@ -200,8 +200,10 @@ class Simulation:
             record.end_s = now
             if not (self._running or heap or len(plan.changes) or arrived < total):
                 break  # nothing runs, comes or was started: a policy that wakes up finds it so for ever
-            told = progress and scheduler.plans % every == 0
-            if interrupt.asked or (told and not progress(now, done, total)):
+            stop = interrupt.asked
+            if not stop and progress is not None and scheduler.plans % every == 0:
+                stop = not progress(now, done, total)
+            if stop:
                 record.interrupted = True
                 break
 

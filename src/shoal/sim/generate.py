@@ -67,7 +67,8 @@ class Durations:
         part = rng.choice(len(self.weight), count, p=np.array(self.weight) / sum(self.weight))
         mu, sigma = np.array(self.mu)[part], np.array(self.sigma)[part]
         below = ndtr((np.log(longest_s) - mu) / sigma)
-        return np.maximum(np.exp(mu + sigma * ndtri(rng.random(count) * below)), 1.0)
+        drawn: FloatArray = np.exp(mu + sigma * ndtri(rng.random(count) * below))
+        return np.maximum(drawn, 1.0)
 
 
 #: By the smallest size a mixture holds for. Fitted to the durations of the flat Philly trace by expectation
@@ -195,7 +196,7 @@ def _by_rate(at: FloatArray, span_s: float) -> FloatArray:
     rate = np.array(PHILLY_HOURS)[hour % 24] * np.array(PHILLY_DAYS)[hour // 24 % 7]
     edges = np.minimum(np.arange(hours + 1) * HOUR_S, span_s)
     total = np.concatenate(([0.0], np.cumsum(rate * np.diff(edges))))
-    return np.interp(at * total[-1], total, edges)
+    return np.asarray(np.interp(at * total[-1], total, edges))
 
 
 def _bursts(count: int, span_s: float, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
@@ -213,8 +214,8 @@ def _bursts(count: int, span_s: float, rng: np.random.Generator) -> tuple[FloatA
 
 def _stretched(submit_s: FloatArray, span_s: float) -> FloatArray:
     """The same times moved and scaled to begin at 0 and end at `span_s`, so that the load is met exactly."""
-    width = submit_s[-1] - submit_s[0]
-    return (submit_s - submit_s[0]) * (span_s / width if width > 0 else 0.0)
+    width = float(submit_s[-1] - submit_s[0])
+    return np.asarray((submit_s - submit_s[0]) * (span_s / width if width > 0 else 0.0))
 
 
 def _users(recipe: Recipe, burst: IntArray, rng: np.random.Generator) -> IntArray:

@@ -32,7 +32,7 @@ from shoal.torch.packing import (
     unfit,
     window,
 )
-from shoal.wire.views import first_difference
+from shoal.wire.signature import first_difference
 from torch import Tensor, nn
 
 try:

@@ -119,6 +119,12 @@ def positions_of(values: pl.Series) -> tuple[list[str], IntArray]:
     return distinct.to_list(), joined["index"].to_numpy()
 
 
+def strings(column: pl.Series) -> list[str]:
+    """The values of a text column."""
+    values: list[str] = column.to_list()
+    return values
+
+
 def where_in(index: IntArray, bad: list[bool]) -> BoolArray:
     """Rows whose distinct value is marked bad."""
     return np.array(bad, np.bool_)[index] if bad else np.zeros(len(index), np.bool_)

@@ -28,6 +28,7 @@ from shoal.sim.inputs.column_values import (
     names,
     numbers,
     positions_of,
+    strings,
     where_in,
 )
 from shoal.sim.inputs.size_limits import Limits
@@ -200,7 +201,7 @@ def _autoscale(table: Table, problems: Problems) -> list[str]:
     wrong = [_mistake_in(text) if text else None for text in texts]
     bad = where_in(index, [why is not None for why in wrong])
     problems.add(bad, "autoscale", lambda row: str(wrong[index[row]]))
-    return column.to_list()
+    return strings(column)
 
 
 def _mistake_in(word: str) -> str | None:
@@ -235,14 +236,14 @@ def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
             "user",
             lambda row: f"the cluster has no user {column[row]!r}; {did_you_mean(column[row], named)}",
         )
-    return column.to_list()
+    return strings(column)
 
 
 def _job_names(table: Table, problems: Problems) -> list[str]:
     """The names given, `job1`, `job2`, ... where there are none; all different."""
     numbered = pl.Series([f"job{i}" for i in range(1, len(table) + 1)])
     if not table.has("job"):
-        return numbered.to_list()
+        return strings(numbered)
     column = names(table, problems, "job", optional=True)
     column = column.zip_with(column.is_not_null(), numbered)
     first = column.is_first_distinct().to_numpy()
@@ -254,7 +255,7 @@ def _job_names(table: Table, problems: Problems) -> list[str]:
             "names must differ"
         ),
     )
-    return column.to_list()
+    return strings(column)
 
 
 def _first_row(column: pl.Series, row: int) -> int:

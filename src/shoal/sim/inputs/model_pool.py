@@ -102,8 +102,13 @@ def _runs(curve: SpeedCurve, requested: IntArray) -> NDArray[np.bool_]:
 def named_models(jobs: pl.DataFrame, pool: ModelPool) -> IntArray:
     """The models the trace names, as positions in the pool: `variant` before `model`; -1 for unknown ones."""
     index = {name: i for i, name in enumerate(pool.models)}
-    found = jobs["model"].replace_strict(index, default=-1, return_dtype=pl.Int64).to_numpy()
+
+    def positions(column: str) -> IntArray:
+        found = jobs[column].replace_strict(index, default=-1, return_dtype=pl.Int64)
+        return np.asarray(found.to_numpy(), np.int64)
+
+    model = positions("model")
     if "variant" not in jobs.columns:
-        return found
-    variant = jobs["variant"].replace_strict(index, default=-1, return_dtype=pl.Int64).to_numpy()
-    return np.where(variant >= 0, variant, found)
+        return model
+    variant = positions("variant")
+    return np.where(variant >= 0, variant, model)

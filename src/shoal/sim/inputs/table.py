@@ -61,7 +61,7 @@ class Table:
     ragged_message: Callable[[int], str] = str
 
     def __len__(self) -> int:
-        return self.frame.height
+        return int(self.frame.height)
 
     def has(self, column: str) -> bool:
         return column in self.frame.columns
