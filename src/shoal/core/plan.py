@@ -1,4 +1,4 @@
-"""Shares, placements, commands and plans: what the scheduler decides, as values."""
+"""Shares, placements, commands and plans: the values that the scheduler decides."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.core.reason import Reason
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many GPUs of one type a job has, and, for parameter-server jobs, how many servers."""
+    """The number of GPUs of one type that a job has and, for parameter-server jobs, the number of servers."""
 
     gpus: int = 0
     gpu_type: str = ""
@@ -25,15 +25,15 @@ class Share:
         return self.gpus > 0
 
 
-#: Which GPUs a share is: (node index, how many of its GPUs), by ascending node. Empty for a pool.
+#: The GPUs of a share: (node index, number of its GPUs), by ascending node. Empty for a pool.
 Placement = tuple[tuple[int, int], ...]
 
 NO_SHARE = Share()
 
-#: A share that was given before is not made again.
+#: Reuses equal shares.
 _share = lru_cache(4096)(Share)
 
-#: What a change of share is called; those that release GPUs come first.
+#: The names of share changes. Those that release GPUs come first.
 VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
 PAUSE, SHRINK, GROW, MIGRATE, START, RESUME = range(len(VERBS))
 
@@ -83,7 +83,7 @@ class Reconfigure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan means for one job. A job below its wish cannot be without a reason."""
+    """The result of a plan for one job. A job below its wish always has a reason."""
 
     job: int
     share: Share

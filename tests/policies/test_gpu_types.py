@@ -11,8 +11,8 @@ from shoal.core.cluster import Cluster, Node
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
+from shoal.policies.gpu_types import reference_curves, times_as_requested
 from shoal.policies.registry import make_policy, policy_names
-from shoal.policies.types import reference_curves, times_as_requested
 from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.engine import Simulation
 
