@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output, job_names
+from shoal.cli.options import job_names, on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import Event
 
 
+@click.command()
+@click.argument(
+    "what",
+    required=False,
+    metavar="[JOB|user/NAME]",
+    shell_complete=job_names,
+    help="Of one job, or of one user.",
+)
+@click.option("-w", "--watch", is_flag=True, help="Go on as they happen.")
+@click.option("--type", "type_", help="Only these: job., worker.lost, ...")
+@click.option("--since", help="Since: 10m, or a time.")
+@click.option("-n", "--tail", type=click.IntRange(min=1), default=50, help="At most so many, the last.")
+@output_option
 @on_server
 def events(
     client: Client,
     output: Output,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[JOB|user/NAME]", help="Of one job, or of one user.", autocompletion=job_names
-        ),
-    ] = None,
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on as they happen.")] = False,
-    type_: Annotated[str | None, typer.Option("--type", help="Only these: job., worker.lost, ...")] = None,
-    since: Annotated[str | None, typer.Option(help="Since: 10m, or a time.")] = None,
-    tail: Annotated[int, typer.Option("-n", "--tail", min=1, help="At most so many, the last.")] = 50,
+    what: str | None,
+    watch: bool,
+    type_: str | None,
+    since: str | None,
+    tail: int,
 ) -> None:
     """What happened to the jobs you may see, and who did it. This is also the audit log."""
     from shoal.cli.report import print_document
@@ -66,7 +74,7 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
             else:
                 print_lines([plain(seen)])
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
 
 
 def _line(event: Event) -> str:
