@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from shoal.core.events import (
     Event,
     Finished,
     Held,
+    NodeBack,
+    NodeLost,
     TicketsChanged,
     Timer,
 )
@@ -35,16 +38,15 @@ from shoal.server.loop.book import Book
 from shoal.server.loop.clock import Clock
 from shoal.server.loop.crew import Crew
 from shoal.server.loop.devices import Devices
-from shoal.server.loop.drain import lose_node, node_back
 from shoal.server.loop.elastic import Elastic
 from shoal.server.loop.gang import Gang
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
 from shoal.server.loop.memory import fill_scheduler, make_cluster, make_scheduler, remember_worker, save
-from shoal.server.loop.orders import order
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.targets import Targets
 from shoal.server.loop.usage import Usage
 from shoal.server.metrics import Metrics
 from shoal.server.store.store import Store
@@ -110,6 +112,7 @@ class Conductor:
         self.scheduler = make_scheduler(self)
         self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
         self.usage = Usage(self)
+        self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
         self.book = Book(store.get("ledger"), self.cluster, self.now_s())
         gang = Gang(self)
         self.elastic = Elastic(self)
@@ -192,7 +195,7 @@ class Conductor:
             return
         self.metrics.decided(self.policy_name, time.perf_counter() - began)
         self.decided_s = now_s
-        order(self, plan.commands)
+        self._changed.update(self._targets.apply(plan, self.policy_name))
         self.book.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
         self.sharing.decide(now_s)
@@ -200,6 +203,13 @@ class Conductor:
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
         self._last_cycle_s = asyncio.get_running_loop().time()
+
+    def _explain(self, job: LiveJob) -> dict[str, Any] | None:
+        """Why a job lacks GPUs after the last decision."""
+        if job.id not in self.scheduler.view:
+            return None
+        reason = self.scheduler.outcome(job.id, self.now_s()).reason
+        return None if reason is None else self.profiles.in_full(job, reason).model_dump()
 
     def _policy_failed(self, error: Exception) -> None:
         """A policy that raises must not take the cluster down: a simple one goes on, from what is known of the jobs."""
@@ -357,14 +367,11 @@ class Conductor:
     def cancel(self, job: LiveJob) -> None:
         """Withdraw the job from the scheduler and end its workers."""
         self.withdraw(job)
-        job.target = {}
         self.crews[job.resize].cancel(job)
         self._flush()
 
     def hold(self, job: LiveJob) -> None:
-        job.target = {}
         self.post(Held(job.id, True))
-        self.soon(job)
 
     def release(self, job: LiveJob) -> None:
         self.post(Held(job.id, False))
@@ -380,10 +387,12 @@ class Conductor:
         return job.resize is Resize.LIVE
 
     def lose_node(self, node: int) -> None:
-        lose_node(self, node)
+        self.drained.add(node)
+        self.post(NodeLost(node))
 
     def node_back(self, node: int) -> None:
-        node_back(self, node)
+        self.drained.discard(node)
+        self.post(NodeBack(node))
 
     def heartbeat_age_s(self) -> dict[str, float]:
         """By node: age of the oldest heartbeat of its workers."""
@@ -420,7 +429,6 @@ class Conductor:
         """Give every GPU back: live jobs save their state, others are ended."""
         self.stopping = True  # nothing is decided any more
         for job in list(self.jobs.values()):
-            job.target = {}
             self.crews[job.resize].shut_down(job)
         self.outbox.flush()
         longest_s = max((j.spec["grace_s"] for j in self.jobs.values() if j.workers), default=0.0)

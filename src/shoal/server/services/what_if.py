@@ -151,9 +151,9 @@ class WhatIf:
         now_s = self._loop.now_s()
         new_id = self._next_id()
         if job.id in scheduler.jobs:
-            scheduler._take_in(Cancelled(job.id), now_s)
+            scheduler.take_in(Cancelled(job.id), now_s)
         if without is not None:
-            scheduler._take_in(Cancelled(without), now_s)
+            scheduler.take_in(Cancelled(without), now_s)
         scheduler.step(now_s, [Submitted(new_id, changed, profile)])
         return scheduler.outcome(new_id, now_s).share.gpus > 0
 
