@@ -65,8 +65,6 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
 
     try:
         for seen in client.watch_events(**which):
-            if seen is None:
-                continue
             if output.for_people:
                 print(_line(seen), flush=True)
             elif output is Output.NAME:
