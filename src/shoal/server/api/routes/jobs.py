@@ -59,16 +59,16 @@ async def list_jobs(
         if user is not None and user != who.only:
             return m.JobList(items=[])
         user = who.only
-    rows = s.store.jobs(
+    items = await s.jobs.page(
         states=states,
         user=user,
         name=name,
         since_s=seconds(since),
         before_id=number(cursor),
         limit=limit,
+        may_see=who.sees_all,
     )
-    more = str(rows[-1]["id"]) if len(rows) == limit else None
-    return m.JobList(items=await s.jobs.describe_all(rows, who.sees_all), next=more)
+    return m.JobList(items=items, next=str(items[-1].id) if len(items) == limit else None)
 
 
 @router.get("/jobs/{job}", response_model=m.Job)
