@@ -183,7 +183,7 @@ def test_numbers_that_do_not_fit_are_left_out_whole_the_last_ones_first(width, l
 
 def test_an_event_has_its_id_and_the_ids_of_its_causes():
     event = Event(id=42, at=datetime.now(UTC), type="job.target", actor="system", message="grow: 2 -> 4 GPUs")
-    assert story_line(event).split(None, 1)[1].split() == "#42 job.target system grow: 2 -> 4 GPUs".split()
+    assert " ".join(story_line(event).split()[1:]) == "#42 job.target system grow: 2 -> 4 GPUs"
     caused = event.model_copy(update={"cause": 40, "plan": 7})
     assert story_line(caused).endswith("grow: 2 -> 4 GPUs  (by #40, decision 7)")
     assert story_line(event.model_copy(update={"plan": 7})).endswith("(decision 7)")
