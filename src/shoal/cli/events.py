@@ -65,8 +65,6 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
 
     try:
         for seen in client.watch_events(**which):
-            if seen is None:
-                continue
             if output.for_people:
                 print(_line(seen), flush=True)
             elif output is Output.NAME:
@@ -78,6 +76,10 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
 
 
 def _line(event: Event) -> str:
+    """One event with its id and its causes: the id of an earlier event, the number of a decision."""
     from shoal.cli.times import clock
 
-    return f"{clock(event.at)}  {event.type:<18} {event.actor:<10} {event.message}"
+    causes = [f"by #{event.cause}"] if event.cause is not None else []
+    causes += [f"decision {event.plan}"] if event.plan is not None else []
+    because = f"  ({', '.join(causes)})" if causes else ""
+    return f"{clock(event.at)}  #{event.id:<6} {event.type:<18} {event.actor:<10} {event.message}{because}"

@@ -36,10 +36,10 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 JobQuery = Annotated[str | None, Query(max_length=100, description="Number or name of a job.")]
 UserQuery = Annotated[
-    str | None, Query(max_length=64, pattern=m.NAME, description="Of this user's jobs and doings.")
+    str | None, Query(max_length=64, pattern=m.NAME, description="Events of this user's jobs and actions.")
 ]
 TypeQuery = Annotated[str | None, Query(max_length=32, description="A prefix: `job.`, `worker.lost`.")]
-Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last so many.")]
+Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last N.")]
 
 
 def _event(row: Row) -> m.Event:
@@ -51,6 +51,7 @@ def _event(row: Row) -> m.Event:
         job=row["job"],
         user=row["user"],
         plan=row["plan"],
+        cause=row.get("cause"),
         message=row["message"],
         data=row["data"],
     )
@@ -82,7 +83,7 @@ async def list_events(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> m.EventList:
-    """What happened, oldest first; `next` is where to go on, now or later."""
+    """What happened, oldest first; pass `next` as `cursor` to continue, now or later."""
     after = number(cursor) or 0
     rows = s.store.events(after_id=after, tail=tail, limit=limit, **_filters(s, who, job, user, type, since))
     last = rows[-1]["id"] if rows else max(after, 0)
@@ -153,7 +154,7 @@ async def stream_events(
     cursor: Cursor = None,
     last_event_id: LastId = None,
 ) -> StreamingResponse:
-    """Events as they happen. Without a cursor: from now on, after the last `tail`."""
+    """Events as they happen. Without a cursor: the last `tail` events, then new ones."""
     filters = _filters(s, who, job, user, type, since)
     begin = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
     first: list[Row] = []
@@ -174,9 +175,7 @@ async def stream_events(
 
 WorkerQuery = Annotated[str | None, Query(max_length=80, description="One worker only.")]
 RankQuery = Annotated[int | None, Query(ge=0, le=1_000_000, description="Workers of this rank only.")]
-LogTail = Annotated[
-    int | None, Query(ge=0, le=100_000, description="Only the last so many lines of each worker.")
-]
+LogTail = Annotated[int | None, Query(ge=0, le=100_000, description="Only the last N lines.")]
 
 
 AttemptQuery = Annotated[
@@ -197,7 +196,7 @@ async def logs(
     cursor: Cursor = None,
     limit: Limit = 1000,
 ) -> m.LogPage:
-    """What its workers printed, merged by time."""
+    """Lines that its workers printed, merged by time."""
     chosen = LogFilter(worker, rank, attempt, seconds(since))
     reader = JobLogs(s.store, s.worker_directory, s.jobs.find(job, who.only)["id"], chosen)
     reader.begin(cursor, tail)
@@ -223,7 +222,7 @@ async def follow_logs(
     cursor: Cursor = None,
     last_event_id: LastId = None,
 ) -> StreamingResponse:
-    """What its workers print, over resizes and restarts, until the job is over and all is told."""
+    """Lines that its workers print, over resizes and restarts, until the job is over and all are sent."""
     job_id = s.jobs.find(job, who.only)["id"]
     reader = JobLogs(s.store, s.worker_directory, job_id, LogFilter(worker, rank, attempt, seconds(since)))
     reader.begin(last_event_id or cursor, tail)
