@@ -88,7 +88,7 @@ def test_a_job_that_waits_for_its_turn_hears_when_that_is_though_nobody_knows_le
             assert 0 < left_s <= 36000
             quanta = (answer["starts_in"]["high_s"] - left_s) / 36000
             assert quanta == pytest.approx(round(quanta), abs=1e-3), "its turn comes at the end of a quantum"
-            assert "gandiva-fair shares out anew" in answer["starts_in"]["basis"]
+            assert "gandiva-fair allocates anew" in answer["starts_in"]["basis"]
             assert here.state(second) == "pending", "asking changes nothing"
 
     run(story())
@@ -160,7 +160,7 @@ def test_who_waits_for_others_to_let_go_hears_their_names_where_it_may(tmp_path:
             answer = await why(here, second, user=asks)
             assert answer["reason"]["code"] == "WaitingForRelease"
             who = {"admin": "ada-first", "ben": "a job of ada"}[asks]
-            assert f"it was given 2 GPUs and waits until {who} has let them go" in answer["sentence"]
+            assert f"it was given 2 GPUs and waits until {who} has released them" in answer["sentence"]
 
     run(story())
 

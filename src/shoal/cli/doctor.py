@@ -76,7 +76,7 @@ def _local(home: Path) -> Iterator[Check]:
 
 
 def _of_server(connect: Connect) -> Iterator[Check]:
-    from shoal.client_errors import ClientError
+    from shoal.client.errors import ClientError
     from shoal.server.api.models import Check
 
     try:

@@ -28,8 +28,8 @@ def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
     from shoal.cli.several import confirmed
     from shoal.cli.times import seconds
     from shoal.client import Client
-    from shoal.client_errors import NotRunning, Unreachable
-    from shoal.connection import server_file
+    from shoal.client.connection import server_file
+    from shoal.client.errors import NotRunning, Unreachable
     from shoal.server.home import default_home
 
     where = (home or default_home()).expanduser().absolute()
@@ -81,7 +81,7 @@ def _alive(known: dict[str, Any]) -> bool:
 
 
 def _await_end(known: dict[str, Any], home: Path, limit_s: float) -> None:
-    from shoal.client_errors import TimedOut
+    from shoal.client.errors import TimedOut
 
     deadline = time.monotonic() + limit_s
     while _alive(known):

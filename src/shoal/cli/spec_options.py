@@ -26,7 +26,7 @@ SHELL_ENV = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PA
 
 def from_file(file: str, settings: Sequence[str], name: str | None) -> JobSpec:
     """The job of a job file."""
-    from shoal import jobfile
+    from shoal.client import jobfile
 
     extra = [f"name={name}"] if name else []
     return jobfile.job_spec(jobfile.with_settings(jobfile.read(file), [*settings, *extra]))
@@ -34,7 +34,7 @@ def from_file(file: str, settings: Sequence[str], name: str | None) -> JobSpec:
 
 def from_command(command: Sequence[str], **given: Any) -> JobSpec:
     """The job of a command line; options that were not given are left to the server."""
-    from shoal import jobfile
+    from shoal.client import jobfile
 
     data = {"command": list(command), "workdir": str(Path.cwd())} | {
         k: v for k, v in given.items() if v is not None

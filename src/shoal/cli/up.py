@@ -102,7 +102,7 @@ def _command(
 
 def _refuse_unused(home: Path, given: dict[str, object]) -> None:
     """What a server is started with cannot be changed while it runs."""
-    from shoal.client_errors import Conflict
+    from shoal.client.errors import Conflict
 
     unused = [option for option, value in given.items() if value]
     if unused:
@@ -115,8 +115,8 @@ def _refuse_unused(home: Path, given: dict[str, object]) -> None:
 def _running(home: Path) -> str | None:
     """The address of the server of this home, if one answers."""
     from shoal.client import Client
-    from shoal.client_errors import ClientError
-    from shoal.connection import server_file
+    from shoal.client.connection import server_file
+    from shoal.client.errors import ClientError
 
     try:
         address = str(server_file(home)["address"])
@@ -128,7 +128,7 @@ def _running(home: Path) -> str | None:
 
 def _start(command: list[str], home: Path, limit_s: float) -> None:
     """In a session of its own, so that it outlives this terminal; what it says goes to server.log."""
-    from shoal.client_errors import ClientError, TimedOut
+    from shoal.client.errors import ClientError, TimedOut
 
     log = _open_log(home)
     with log:
@@ -187,7 +187,7 @@ def _tell(
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.client import Client
-    from shoal.client_errors import Conflict
+    from shoal.client.errors import Conflict
 
     with Client(home=home) as client:
         status = client.status()

@@ -15,7 +15,7 @@ def version(connect: Connect, output: Output) -> None:
     """The version of this program, and of the server if one answers."""
     from shoal import __version__
     from shoal.cli.out import print_json
-    from shoal.client_errors import ClientError
+    from shoal.client.errors import ClientError
 
     try:
         with connect(timeout_s=2.0) as client:

@@ -26,7 +26,9 @@ from shoal.server.loop.clock import go_on
 from shoal.server.loop.control_loop import ControlLoop
 from shoal.server.options import DEFAULT_POLICY, Options, warn_of_address
 from shoal.server.services.change import ChangeJob
+from shoal.server.services.events import Events
 from shoal.server.services.history import History
+from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
 from shoal.server.services.nodes import Nodes
 from shoal.server.services.policy import PolicyInForce
@@ -93,9 +95,9 @@ class Control:
             hub=self.hub,
             metrics=loop.metrics,
             gauges=Gauges(loop, store, shares, reasons, lambda: self.hub.last_id),
-            store=store,
-            worker_directory=loop.worker_directory,
             jobs=Jobs(loop, store, profiles, reasons, loop.worker_directory),
+            logs=Logs(store, loop.worker_directory),
+            events=Events(store, lambda: self.hub.last_id),
             submit=Submit(loop, store, self.home, profiles, searches, learns_needs=lambda: sharing.on),
             change=ChangeJob(loop, store, profiles, searches),
             reasons=reasons,

@@ -96,7 +96,7 @@ class Why:
         if ends.high_s is not None and ends.high_s <= turn_s:
             return ends
         soonest = turn_s if ends.low_s is None else min(ends.low_s, turn_s)
-        basis = f"policy {self._loop.policy_name} shares out anew by then, if no job comes"
+        basis = f"policy {self._loop.policy_name} allocates anew by then if no job arrives"
         return m.Estimate(low_s=soonest, high_s=turn_s, basis=basis)
 
     def _when_others_end(self, job: LiveJob) -> m.Estimate:
