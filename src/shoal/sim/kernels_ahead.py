@@ -9,21 +9,18 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from numba.types import NamedTuple, boolean, float64, int32, int64
+from numba.types import boolean, float64, int32, int64
 
 from shoal.core import ledger, view_kernels
 from shoal.core.cluster import Cluster
 from shoal.placement import optimus_place, pack
 from shoal.policies import types
 from shoal.policies.afs import tournament_by_gain
-from shoal.policies.gandiva_fair import balancer, guard, homes, kernels, relief
 
 #: A kernel with the types of its arguments.
 Ahead = tuple[Any, tuple[Any, ...]]
 
 _FLOATS, _TABLE, _INTS, _ROWS, _BOOLS = float64[::1], float64[:, ::1], int32[::1], int64[::1], boolean[::1]
-_SCENE = NamedTuple((_INTS, _INTS, int64, int64, int64, _FLOATS, _FLOATS, _FLOATS), guard.Scene)
-_CHOICE = NamedTuple((_BOOLS, _ROWS, int64[:, ::1]), guard.Choice)
 
 _PACK = (pack.choose, (_INTS, _INTS, int64, int64, _INTS, _INTS, int64))
 _EQUAL_PARTS = (optimus_place._optimus, (_TABLE, _INTS, _INTS, _INTS, _TABLE, _TABLE, int64))
@@ -31,23 +28,11 @@ _GIVE_TYPES = (
     types._give_types,
     (*(_INTS,) * 4, _FLOATS, int32[:, :], int32[:, ::1], _ROWS, boolean, boolean),
 )
-_DUE_RATES = (kernels.due_rates, (_TABLE, *(_INTS,) * 4, _FLOATS, _BOOLS))
-_RETYPE = (homes.retype, (_ROWS, *(_INTS,) * 3, *(_TABLE,) * 3, _BOOLS, int64))
 _SET_SHARES = (
     view_kernels.set_shares,
     (_TABLE, int32[:, ::1], _ROWS, *(_INTS,) * 3, _BOOLS, float64, int64[:, ::1]),
 )
 
-_GANDIVA_FAIR = (
-    (guard.steer, (_SCENE, _CHOICE, _BOOLS, _BOOLS, int64, _ROWS, _ROWS)),
-    (relief.take_in, (_ROWS, _FLOATS, *(_INTS,) * 5, _BOOLS, _BOOLS, int64, _BOOLS, _INTS)),
-    (relief.choose_sets, (_ROWS, _FLOATS, *(_INTS,) * 6, *(_BOOLS,) * 3, _INTS)),
-    (balancer.attract, (_ROWS, _INTS, _BOOLS, _TABLE, *(_INTS,) * 3)),
-    (kernels.split_stride, (_ROWS, _FLOATS, _FLOATS, *(_INTS,) * 6, _BOOLS, _BOOLS)),
-    (balancer.balance, (_FLOATS, *(_INTS,) * 4, _BOOLS, _BOOLS, _FLOATS, int64, float64)),
-    _DUE_RATES,
-    _RETYPE,
-)
 _HAND_OUT = (tournament_by_gain.hand_out_by_gain, (_INTS, _INTS, _FLOATS, _INTS, _INTS, *(int64,) * 3))
 
 
@@ -65,11 +50,9 @@ def ahead(policy: str, traits: Collection[str]) -> list[Ahead]:
     """What to compile for a policy on a cluster with these traits, in this order."""
     nodes, types_ = "nodes" in traits, "types" in traits
     found: list[Ahead] = []
-    if policy == "gandiva-fair":
-        found += _GANDIVA_FAIR if nodes else ()
-    elif policy == "fair-afs":
+    if policy == "fair-afs":
         found += (_HAND_OUT, _PACK) if nodes else (_HAND_OUT,)
-    else:
+    elif policy != "gandiva-fair":
         found += (_EQUAL_PARTS if policy == "optimus" else _PACK,) if nodes else ()
         found += (_GIVE_TYPES,) if types_ else ()
     found.append(_SET_SHARES)
