@@ -61,7 +61,8 @@ class Found:
     #: The largest distance of a user from its share of the GPU time in use: at the end, and at any time.
     end_off: float
     ever_off: float
-    #: The longest wait of a job in turns, the part of the GPU time in use, and the number of migrations.
+    #: The longest wait of a job in turns, the part of the GPU time that jobs could use and that was used, and the
+    #: number of migrations.
     turns: float
     used: float
     migrations: int
@@ -122,7 +123,8 @@ class Claim:
         if end_off > 1.0:
             few = len(self.cluster.nodes) <= MOST_NODES
             possible = self.possible_fraction() if few else None
-        used = float(self.had.sum() / self.quanta)
+        demand = min(float(self.view.requested_gpus.sum()) / self.cluster.total_gpus, 1.0)
+        used = float(self.had.sum() / self.quanta / demand)
         return Found(self.seed, end_off, self.ever_off, self.turns, used, migrations, possible)
 
     def possible_fraction(self) -> float:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from shoal.cli.options import Out, Output
+import click
+
+from shoal.cli.extras import require
+from shoal.cli.options import output_option
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 
+@click.command()
+@output_option
 @reported
-def ls(output: Out = Output.TABLE) -> None:
+def ls(output: Output) -> None:
     """The policies that can be named, one line each.
 
     Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.
     """
+    require("shoal policy ls", "server", "sim")
     from shoal.cli.columns import print_table, wrapped
     from shoal.cli.out import room, say
     from shoal.cli.policy_show import shown

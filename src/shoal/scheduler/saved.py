@@ -11,7 +11,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.events import Capped
 from shoal.core.job import Job
 from shoal.core.profile import Profile
-from shoal.placement.base import Placer
+from shoal.placement.placer import Placer
 from shoal.policies.base import Policy
 from shoal.scheduler.scheduler import Scheduler
 
@@ -64,7 +64,7 @@ def restore(
         int(i): tuple((int(n), int(g)) for n, g in where) for i, where in saved["placements"].items()
     }
     for i, (gpus, why) in saved.get("caps", {}).items():
-        scheduler._take_in(Capped(int(i), gpus, why), 0.0)
+        scheduler.take_in(Capped(int(i), gpus, why), 0.0)
     scheduler.lose_nodes(saved["lost_nodes"])
     scheduler.plans = saved["plans"]
     scheduler.events_seen = saved["events_seen"]

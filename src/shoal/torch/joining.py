@@ -180,7 +180,7 @@ class Joining(Handing):
             worker.interrupted = False
             worker.member.halt(holds)
         worker.link.say()
-        if worker.member.torn:
+        if worker.member.partial:
             self._retreat()
             return
         plan = worker.wait_for(lambda: worker.entering)

@@ -1,4 +1,4 @@
-"""Limits on requests, before anything else looks at them: how large, and how many from one client."""
+"""Limits on the size of requests and on their rate per client, checked before anything else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CLIENTS = 10_000
 
 
 class Buckets:
-    """A token bucket per client; the clients seen longest ago are forgotten."""
+    """A token bucket per client. Clients not seen for longest are forgotten."""
 
     def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate_per_s, self.burst, self._clock = rate_per_s, burst, clock
@@ -39,8 +39,10 @@ class Buckets:
 class Limits:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, *, count: Callable[..., None], buckets: Buckets | None = None) -> None:
-        self.app, self._count = app, count
+    def __init__(
+        self, app: ASGIApp, *, answered: Callable[[int], None], buckets: Buckets | None = None
+    ) -> None:
+        self.app, self._answered = app, answered
         self._buckets = buckets or Buckets(RATE_PER_S, BURST)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,12 +71,12 @@ class Limits:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > MAX_BODY_BYTES:
-                raise HTTPException(413, TOO_LARGE)  # the one exception that FastAPI lets through here
+                raise HTTPException(413, TOO_LARGE)  # the only exception that FastAPI does not wrap here
             return message
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(status=str(message["status"]))
+                self._answered(message["status"])
             await send(message)
 
         await self.app(scope, counting, noting)
@@ -85,5 +87,5 @@ class Limits:
     async def _refuse(
         self, status: int, code: str, text: str, hint: str, scope: Scope, receive: Receive, send: Any
     ) -> None:
-        self._count(status=str(status))
+        self._answered(status)
         await answer(status, code, text, hint)(scope, receive, send)

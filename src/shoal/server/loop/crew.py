@@ -47,13 +47,6 @@ class Crew(Protocol):
         """The server ends."""
 
 
-def wanted(job: LiveJob) -> dict[int, int]:
-    """GPUs by node that the job is to have, all things considered."""
-    if job.life.state in (JobState.PAUSED, JobState.STOPPING) or job.is_over:
-        return {}
-    return job.target
-
-
 class CrewBase:
     def __init__(self, conductor: Conductor) -> None:
         self.c = conductor
@@ -63,7 +56,7 @@ class CrewBase:
         first = verb is Verb.START and job.life.started_s is None
         job.life = apply(job.life, verb, self.c.then_s(job), message)
         if first:
-            self.c.metrics.queue_wait.observe(job.life.waiting_s, user=job.user)
+            self.c.metrics.queue_wait.labels(user=job.user).observe(job.life.waiting_s)
         self.c.outbox.job(job)
         self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
 
@@ -148,7 +141,6 @@ class CrewBase:
 
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
         """The job has ended, and none of its processes is left."""
-        job.target = {}
         self.advance(job, verb, message, exit_code=job.exit_code, signal=job.signal)
         self.c.job_over(job)
 
