@@ -68,8 +68,8 @@ class Round:
         """GPUs of each node that are left when these rows run."""
         small = runs & (self.home >= 0)
         count = len(self.nodes.gpus)
-        taken = np.bincount(self.home[small], weights=self.size[small], minlength=count)
-        taken = taken + gpus_of_nodes(self.spans, runs.astype(np.float64), count)
+        taken: FloatArray = gpus_of_nodes(self.spans, runs.astype(np.float64), count)
+        taken += np.bincount(self.home[small], weights=self.size[small], minlength=count)
         return np.maximum(self.nodes.gpus - taken, 0).astype(np.int32)
 
     def spanning_tickets(self) -> FloatArray:
