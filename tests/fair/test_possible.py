@@ -59,4 +59,4 @@ def test_users_end_12_hours_within_a_quantums_work_of_their_shares_in_95_percent
     assert len(feasible) >= 36
     assert sum(f.end_off <= 1.0 for f in feasible) >= 0.95 * len(feasible), found
     assert max(f.turns for f in found) <= MOST_TURNS, "no job starves"
-    assert sum(f.used for f in found) >= 0.97 * len(found), "GPUs are in use"
+    assert sum(f.used for f in found) >= 0.95 * len(found), "GPUs are in use"

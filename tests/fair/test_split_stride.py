@@ -100,6 +100,7 @@ def as_arrays(cluster):
         ),
         "eligible": np.ones(len(jobs), bool),
         "keep": np.zeros(len(jobs), bool),
+        "behind": np.zeros(len(jobs), bool),
         "may_move": np.zeros(len(jobs), bool),
         "most_moves": 8,
     }
@@ -130,7 +131,7 @@ def gangs_that_move(may_move, most_moves=8):
     for i, node in enumerate([0, 0, 1]):
         cluster.add(Strider(f"j{i}", 1.0, 4, float(i)), {node: 4})
     arrays = as_arrays(cluster)
-    arrays["may_move"][may_move] = True
+    arrays["behind"][may_move] = arrays["may_move"][may_move] = True
     runs, free, moves = split_stride(**arrays | {"most_moves": most_moves})
     assert free.tolist() == [0, 0]
     return np.flatnonzero(runs).tolist(), list(moves)
@@ -152,7 +153,7 @@ def test_a_gang_that_spans_nodes_moves_to_the_nodes_with_the_most_free_gpus():
     cluster.add(Strider("big", 1.0, 8, 1.0), {0: 4, 1: 4})
     arrays = as_arrays(cluster)
     assert np.flatnonzero(split_stride(**arrays)[0]).tolist() == [0]
-    arrays["may_move"][1] = True
+    arrays["behind"][1] = arrays["may_move"][1] = True
     runs, free, moves = split_stride(**arrays)
     assert runs.all()
     assert sorted(moves) == [(1, 1, 4), (1, 2, 4)]

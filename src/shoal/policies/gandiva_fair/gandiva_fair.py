@@ -216,7 +216,8 @@ class GandivaFair(Policy):
         runs, free = self._stride(r, order, passes, eligible, keep)
         own_types = np.where(r.owned[view.user].T, r.speed, 0.0)
         self.binding.fill_idle(r, order, runs, free, own_types)
-        self.binding.defragment(r, order, eligible, runs, free)
+        not_ahead = eligible & (passes <= 0)
+        self.binding.defragment(r, order, not_ahead, runs, free)
         if len(r.speed) > 1:
             # Jobs whose user has no share of a type run there on GPUs that the others leave idle.
             runs, free = self._stride(r, order, passes, bound, runs)
@@ -230,7 +231,7 @@ class GandivaFair(Policy):
         behind = (owed >= r.size * self.options.quantum_s) | (passes <= _FIRST)
         may_move, most = self.binding.may_move(r, behind & ~keep)
         runs, free, moves = split_stride(
-            order, passes, r.jobs, r.spans, r.nodes, eligible, keep, may_move, most
+            order, passes, r.jobs, r.spans, r.nodes, eligible, keep, behind, may_move, most
         )
         self.binding.rebind(r, moves, rest=True)
         return runs, free

@@ -23,14 +23,15 @@ def split_stride(
     nodes: Nodes,
     eligible: BoolArray,
     keep: BoolArray,
+    behind: BoolArray,
     may_move: BoolArray,
     most_moves: int,
 ) -> tuple[BoolArray, IntArray, list[Move]]:
     """(rows that run, free GPUs of each node, migrations): `split_stride.SplitStride.pick`, with migration.
 
-    `order` lists all rows by ascending pass. Rows in `keep` continue to run. Rows in `may_move` are in the central
-    order, like gangs that span nodes. If one does not fit where it is bound, it moves to other nodes of its GPU type.
-    At most `most_moves` rows move.
+    `order` lists all rows by ascending pass. Rows in `keep` continue to run. Rows in `behind` are in the central
+    order, like gangs that span nodes. If one of them does not fit where it is bound and is in `may_move`, it moves to
+    other nodes of its GPU type. At most `most_moves` rows move.
     """
     free = nodes.gpus.copy()
     runs = keep.copy()
@@ -45,7 +46,7 @@ def split_stride(
         i = order[k]
         if not eligible[i] or keep[i] or jobs.home[i] == NOWHERE:
             continue
-        if jobs.home[i] <= SPANS or may_move[i]:
+        if jobs.home[i] <= SPANS or behind[i]:
             key[m], entry[m] = passed[i], -1 - i
             m += 1
         else:
