@@ -13,6 +13,7 @@ import pytest
 from elastic_lab import run_script, until
 
 from shoal.executors import zygote as zygote_module
+from shoal.executors.keeper import start_time
 from shoal.executors.standalone import LocalJob
 from shoal.executors.zygote import Zygote
 from shoal.torch import launch
@@ -105,6 +106,26 @@ def test_what_a_user_sets_for_all_workers_reaches_warm_ones_too(
     monkeypatch.chdir(tmp_path)
     with LocalJob([str(script)], 1, directory=tmp_path / "run", zygote=zygote):
         until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text() == "1")
+
+
+def test_the_output_of_workers_is_shown_and_closing_ends_them(
+    tmp_path: Path, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+):
+    script = tmp_path / "script.py"
+    script.write_text("import subprocess\nprint('hello', flush=True)\nsubprocess.run(['sleep', '1000'])\n")
+    shown = ""
+    with LocalJob([str(script)], 2, directory=tmp_path / "run", zygote=zygote, quiet=False) as job:
+
+        def hellos() -> int:
+            nonlocal shown
+            shown += capsys.readouterr().out
+            return shown.count("hello\n")
+
+        until(lambda: hellos() == 2)
+        pids = list(job.processes.pids.values())
+        assert len(pids) == 2
+        assert all(start_time(pid) is not None for pid in pids)
+    assert all(start_time(pid) is None for pid in pids)
 
 
 @pytest.mark.parametrize(
