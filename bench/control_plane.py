@@ -52,7 +52,7 @@ def serve(options: argparse.Namespace) -> None:
         fleet._check_gpu_is_free = lambda worker: None  # type: ignore[method-assign] # a check of the tests
         control = Control(Options(Path(options.home), policy=options.policy), executor=fleet)
         # One client stands for many users here, so the limit of one client does not apply.
-        app = make_app(control.server, Buckets(1e9, 1e9))
+        app = make_app(control.services, Buckets(1e9, 1e9))
         sock = bind("127.0.0.1", 0, None)
         await control.start(sock)
         server = HttpServer(uvicorn.Config(app, log_config=None, lifespan="off"))
@@ -60,7 +60,7 @@ def serve(options: argparse.Namespace) -> None:
         conductor, rng = control.conductor, random.Random(0)
         quiet_memory()
         token = control.home.admin_token.read_text().strip()
-        print(json.dumps({"address": control.server.address, "token": token}), flush=True)
+        print(json.dumps({"address": control.process.address, "token": token}), flush=True)
         mode = {"end": False, "stop": False}
 
         def listen() -> None:

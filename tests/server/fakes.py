@@ -319,7 +319,7 @@ class Here:
         for job in c.jobs.values():
             held = [w for w in job.workers.values() if w.holds_gpu]
             assert all(c.devices.owner(w.device) == w.id for w in held), job
-            reason = self.control.server.answers.reasons.reason(job)
+            reason = self.control.services.reasons.reason(job)
             wish = job.max_gpus if c.scheduler.policy.elastic else job.requested_gpus
             pending = job.life.state.value == "pending"
             assert reason is not None or not pending or job.gpus >= wish, (
@@ -353,9 +353,9 @@ async def server(
     )
     control = Control(options, executor=fleet)
     fleet.uses = lambda worker: gpu_on_record(control.conductor, worker)
-    control.gate.first_start(control.home)
+    control.make_admin()
     await control.conductor.start()
-    control.server.address = "http://test"
+    control.process.address = "http://test"
     transport = httpx.ASGITransport(control.app, raise_app_exceptions=False, client=("203.0.113.9", 1))
     tokens = {"admin": control.home.admin_token.read_text().strip()}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

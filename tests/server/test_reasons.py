@@ -65,7 +65,7 @@ def test_a_job_that_would_gain_nothing_from_one_more_is_told_so_and_nothing_of_o
             for gpus, step_s in ((1, 1.0), (2, 0.5), (3, 0.4999), (4, 0.49)):
                 for _ in range(30):
                     here.conductor.profiles.measured(live, gpus, 1, step_s)
-            reason = here.control.server.answers.reasons.reason
+            reason = here.control.services.reasons.reason
             await here.until(lambda: "would not make it faster" in reason(live).sentence, train=(first,))
             answer = await why(here, first)
             assert answer["reason"]["code"] == "NotWorthIt"
@@ -88,7 +88,7 @@ def test_a_job_that_waits_for_its_turn_hears_when_that_is_though_nobody_knows_le
             assert 0 < left_s <= 36000
             quanta = (answer["starts_in"]["high_s"] - left_s) / 36000
             assert quanta == pytest.approx(round(quanta), abs=1e-3), "its turn comes at the end of a quantum"
-            assert "gandiva-fair shares out anew" in answer["starts_in"]["basis"]
+            assert "gandiva-fair allocates anew" in answer["starts_in"]["basis"]
             assert here.state(second) == "pending", "asking changes nothing"
 
     run(story())
@@ -102,7 +102,7 @@ def test_a_fair_policy_that_is_set_later_charges_nobody_for_the_time_before(tmp_
             await here.until(lambda: second in here.conductor.scheduler.jobs)
             await here.call("PUT", "/policy", json={"name": "gandiva-fair"})
             scheduler = here.conductor.scheduler
-            reason = here.control.server.answers.reasons.reason(here.conductor.jobs[second])
+            reason = here.control.services.reasons.reason(here.conductor.jobs[second])
             assert reason.code in ("PendingEvaluation", "WaitingForCapacity"), "also before it has decided"
             await here.until(lambda: scheduler._decision is not None)
             lags = scheduler.view.column("lag_gpu_s")
@@ -160,7 +160,7 @@ def test_who_waits_for_others_to_let_go_hears_their_names_where_it_may(tmp_path:
             answer = await why(here, second, user=asks)
             assert answer["reason"]["code"] == "WaitingForRelease"
             who = {"admin": "ada-first", "ben": "a job of ada"}[asks]
-            assert f"it was given 2 GPUs and waits until {who} has let them go" in answer["sentence"]
+            assert f"it was given 2 GPUs and waits until {who} has released them" in answer["sentence"]
 
     run(story())
 
@@ -267,9 +267,7 @@ def test_a_stored_policy_that_is_gone_is_told_with_what_to_do(tmp_path: Path) ->
                 change.put("policy", {"name": "mine", "options": {}})
 
     async def without() -> None:
-        with pytest.raises(
-            ShoalError, match=r"set last cannot be used any more.*'mine'.*shoal up --policy afs-l"
-        ):
+        with pytest.raises(ShoalError, match=r"set last cannot be used.*'mine'.*shoal up --policy afs-l"):
             async with server(tmp_path, 4, policy=None):
                 pass
         async with server(tmp_path, 4, policy="fifo") as here:

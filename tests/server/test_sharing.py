@@ -247,7 +247,7 @@ def test_on_real_gpus_a_guest_stays_where_its_memory_is_until_that_gpu_is_its_ow
             assert sorted(fleet.at_work()) == [("local", 0)], "no one moves from GPU to GPU"
             why = (await here.get(f"/jobs/{guest}/why"))["reason"]
             assert why["code"] == "WaitingForRelease"
-            assert "stays a guest where it is until that GPU is free" in why["sentence"]
+            assert "stays co-located until that GPU is free" in why["sentence"]
             late = (await here.submit("1", needs=LIGHT))["id"]
             await here.until(lambda: late in here.conductor.scheduler.jobs)
             assert here.state(late) == "pending", (

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from shoal.core.events import (
     Cancelled,
     Event,
     Finished,
+    Held,
+    NodeBack,
+    NodeLost,
     TicketsChanged,
     Timer,
 )
@@ -38,11 +42,11 @@ from shoal.server.loop.elastic import Elastic
 from shoal.server.loop.gang import Gang
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
 from shoal.server.loop.memory import fill_scheduler, make_cluster, make_scheduler, remember_worker, save
-from shoal.server.loop.orders import order
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.targets import Targets
 from shoal.server.loop.usage import Usage
 from shoal.server.metrics import Metrics
 from shoal.server.store.store import Store
@@ -108,10 +112,15 @@ class Conductor:
         self.scheduler = make_scheduler(self)
         self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
         self.usage = Usage(self)
+        self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
         self.book = Book(store.get("ledger"), self.cluster, self.now_s())
         gang = Gang(self)
-        elastic = Elastic(self)
-        self.crews: dict[Resize, Crew] = {Resize.NEVER: gang, Resize.RESTART: gang, Resize.LIVE: elastic}
+        self.elastic = Elastic(self)
+        self.crews: dict[Resize, Crew] = {
+            Resize.NEVER: gang,
+            Resize.RESTART: gang,
+            Resize.LIVE: self.elastic,
+        }
         executor.on_exit = self._exited
 
     # -- making and restoring ----------------------------------------------------------------------
@@ -186,7 +195,7 @@ class Conductor:
             return
         self.metrics.decided(self.policy_name, time.perf_counter() - began)
         self.decided_s = now_s
-        order(self, plan.commands)
+        self._changed.update(self._targets.apply(plan, self.policy_name))
         self.book.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
         self.sharing.decide(now_s)
@@ -194,6 +203,13 @@ class Conductor:
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
         self._last_cycle_s = asyncio.get_running_loop().time()
+
+    def _explain(self, job: LiveJob) -> dict[str, Any] | None:
+        """Why a job lacks GPUs after the last decision."""
+        if job.id not in self.scheduler.view:
+            return None
+        reason = self.scheduler.outcome(job.id, self.now_s()).reason
+        return None if reason is None else self.profiles.in_full(job, reason).model_dump()
 
     def _policy_failed(self, error: Exception) -> None:
         """A policy that raises must not take the cluster down: a simple one goes on, from what is known of the jobs."""
@@ -346,6 +362,42 @@ class Conductor:
         if job.id in self.scheduler.jobs:
             self.post(Cancelled(job.id))
 
+    # -- what services ask of it -------------------------------------------------------------------
+
+    def cancel(self, job: LiveJob) -> None:
+        """Withdraw the job from the scheduler and end its workers."""
+        self.withdraw(job)
+        self.crews[job.resize].cancel(job)
+        self._flush()
+
+    def hold(self, job: LiveJob) -> None:
+        self.post(Held(job.id, True))
+
+    def release(self, job: LiveJob) -> None:
+        self.post(Held(job.id, False))
+        self.soon(job)  # a co-located job may go on where it was
+
+    def kill(self, worker_id: str) -> None:
+        self.executor.stop(worker_id, kill=True)
+
+    def ask_checkpoint(self, job: LiveJob) -> bool:
+        """Ask the job's workers for a checkpoint. False if they cannot be asked."""
+        if job.resize is Resize.LIVE:
+            self.elastic.ask_checkpoint(job)
+        return job.resize is Resize.LIVE
+
+    def lose_node(self, node: int) -> None:
+        self.drained.add(node)
+        self.post(NodeLost(node))
+
+    def node_back(self, node: int) -> None:
+        self.drained.discard(node)
+        self.post(NodeBack(node))
+
+    def heartbeat_age_s(self) -> dict[str, float]:
+        """By node: age of the oldest heartbeat of its workers."""
+        return self.elastic.heartbeat_age_s()
+
     # -- time and memory ---------------------------------------------------------------------------
 
     async def _save_regularly(self) -> None:
@@ -377,7 +429,6 @@ class Conductor:
         """Give every GPU back: live jobs save their state, others are ended."""
         self.stopping = True  # nothing is decided any more
         for job in list(self.jobs.values()):
-            job.target = {}
             self.crews[job.resize].shut_down(job)
         self.outbox.flush()
         longest_s = max((j.spec["grace_s"] for j in self.jobs.values() if j.workers), default=0.0)

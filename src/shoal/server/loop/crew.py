@@ -47,13 +47,6 @@ class Crew(Protocol):
         """The server ends."""
 
 
-def wanted(job: LiveJob) -> dict[int, int]:
-    """GPUs by node that the job is to have, all things considered."""
-    if job.life.state in (JobState.PAUSED, JobState.STOPPING) or job.is_over:
-        return {}
-    return job.target
-
-
 class CrewBase:
     def __init__(self, conductor: Conductor) -> None:
         self.c = conductor
@@ -148,7 +141,6 @@ class CrewBase:
 
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
         """The job has ended, and none of its processes is left."""
-        job.target = {}
         self.advance(job, verb, message, exit_code=job.exit_code, signal=job.signal)
         self.c.job_over(job)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.executors.base import Exit
 from shoal.server.api.models import JobState
-from shoal.server.loop.crew import describe_exit, wanted
+from shoal.server.loop.crew import describe_exit
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, LiveJob, LiveWorker
 from shoal.server.loop.news import DONE, News
@@ -95,7 +95,7 @@ class Elastic(News):
     # -- towards the target ------------------------------------------------------------------------
 
     def reconcile(self, job: LiveJob) -> None:
-        want = wanted(job)
+        want = job.wanted
         self.c.unmet.discard(job.id)
         if job.ending is not None or job.life.state is JobState.STOPPING:
             return
@@ -245,7 +245,7 @@ class Elastic(News):
         elif job.ending is not None:
             self._forget_coordinator(job)
             self.conclude(job)
-        elif not wanted(job) and may(job.life, Verb.PREEMPT):
+        elif not job.wanted and may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
 
     def _forget_coordinator(self, job: LiveJob) -> None:

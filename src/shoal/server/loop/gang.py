@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shoal.executors.base import Exit
 from shoal.server.api.models import JobState, Resize
-from shoal.server.loop.crew import CrewBase, describe_exit, wanted
+from shoal.server.loop.crew import CrewBase, describe_exit
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, STOPPED, LiveJob, LiveWorker
@@ -28,7 +28,7 @@ RETRY_S = 1.0
 
 class Gang(CrewBase):
     def reconcile(self, job: LiveJob) -> None:
-        want = wanted(job)
+        want = job.wanted
         place = None if want else self.c.sharing.place(job)
         self.c.unmet.discard(job.id)
         if job.ending is not None or job.life.state is JobState.STOPPING:
@@ -48,8 +48,9 @@ class Gang(CrewBase):
             self._own(job, want)
         elif all(w.state == STOPPED for w in job.workers.values()):
             self._wake(job, want)
-        elif job.resize is Resize.RESTART and Counter(w.device[0] for w in job.workers.values()) != want:
-            self._stop_all(job)
+        elif self._must_move(job, [w.device for w in job.workers.values()], want):
+            self._withdraw(job)
+            self.c.soon(job)
         elif may(job.life, Verb.START):  # paused and resumed before it was made to stand still
             self._runs(job, list(job.workers.values()))
 
@@ -112,6 +113,19 @@ class Gang(CrewBase):
         if may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
 
+    def _must_move(self, job: LiveJob, devices: list[Device], want: dict[int, int]) -> bool:
+        """Whether the job has to leave these GPUs for its target.
+
+        A process that is only suspended keeps its memory on its real GPU and cannot move. It uses that GPU, even if
+        its target is another one, unless the node is drained.
+        """
+        nodes = Counter(node for node, _ in devices)
+        if nodes == want:
+            return False
+        return job.resize is Resize.RESTART or any(
+            n in self.c.drained or self.c.nodes[n].virtual for n in nodes
+        )
+
     def _suspended(self, worker: LiveWorker) -> None:
         self.c.executor.suspend(worker.id)
         if worker.state == STOPPED:
@@ -122,8 +136,8 @@ class Gang(CrewBase):
     def _wake(self, job: LiveJob, want: dict[int, int]) -> None:
         crew = sorted(job.workers.values(), key=lambda w: w.rank or 0)
         devices = [w.device for w in crew]
-        if not all(self.c.devices.is_free(d) for d in devices):
-            # What is on a real GPU cannot move to another. A virtual one is no more than a number.
+        if self._must_move(job, devices, want) or not all(self.c.devices.is_free(d) for d in devices):
+            # A suspended process cannot move from a real GPU to another. A virtual GPU is only a number.
             found = self.c.devices.choose(want) if self.c.nodes[devices[0][0]].virtual else None
             if found is None:
                 self.c.unmet.add(job.id)

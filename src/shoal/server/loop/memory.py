@@ -85,10 +85,10 @@ def fill_scheduler(c: Conductor, *, restore: bool) -> None:
             continue
         core, profile = c.profiles.of(job)
         for event in (Submitted(job.id, core, profile), *c.searches.told(job)):
-            scheduler._take_in(event, now_s)
+            scheduler.take_in(event, now_s)
         _adopt_share(c, job, memory.get(str(job.id)), now_s)
         if job.life.state is JobState.PAUSED:
-            scheduler._take_in(Held(job.id, True), now_s)
+            scheduler.take_in(Held(job.id, True), now_s)
         c.profiles.tell_length(job)
     scheduler.plans = max(scheduler.plans, int(c.store.get("plans", 0)))
 
@@ -104,18 +104,17 @@ def _adopt_share(c: Conductor, job: LiveJob, memory: list[float] | None, now_s: 
     if memory:
         for name, value in zip(view.policy_columns, memory):
             view.column(name)[row] = value
-    fits = all(
-        node < len(c.nodes) and node not in c.drained and g <= c.nodes[node].gpus
-        for node, g in job.target.items()
-    )
-    if not fits:
-        job.target = {}
-    if job.target and job.life.state is not JobState.PAUSED:
-        view.gpus[row] = job.target_gpus
+    if job.target:
+        view.gpus[row] = sum(job.target.values())
         if job.life.started_s is None:  # it waits for those before it to leave
             view.last_start_s[row] = now_s
-        view.gpu_type[row] = c.cluster.type_of_node[next(iter(job.target))]
+        first = next(iter(job.target))
+        view.gpu_type[row] = c.cluster.type_of_node[first] if first < len(c.nodes) else 0
         scheduler.placements[job.id] = tuple(sorted(job.target.items()))
+    for node, gpus in job.target.items():
+        if node >= len(c.nodes) or node in c.drained or gpus > c.nodes[node].gpus:
+            scheduler.revoke(job.id, node, now_s)
+            break
 
 
 def save(c: Conductor) -> None:

@@ -1,9 +1,9 @@
 """Dominant resource fairness over parameter-server jobs: the fairness baseline of the Optimus paper.
 
-Jobs start with nothing. The job with the smallest dominant share, the largest part that it has of any
-resource of the cluster, gets one bundle (one server and one worker) more; on a tie the one that arrived
-first. It ends at the first bundle that does not fit, as in the comparison of Optimus; with `skip_misfits`
-that job leaves and the others go on.
+Jobs start with nothing. The job with the smallest dominant share gets one more bundle (one server and one worker);
+on a tie, the job that arrived first. The dominant share of a job is the largest fraction that it has of any resource
+of the cluster. The allocation ends at the first bundle that does not fit, as in the evaluation of Optimus. With
+`skip_misfits`, a job whose bundle does not fit gets no further one and the others continue.
 """
 
 from __future__ import annotations
@@ -11,14 +11,11 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.errors import ShoalError
 
-IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float64]
-
-#: Bundles of one job at most, as in the published simulator.
+#: The most bundles of one job, as in the published simulator.
 MAX_BUNDLES = 16
 
 

@@ -1,4 +1,4 @@
-"""From numbers of GPUs to GPUs of a type, for policies that only count."""
+"""Choose a GPU type for each share, for policies that only decide numbers of GPUs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.core.view import View
 
 _FRAGMENTED = int(Code.FRAGMENTED)
 
-#: A job moves to another type only if it gains this much: moving is not free.
+#: A job moves to another type only if it becomes this many times as fast, because moving has a cost.
 _WORTH_A_MOVE = 1.25
 
 
 def reference_curves(view: View) -> tuple[IntArray, IntArray]:
-    """Where each job's speed curve begins for its fastest type, and the most GPUs that it can use there.
+    """The offset of each job's speed curve for its fastest GPU type, and the most GPUs that it can use there.
 
-    This is what counting policies reason with.
+    Policies that only decide numbers of GPUs use these curves.
     """
     if len(view.gpu_types) == 1 or not len(view):
         return view.speed_at[0], view.max_gpus
@@ -35,7 +35,7 @@ def _fastest(
     for i in range(n):
         top = -1.0
         for t in range(types):
-            if type_max[t, i] >= max(least[i], 1):  # it cannot run where it cannot use its minimum
+            if type_max[t, i] >= max(least[i], 1):  # otherwise it cannot run there
                 speed = speeds[speed_at[t, i] + min(want[i], type_max[t, i])]
                 if speed > top:
                     top = speed
@@ -44,7 +44,7 @@ def _fastest(
 
 
 def times_as_requested(view: View, work: FloatArray) -> FloatArray:
-    """How long each job takes for this work at its requested size, on the type that is fastest for it then."""
+    """The time each job needs for this work at its requested size, on its fastest type at that size."""
     return _times_as_requested(work, view.speeds, view.speed_at, view.type_max, view.requested_gpus)
 
 
@@ -74,11 +74,11 @@ def give_types(
 ) -> tuple[IntArray, IntArray, NDArray[np.int8]]:
     """GPUs of one type for each share: (gpus, type, reason code).
 
-    Running jobs choose first and stay on their type where it still has enough GPUs; then the others, in
-    order of submission, take the type that is fastest for them among those with enough. A job that may be
-    resized takes what the best type has left; otherwise it waits. What is left over goes to jobs that got
-    nothing by number but fit (numbers do not see types), then to resizable jobs that would be a good deal
-    faster on another type, and the rest to resizable jobs on their own type, up to their wish.
+    1. Running jobs stay on their type if it has enough GPUs.
+    2. The other jobs, in order of submission, take the fastest type for them among those with enough GPUs. A job
+       that may be resized also accepts fewer GPUs than its share; other jobs wait.
+    3. GPUs that are left go to jobs that have none but fit, then to resizable jobs that would be much faster on
+       another type, and finally to resizable jobs on their own type, up to their wish.
     """
     return _give_types(
         shares,
@@ -87,7 +87,7 @@ def give_types(
         view.min_gpus if resize else view.requested_gpus,
         view.speeds,
         view.speed_at,
-        # Contiguous in both cases, so that one kernel serves both.
+        # Contiguous in both cases, so that the kernel is compiled once.
         np.minimum(view.type_max, wish_gpus) if resize else np.ascontiguousarray(view.type_max),
         gpus_of_type.astype(np.int64),
         resize,
@@ -113,11 +113,11 @@ def _give_types(
     gpus = np.zeros(n, np.int32)
     chosen = np.full(n, -1, np.int32)
     codes = np.zeros(n, np.int8)
-    for i in range(n):  # who runs stays where it is, if its share still fits there
+    for i in range(n):  # running jobs stay on their type if the share fits there
         t = type_now[i]
         if shares[i] > 0 and gpus_now[i] > 0 and shares[i] <= free[t]:
             if resize and most[t, i] < need[i]:
-                continue  # its owner asks for more than it can use there
+                continue  # its owner has raised its minimum above what it can use there
             gpus[i] = min(shares[i], most[t, i]) if resize else shares[i]
             chosen[i] = t
             free[t] -= gpus[i]
@@ -154,7 +154,7 @@ def _start(
     chosen: IntArray,
     resize: bool,
 ) -> bool:
-    """Put the job on the type where it is fastest with up to `share` GPUs; whether there is one."""
+    """Place the job on the type where it is fastest with up to `share` GPUs; return whether there is one."""
     best_speed = 0.0
     for t in range(len(free)):
         take = min(share, free[t])
@@ -166,7 +166,7 @@ def _start(
         if speeds[speed_at[t, i] + useful] > best_speed:
             best_speed = speeds[speed_at[t, i] + useful]
             chosen[i] = t
-            gpus[i] = useful if resize else need  # a gang is whole, even where fewer would be as fast
+            gpus[i] = useful if resize else need  # a gang is complete, even if fewer GPUs were as fast
     if best_speed == 0.0:
         return False
     free[chosen[i]] -= gpus[i]
@@ -185,7 +185,7 @@ def _start_waiting(
     codes: NDArray[np.int8],
     resize: bool,
 ) -> None:
-    """Jobs without a share get their minimum where it is free, in order of submission."""
+    """Give jobs without a share their minimum if a type has enough free GPUs, in order of submission."""
     largest = _largest(free)
     for i in range(len(need)):
         if largest == 0:
@@ -202,7 +202,7 @@ def _largest(numbers: NDArray[np.int64]) -> int:
     most = numbers[0]
     for number in numbers:
         most = max(most, number)
-    return most
+    return int(most)
 
 
 @kernel
@@ -215,7 +215,7 @@ def _move(
     gpus: IntArray,
     chosen: IntArray,
 ) -> None:
-    """Jobs for which a faster type has become free go there, if it pays."""
+    """Move jobs to a type with free GPUs if they become fast enough there."""
     for i in range(len(need)):
         t = chosen[i]
         if t < 0:

@@ -1,4 +1,4 @@
-"""What would happen if: found by asking a copy of the scheduler. What it decides, no one hears of."""
+"""What would happen if: try a change on a copy of the scheduler, whose decisions are not carried out."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from shoal.knowledge.size_search import Autoscale, SizeSearch
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
-from shoal.server.loop.conductor import Conductor
 from shoal.server.loop.learning import assumed_speed, fixed_profile
 from shoal.server.loop.live_job import LiveJob, job_ref
+from shoal.server.loop.profiles import Profiles
+from shoal.server.services.loop_view import LoopView
+from shoal.server.services.reasons import shown_name
 
-#: Other jobs that are tried to make way, and turns of a policy that are looked ahead.
+#: Other jobs to try without, and turns of the policy to look ahead.
 MOST_TRIED, MOST_TURNS = 5, 60
 
 
 class WhatIf:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
+    def __init__(self, loop: LoopView, profiles: Profiles) -> None:
+        self._loop, self._profiles = loop, profiles
 
     def could(self, job: LiveJob, may_see: bool = False) -> list[m.CouldDo]:
-        """The smallest changes, one of each kind, that would start it now or, if it runs, let it grow."""
+        """The smallest changes, one of each kind, that would start a waiting job or grow a running one now."""
         if job.life.state is JobState.PAUSED:
             text = f"resume it: shoal resume {shlex.quote(job.name)}"
             text += "" if self._would_start(job) else " (it would wait for GPUs then)"
@@ -46,7 +48,7 @@ class WhatIf:
         return found + self._without_another(job)
 
     def _smaller(self, job: LiveJob) -> Iterator[m.CouldDo]:
-        elastic = self.c.scheduler.policy.elastic
+        elastic = self._loop.scheduler.policy.elastic
         size = self._smaller_that_starts(job)
         if size is None:
             return
@@ -66,28 +68,31 @@ class WhatIf:
         )
 
     def _without_another(self, job: LiveJob) -> list[m.CouldDo]:
-        """The smallest other job of its owner that would have to give way."""
-        mine = [j for j in self.c.jobs.values() if j.user == job.user and j.id != job.id and j.target_gpus]
+        """The smallest other job of its owner whose pause would start it."""
+        mine = [
+            j for j in self._loop.jobs.values() if j.user == job.user and j.id != job.id and j.target_gpus
+        ]
         for other in sorted(mine, key=lambda j: (j.target_gpus, -j.id))[:MOST_TRIED]:
             if self._would_start(job, without=other.id):
-                text = f"if {other.name} made way it would start now: shoal pause {shlex.quote(other.name)}"
+                text = f"if {other.name} released its GPUs it would start now: shoal pause {shlex.quote(other.name)}"
                 return [m.CouldDo(change="finish_job", value=other.name, sentence=text)]
         return []
 
     def _larger(self, job: LiveJob, may_see: bool) -> list[m.CouldDo]:
-        """Whether insisting on one GPU more would bring it, and at whose cost."""
+        """Whether a minimum of one GPU more would be granted, and which jobs would shrink."""
         size = job.target_gpus + 1
-        if job.resize is Resize.NEVER or size > job.max_gpus or job.id not in self.c.scheduler.view:
+        if job.resize is Resize.NEVER or size > job.max_gpus or job.id not in self._loop.scheduler.view:
             return []
         scheduler = self._copy()
-        plan = scheduler.step(self.c.now_s(), [Rescaled(job.id, size, job.max_gpus)])
+        plan = scheduler.step(self._loop.now_s(), [Rescaled(job.id, size, job.max_gpus)])
         if int(scheduler.view.gpus[scheduler.view.row(job.id)]) < size:
             return []
         smaller = [
-            f"{other.name if may_see or other.user == job.user else f'a job of {other.user}'} "
+            f"{shown_name(other, may_see or other.user == job.user)} "
             f"would have {command.share.gpus} instead of {other.target_gpus}"
             for command in plan.commands
-            if (other := self.c.jobs.get(command.job)) is not None and command.share.gpus < other.target_gpus
+            if (other := self._loop.jobs.get(command.job)) is not None
+            and command.share.gpus < other.target_gpus
         ]
         cost = f" ({listed(smaller[:MOST_TRIED])})" if smaller else ""
         how = f"shoal scale {shlex.quote(job.name)} --min {size}"
@@ -95,13 +100,13 @@ class WhatIf:
         return [m.CouldDo(change="min_gpus", value=size, sentence=text)]
 
     def turn_in_s(self, job: LiveJob) -> float | None:
-        """When the policy gives it GPUs though nothing happens: a quantum ends, a lease, a level is reached.
+        """Seconds until the policy gives it GPUs by itself: at the end of a quantum or lease, or at a new level.
 
-        None where it decides only when something happens, or not within the next turns.
+        None if the policy decides only on events, or gives it none within the next turns.
         """
-        if job.id not in self.c.scheduler.view:
+        if job.id not in self._loop.scheduler.view:
             return None
-        scheduler, begin_s = self._copy(), self.c.now_s()
+        scheduler, begin_s = self._copy(), self._loop.now_s()
         now_s = begin_s
         for _ in range(MOST_TURNS):
             wake_s = scheduler.step(now_s, [Timer()]).wake_s
@@ -113,9 +118,9 @@ class WhatIf:
         return None
 
     def _smaller_that_starts(self, job: LiveJob) -> int | None:
-        size = job.min_gpus if self.c.scheduler.policy.elastic else job.requested_gpus
+        size = job.min_gpus if self._loop.scheduler.policy.elastic else job.requested_gpus
         low, high, best = 1, size - 1, None
-        while low <= high:  # starting is monotone in the size: less is never harder to place
+        while low <= high:  # a smaller job is never harder to start, so a binary search finds the largest
             middle = (low + high) // 2
             if self._would_start(job, min_gpus=middle):
                 best, low = middle, middle + 1
@@ -130,9 +135,9 @@ class WhatIf:
         gpu_types: tuple[str, ...] | None = None,
         without: int | None = None,
     ) -> bool:
-        """Whether the job, changed so, would get GPUs now; `without`: if that other job were gone."""
+        """Whether the job with these changes would get GPUs now; `without`: without this other job."""
         scheduler = self._copy()
-        core, profile = self.c.profiles.of(job)
+        core, profile = self._profiles.of(job)
         low = min_gpus or core.gpus.min
         high = max(low, core.gpus.max) if job.resize is not Resize.NEVER else low
         if job.resize is Resize.NEVER:
@@ -143,29 +148,29 @@ class WhatIf:
             requested_gpus=low if min_gpus else core.requested_gpus,
             gpu_types=core.gpu_types if gpu_types is None else gpu_types,
         )
-        now_s = self.c.now_s()
+        now_s = self._loop.now_s()
         new_id = self._next_id()
         if job.id in scheduler.jobs:
-            scheduler._take_in(Cancelled(job.id), now_s)
+            scheduler.take_in(Cancelled(job.id), now_s)
         if without is not None:
-            scheduler._take_in(Cancelled(without), now_s)
+            scheduler.take_in(Cancelled(without), now_s)
         scheduler.step(now_s, [Submitted(new_id, changed, profile)])
         return scheduler.outcome(new_id, now_s).share.gpus > 0
 
     def _copy(self) -> Scheduler:
-        """A scheduler to try things on. What it decides, no one hears of."""
-        s = self.c.scheduler
-        # Values that never change are shared: with many jobs they are most of what there is.
+        """A scheduler to try changes on."""
+        s = self._loop.scheduler
+        # Immutable values are shared: with many jobs they are most of the memory.
         same = (s.cluster, s.supply, *s.jobs.values(), *s.profiles.values(), *s.placements.values())
         return copy.deepcopy(s, {id(value): value for value in same})
 
     def _next_id(self) -> int:
-        ids = [*self.c.scheduler.jobs, *self.c.jobs]
+        ids = [*self._loop.scheduler.jobs, *self._loop.jobs]
         return max(ids, default=0) + 1
 
     def plan(self, spec: m.JobSpec, user: str, may_see: bool) -> m.PlanOutcome:
         """What would happen if this job were submitted now."""
-        scheduler, now_s, job_id = self._copy(), self.c.now_s(), self._next_id()
+        scheduler, now_s, job_id = self._copy(), self._loop.now_s(), self._next_id()
         events: list[Event] = [Submitted(job_id, *self._imagined(spec, user, now_s))]
         if spec.autoscale:
             low = spec.range.min
@@ -175,7 +180,7 @@ class WhatIf:
         outcome = scheduler.outcome(job_id, now_s)
         changes = []
         for command in plan.commands:
-            other = self.c.jobs.get(command.job)
+            other = self._loop.jobs.get(command.job)
             if other is not None and command.share.gpus != other.target_gpus:
                 ref = job_ref(other, may_see or other.user == user)
                 changes.append(m.Change(job=ref, from_gpus=other.target_gpus, to_gpus=command.share.gpus))
@@ -195,7 +200,7 @@ class WhatIf:
         )
 
     def _imagined(self, spec: m.JobSpec, user: str, now_s: float) -> tuple[CoreJob, Profile]:
-        gpus, total = spec.range, self.c.cluster.total_gpus
+        gpus, total = spec.range, self._loop.scheduler.cluster.total_gpus
         if spec.effective_resize is Resize.NEVER:
             profile = fixed_profile("what-if", gpus.max)
         else:

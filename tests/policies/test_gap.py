@@ -1,11 +1,11 @@
-"""Shares at a gap between gains are passed through by the fold, whatever the lengths and the order."""
+"""Every fold of AFS hands out the GPUs up to a gap between gains first, whatever the lengths and the coins."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from shoal.policies.afs.in_step import hand_out_in_step
+from shoal.policies.afs.gains import hand_out_to_gap
 
 from . import naive
 
@@ -42,7 +42,7 @@ def naive_shares(remaining, curves, share, cap, gpus):
     return share
 
 
-def test_the_fold_passes_through_the_shares_at_a_gap_whatever_the_lengths():
+def test_every_fold_passes_through_the_shares_at_a_gap():
     handed_out = left_over = 0
     for seed in range(60):
         curves, at, speeds, cap, gpus = few_curves(seed)
@@ -51,24 +51,29 @@ def test_the_fold_passes_through_the_shares_at_a_gap_whatever_the_lengths():
         start[rng.random(len(cap)) < 0.1] = 0
         start[rng.random(len(cap)) < 0.1] = 3
         share = start.copy()
-        left = hand_out_in_step(share, speeds, at, cap, gpus)
+        left = hand_out_to_gap(share, speeds, at, cap, gpus)
         assert share.sum() - start.sum() == gpus - left
         assert left >= 0
         lengths = [rng.lognormal(5, 2, len(cap)), np.full(len(cap), 7.0)]
         for remaining in lengths:
             assert naive_shares(remaining, curves, start, cap, gpus - left) == share.tolist(), f"seed {seed}"
+        order = rng.permutation(np.flatnonzero(start))
+        for tie in ("gain", "coin", "first", "last"):
+            toss = lambda rng=rng: rng.random() < 0.5  # noqa: E731 - a fair coin
+            got = naive.hand_out_without_lengths(start, curves, cap, gpus - left, tie, order, toss)
+            assert got == share.tolist(), f"seed {seed}, tie={tie}"
         handed_out += gpus - left
         left_over += left if share.sum() < cap.sum() else 0
     assert left_over < handed_out, "gaps are that close on such curves"
 
 
-def test_gains_that_touch_are_no_gap_since_the_lengths_decide():
+def test_equal_gains_are_no_gap_because_the_lengths_decide():
     """From 2 to 3 GPUs as the shorter job gains as much as from 1 to 2 as the longer one: a half."""
     speeds, at, cap = np.array([0.0, 1.0, 2.0, 3.0, 3.1]), np.zeros(2, np.int32), np.full(2, 4, np.int32)
     share = np.ones(2, np.int32)
-    assert hand_out_in_step(share, speeds, at, cap, 3) == 3
+    assert hand_out_to_gap(share, speeds, at, cap, 3) == 3
     assert share.tolist() == [1, 1]
-    assert hand_out_in_step(share, speeds, at, cap, 5) == 1, "but the last GPU gains less"
+    assert hand_out_to_gap(share, speeds, at, cap, 5) == 1, "but the last GPU gains less"
     assert share.tolist() == [3, 3]
 
 
@@ -76,7 +81,7 @@ def test_gains_that_touch_are_no_gap_since_the_lengths_decide():
 def test_all_get_their_caps_where_these_fit(gpus):
     share, cap = np.array([1, 0, 4, 2], np.int32), np.array([8, 8, 4, 7], np.int32)
     speeds = np.arange(9.0) ** 0.7
-    assert hand_out_in_step(share, speeds, np.zeros(4, np.int32), cap, gpus) == gpus - 12
+    assert hand_out_to_gap(share, speeds, np.zeros(4, np.int32), cap, gpus) == gpus - 12
     assert share.tolist() == [8, 0, 4, 7]
 
 
@@ -85,5 +90,5 @@ def test_nothing_is_handed_out_where_every_job_has_its_own_curve():
     speeds = np.cumprod(rng.uniform(1.1, 1.3, (100, 5)), axis=1).ravel()
     share = np.ones(100, np.int32)
     at = (5 * np.arange(100)).astype(np.int32)
-    assert hand_out_in_step(share, speeds, at, np.full(100, 4, np.int32), 150) == 150
+    assert hand_out_to_gap(share, speeds, at, np.full(100, 4, np.int32), 150) == 150
     assert share.tolist() == [1] * 100

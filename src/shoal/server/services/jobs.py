@@ -1,38 +1,104 @@
-"""What people ask of jobs and users: how each job is, what is known of its speed, who had how much."""
+"""Jobs as they are: found by number or name, listed, and shown with what is known of them."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Any
+import asyncio
+from collections.abc import Sequence
 
-import numpy as np
-
-from shoal.core.ledger import COLUMNS
+from shoal.core.errors import did_you_mean
 from shoal.executors.local import read_json
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.clock import as_time
-from shoal.server.loop.conductor import Conductor
 from shoal.server.loop.lifecycle import settle
 from shoal.server.loop.live_job import LiveJob, job_ref
+from shoal.server.loop.profiles import Profiles
+from shoal.server.services.errors import Conflict, NotFound
+from shoal.server.services.job_logs import WorkerDirectory
+from shoal.server.services.loop_view import LoopView
+from shoal.server.services.naming import printable
 from shoal.server.services.reasons import Reasons
+from shoal.server.store.store import Row, Store
+
+#: Jobs of a list to describe before other tasks of the event loop get a turn.
+SLICE = 25
+#: Workers of one job to show, the newest.
+MOST_WORKERS = 200
 
 
-class Answers:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
-        self.reasons = Reasons(conductor)
+class Jobs:
+    def __init__(
+        self,
+        loop: LoopView,
+        store: Store,
+        profiles: Profiles,
+        reasons: Reasons,
+        worker_directory: WorkerDirectory,
+    ) -> None:
+        self._loop, self._store, self._profiles, self._reasons = loop, store, profiles, reasons
+        self._worker_directory = worker_directory
 
-    # -- jobs --------------------------------------------------------------------------------------
+    def find(self, job: str, only: str | None) -> Row:
+        """The job with this number or name. `only`: the user whose jobs may be seen; None for all."""
+        row = None
+        if job.isascii() and job.isdigit() and len(job) < 18:
+            row = self._store.job(int(job))
+        elif all(31 < ord(c) != 127 and not 0xD800 <= ord(c) < 0xE000 for c in job):
+            row = self._store.job_named(job, only)
+        if row is None or only not in (None, row["user"]):
+            names = {j.name for j in self._loop.jobs.values() if only in (None, j.user)}
+            hint = did_you_mean(job, names) if names and len(names) < 1000 else None
+            if hint is None or not hint.startswith("did you mean"):
+                hint = "`shoal ps -a` lists the jobs you may see"
+            raise NotFound(f"there is no job {printable(job)!r}", hint)
+        return row
 
-    def job(self, row: dict[str, Any], *, workers: bool = False, may_see: bool = False) -> m.Job:
-        """A job from its row in the store and, while it is not over, from what is known of it now.
+    def live(self, job_id: int) -> LiveJob | None:
+        """The job as the control loop has it; None if it is over."""
+        return self._loop.jobs.get(job_id)
 
-        `may_see`: the asker may see all jobs, and so hear the names of those that are in its way.
+    def find_live(self, job: str, only: str | None) -> LiveJob:
+        """The same as `find`, for a job that is not over."""
+        row = self.find(job, only)
+        live = self.live(row["id"])
+        if live is None:
+            raise Conflict(f"job {row['name']} is over: it {row['state']}")
+        return live
+
+    async def page(
+        self,
+        *,
+        states: Sequence[str] | None,
+        user: str | None,
+        name: str | None,
+        since_s: float | None,
+        before_id: int | None,
+        limit: int,
+        may_see: bool,
+    ) -> list[m.Job]:
+        """Jobs, newest first. Decisions do not wait for a long list."""
+        rows = self._store.jobs(
+            states=states, user=user, name=name, since_s=since_s, before_id=before_id, limit=limit
+        )
+        items = []
+        for i, row in enumerate(rows):
+            if i % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
+            items.append(self.describe(row, may_see=may_see))
+        return items
+
+    def by_id(self, job_id: int, *, workers: bool = True) -> m.Job:
+        row = self._store.job(job_id)
+        assert row is not None
+        return self.describe(row, workers=workers)
+
+    def describe(self, row: Row, *, workers: bool = False, may_see: bool = False) -> m.Job:
+        """A job from its row in the store and, while it is not over, from what the control loop knows.
+
+        `may_see`: the asker may see all jobs, so reasons may name them.
         """
         spec, progress = row["spec"], row["progress"]
-        live = self.c.jobs.get(row["id"])
+        live = self.live(row["id"])
         found = m.Job(
             id=row["id"],
             name=row["name"],
@@ -86,7 +152,7 @@ class Answers:
         return found
 
     def _bring_up_to_date(self, found: m.Job, live: LiveJob, may_see: bool) -> None:
-        life = settle(live.life, self.c.now_s())
+        life = settle(live.life, self._loop.now_s())
         found.state, found.message = life.state, life.message
         found.gpus, found.target_gpus = live.gpus, live.target_gpus
         found.guest_of = live.host if live.lodges else None
@@ -95,9 +161,9 @@ class Answers:
         found.step, found.total_steps = live.progress.step, live.progress.total_steps
         found.speed, found.values = live.progress.speed, live.progress.values
         found.progress = _fraction(found.step, found.total_steps)
-        found.speedup = self.c.profiles.speedup(live)
-        found.remaining = self.c.profiles.remaining(live)
-        found.reason = self.reasons.reason(live, may_see)
+        found.speedup = self._profiles.speedup(live)
+        found.remaining = self._profiles.remaining(live)
+        found.reason = self._reasons.reason(live, may_see)
         places: dict[str, list[int]] = {}
         for worker in live.workers.values():
             if worker.holds_gpu:
@@ -105,12 +171,11 @@ class Answers:
         found.placement = [m.GpuPlace(node=n, gpus=sorted(g)) for n, g in sorted(places.items())]
 
     def _workers(self, job_id: int) -> list[m.Worker]:
-        rows = self.c.store.workers_of(job_id, limit=200)
         found = []
-        for row in rows:
+        for row in self._store.workers_of(job_id, limit=MOST_WORKERS):
             pid = None
             if row["ended_s"] is None:
-                started = read_json(self.c.worker_directory(job_id, row["id"]) / "started")
+                started = read_json(self._worker_directory(job_id, row["id"]) / "started")
                 pid = started["pid"] if started else None
             found.append(
                 m.Worker(
@@ -129,62 +194,19 @@ class Answers:
         return found
 
     def profile(self, job: LiveJob) -> m.Profile:
-        gpu_type = job.gpu_type or self.c.cluster.gpu_types[0]
+        """What is known of its speed by share, and of the work left."""
+        gpu_type = job.gpu_type or self._loop.scheduler.cluster.gpu_types[0]
         if job.resize is Resize.NEVER:
             points, basis = [], "its size is fixed, so its speed at other sizes does not matter"
         else:
-            learner = self.c.profiles.learner(job)
+            learner = self._profiles.learner(job)
             points, basis = learner.points(gpu_type), learner.basis()
         return m.Profile(
             job=job_ref(job),
             basis=basis,
             points=[m.SpeedPoint(gpus=n, speed=s, measured=k) for n, s, k in points],
-            remaining=self.c.profiles.remaining(job),
+            remaining=self._profiles.remaining(job),
         )
-
-    def ledger_rates(self, column: str) -> Iterator[tuple[str, str, float]]:
-        """(user, GPU type, GPUs) that are `borrowed` or `lent` now."""
-        ledger = self.c.book.ledger
-        for u, user in enumerate(ledger.users):
-            for t, gpu_type in enumerate(ledger.gpu_types):
-                yield user, gpu_type, float(ledger.rate[u, t, COLUMNS.index(column)])
-
-    # -- shares ------------------------------------------------------------------------------------
-
-    def shares(self, since_s: float | None = None) -> m.ShareList:
-        """The ledger: since it began, or since the last of its samples before `since_s`."""
-        c, ledger = self.c, self.c.book.ledger
-        ledger.settle(c.now_s())
-        begin_s, before = c.book.since_s, {}
-        if since_s is not None:
-            begin_s, before = _sample(ledger.state(), since_s)
-        items = []
-        for i, user in enumerate(c.scheduler.cluster.users):
-            known = i < len(ledger.users)
-            account = dict.fromkeys(COLUMNS, 0.0)
-            if known:
-                total = ledger.account[i].sum(axis=0) - np.sum(before.get(i, 0.0), axis=0)
-                account = dict(zip(COLUMNS, map(float, total)))
-            mine = [j for j in c.jobs.values() if j.user == user.name]
-            items.append(
-                m.Share(
-                    user=user.name,
-                    tickets=user.tickets,
-                    gpus=sum(j.gpus for j in mine),
-                    entitled_gpus=float(ledger.rate[i, :, 0].sum()) if known else 0.0,
-                    running_jobs=sum(j.gpus > 0 or j.life.state is JobState.RUNNING for j in mine),
-                    pending_jobs=sum(j.life.state is JobState.PENDING and not j.gpus for j in mine),
-                    **{f"{k}_gpu_s": v for k, v in account.items()},
-                )
-            )
-        return m.ShareList(items=items, since=as_time(begin_s), total_gpus=c.cluster.total_gpus, next=None)
-
-
-def _sample(state: dict[str, Any], since_s: float) -> tuple[float, dict[int, Any]]:
-    """(when, accounts by user): the last sample of the ledger before this time, or its first."""
-    times = state["times"]
-    k = max(bisect_right(times, since_s) - 1, 0)
-    return times[k], dict(enumerate(state["samples"][k]))
 
 
 def _fraction(step: int | None, total: int | None) -> float | None:

@@ -1,26 +1,23 @@
 """Tetris over parameter-server jobs (SIGCOMM'14): the packing baseline of the Optimus paper.
 
-Node by node: of the bundles (one server and one worker) that fit, the one with the best score is placed,
-and all are scored again until nothing fits.
+Node by node: of the bundles (one server and one worker) that fit, place the one with the best score. Then
+compute all scores again, until nothing fits.
 
     score     = A_j - e S_j
-    alignment A_j = sum over resources of free * demand        (well aligned demands leave little behind)
-    length    S_j = sum of demand * part of the job that is left   (short jobs first)
+    alignment A_j = sum over resources of free * demand        (aligned demands leave few fragments)
+    length    S_j = sum of demand * fraction of the job that is left   (short jobs first)
     e         = mean A / mean S
 
-Free and demand are parts of the node. The published simulator of DL2 adds e S_j instead, and so prefers
-long jobs: `prefer_long`.
+Free and demand are fractions of the node. The published simulator of DL2 adds e S_j instead, so it prefers
+long jobs; `prefer_long` selects this.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.errors import ShoalError
-
-IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float64]
 
 MAX_BUNDLES = 16
 
@@ -33,9 +30,9 @@ def place(
     *,
     prefer_long: bool = False,
 ) -> IntArray:
-    """[job, node]: bundles of each job on each node. capacity: [node, resource], all of it free now.
+    """[job, node]: bundles of each job on each node. capacity: [node, resource], all of it free.
 
-    bundle_needs: [job, resource]; left: [job], the part (0..1) of each job that remains.
+    bundle_needs: [job, resource]; left: [job], the fraction (0..1) of each job that is left.
     """
     free = np.asarray(capacity, np.float64).copy()
     needs, left = np.asarray(bundle_needs, np.float64), np.asarray(left, np.float64)

@@ -1,17 +1,17 @@
 """Optimus for parameter-server jobs (EuroSys'18): servers and workers by marginal gain.
 
-With f_j(p, w) the speed of job j with p servers and w workers, and Q_j what is left of it, one more task
-is worth
+With f_j(p, w) the speed of job j with p servers and w workers, and Q_j its remaining work, the gain of one more
+task is
 
     worker: (Q_j/f_j(p, w) - Q_j/f_j(p, w+1)) / O_w       server: (Q_j/f_j(p, w) - Q_j/f_j(p+1, w)) / O_p
 
-seconds per unit, O being the amount a task takes of its dominant resource: the one of which it takes the
-largest part of the cluster. Every job first gets one of each, in order of arrival, so that none starves;
-then the most valuable task is added, again and again. A server wins a tie. The gains of young jobs, whose
-predictions are not yet reliable, are multiplied by a factor below 1.
+seconds per unit. O is the amount that a task takes of its dominant resource, the resource of which it takes the
+largest fraction of the cluster. Every job first gets one server and one worker, in order of arrival, so that none
+starves. Then the task with the largest gain is added, again and again. A server wins a tie. The gains of young
+jobs, whose predictions are not yet reliable, are multiplied by a factor below 1.
 
-It ends when no gain is above 0, or at the first task that does not fit; with `skip_misfits` a job whose
-task does not fit leaves instead and the others go on.
+The allocation ends when no gain is above 0, or at the first task that does not fit. With `skip_misfits`, a job
+whose task does not fit gets no further task and the others continue.
 """
 
 from __future__ import annotations
@@ -20,14 +20,10 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import BoolArray, FloatArray, IntArray
 from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
-
-IntArray = NDArray[np.int32]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
 
 YOUNG_FACTOR = 0.95
 _ROUNDING = 1e-9
@@ -35,7 +31,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Tasks:
-    """Parameter servers and workers of each job; 0 and 0 for a job that waits."""
+    """Parameter servers and workers of each job; 0 and 0 for a waiting job."""
 
     ps: IntArray
     workers: IntArray
@@ -55,9 +51,9 @@ def allocate(
 ) -> Tasks:
     """Servers and workers for jobs in order of arrival.
 
-    left: [job], steps left. speed: [job, p-1, w-1], steps per second, 0 beyond what the job may have; so
-    the shape bounds p and w. Needs of one task: [job, resource]. capacity: [resource], of the cluster.
-    least_workers: what a job starts with at least, one each by default.
+    left: [job], remaining steps. speed: [job, p-1, w-1], steps per second; its shape bounds p and w, and 0 marks
+    sizes that a job may not have. Needs of one task: [job, resource]. capacity: [resource], of the cluster.
+    least_workers: [job], the workers that a job starts with; 1 by default.
     """
     left = np.asarray(left, np.float64)
     speed = np.ascontiguousarray(speed, np.float64)
@@ -73,7 +69,7 @@ def allocate(
         np.isfinite(left).all() and np.isfinite(speed).all() and (left >= 0).all() and (speed >= 0).all()
     ):
         raise ShoalError(
-            "what is left and the speeds must be finite and not negative; leave unknown jobs out"
+            "the remaining steps and the speeds must be finite and not negative; leave out jobs of unknown length"
         )
     factor = np.ones(jobs) if young is None else np.where(young, young_factor, 1.0)
     ps, workers = _allocate(
@@ -91,7 +87,7 @@ def allocate(
 
 
 def dominant_amount(needs: FloatArray, capacity: FloatArray) -> FloatArray:
-    """What one task of each job takes of the resource of which it takes the largest part."""
+    """The amount that one task of each job takes of its dominant resource."""
     dominant = np.argmax(needs / capacity, axis=1)
     amount: FloatArray = needs[np.arange(len(needs)), dominant]
     if (amount <= 0).any():
@@ -100,7 +96,7 @@ def dominant_amount(needs: FloatArray, capacity: FloatArray) -> FloatArray:
 
 
 def sync_speed(theta: FloatArray, batch: FloatArray, max_ps: int, max_workers: int) -> FloatArray:
-    """[job, p-1, w-1] of 1 / (θ0 M/w + θ1 + θ2 w/p + θ3 w + θ4 p), the model of synchronous training."""
+    """[job, p-1, w-1]: 1 / (θ0 M/w + θ1 + θ2 w/p + θ3 w + θ4 p), the speed model of synchronous training."""
     p = np.arange(1, max_ps + 1)[None, :, None]
     w = np.arange(1, max_workers + 1)[None, None, :]
     t = np.asarray(theta, np.float64)[:, :, None, None]
@@ -113,7 +109,7 @@ def sync_speed(theta: FloatArray, batch: FloatArray, max_ps: int, max_workers: i
 def _best_task(
     left: float, speed: FloatArray, p: int, w: int, ps_amount: float, worker_amount: float
 ) -> tuple[float, bool]:
-    """(gain, is a server) of the task worth most to a job that has p and w."""
+    """(gain, whether it is a server) of the task with the largest gain for a job with p servers and w workers."""
     here = left / speed[p - 1, w - 1]
     gain_ps = gain_worker = -np.inf
     if p < speed.shape[0] and speed[p, w - 1] > 0:
