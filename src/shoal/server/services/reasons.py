@@ -6,8 +6,8 @@ from shoal.core.plan import Outcome
 from shoal.core.words import counted, listed
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
+from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LEAVING, MAX_REFUSED, LiveJob
-from shoal.server.loop.news import DONE
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.sharing import Sharing
 from shoal.server.services.loop_view import LoopView

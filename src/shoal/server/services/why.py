@@ -9,8 +9,8 @@ from shoal.scheduler.explain import NO_GAIN
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState
 from shoal.server.loop.clock import as_time
+from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LiveJob, job_ref
-from shoal.server.loop.news import DONE
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.sharing import Sharing
 from shoal.server.services.loop_view import LoopView
