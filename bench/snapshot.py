@@ -39,9 +39,7 @@ def main() -> None:
                 change.put(snapshot.KEY, value)
             written = time.perf_counter()
             saved = snapshot.decode(store.get(snapshot.KEY))
-            restore(
-                saved, scheduler.cluster, make_policy(given.policy), scheduler.jobs, scheduler.profiles
-            )
+            restore(saved, scheduler.cluster, make_policy(given.policy), scheduler.jobs, scheduler.profiles)
             restored = time.perf_counter()
             if turn:
                 print(

@@ -32,7 +32,8 @@ def job_row(job: int, state: str, gpus: int, target: list[list[int]]) -> dict[st
         "min_gpus": 2, "max_gpus": 2, "requested_gpus": 2, "resize": "never", "model": "train", "gpus": gpus,
         "target_gpus": gpus, "gpu_type": "virtual", "target": target, "generation": 1, "progress": {"next_worker": 2},
         "submitted_s": BEGAN_S + job, "settled_s": BEGAN_S + 100, "started_s": BEGAN_S + 10 if gpus else None,
-        "waiting_s": 0.0, "running_s": 90.0, "paused_s": 0.0, "stalled_s": 0.0, "gpu_s": 180.0, "resizes": 0, "restarts": 0,
+        "waiting_s": 0.0, "running_s": 90.0, "paused_s": 0.0, "stalled_s": 0.0, "gpu_s": 180.0, "resizes": 0,
+        "restarts": 0,
     }  # fmt: skip
 
 
