@@ -51,7 +51,7 @@ class SizeSearches:
 
     def begin(self, j: int) -> list[Capped]:
         """What the scheduler is to be told of a job that arrives."""
-        return [self._told(j)] if j in self.searches else []
+        return [self._event(j)] if j in self.searches else []
 
     def next_s(self, j: int, gpus: int, rate: float) -> float | None:
         """Seconds of training with this share until the search of a job should decide; None: never."""
@@ -66,20 +66,20 @@ class SizeSearches:
         search = self.searches[j]
         for factor in np.exp(self.rng.normal(0.0, self.noise, search.engine.steps_due(gpus))).tolist():
             search.observe(gpus, factor / rate)
-        hold = search.decide(Progress(elapsed_s, left))
-        if hold is None:
+        cap = search.decide(Progress(elapsed_s, left))
+        if cap is None:
             return []
         self._changes += 1
-        if not hold.searching:
+        if not cap.searching:
             self._found_s.setdefault(j, elapsed_s)
-        return [self._told(j)]
+        return [self._event(j)]
 
-    def _told(self, j: int) -> Capped:
-        hold = self.searches[j].hold
-        return Capped(j, hold.gpus, hold.why)
+    def _event(self, j: int) -> Capped:
+        cap = self.searches[j].cap
+        return Capped(j, cap.gpus, cap.why)
 
     def figures(self) -> dict[str, Any]:
-        """How many jobs, how many found a size, how often a hold changed, and how long the first find took."""
+        """How many jobs, how many found a size, how often a cap changed, and how long the first find took."""
         found = list(self._found_s.values())
         return {
             "jobs": len(self.searches),
