@@ -229,7 +229,7 @@ def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):
         (16, None),
         (
             17,
-            "net: a batch of 17 is above all that were measured (at most 16, on 2 GPUs); an iteration "
+            "net: a batch of 17 is larger than any measured one (at most 16, on 2 GPUs); an iteration "
             "counts as 2 steps",
         ),
         (100_000, "an iteration counts as 6,250 steps there, and as more on fewer GPUs"),

@@ -298,7 +298,7 @@ def test_parquet_traces_are_told_by_rows_and_may_hold_real_times(tmp_path):
     good.write_parquet(path)
     assert convert(format_named("philly-csv").read(path), ONE).jobs["submit_s"].to_list() == [0, 120]
     good.with_columns(pl.col("timestamp").dt.date()).write_parquet(path)
-    with pytest.raises(InputError, match="timestamp: holds Date, not dates with times"):
+    with pytest.raises(InputError, match="timestamp: contains Date, not dates with times"):
         format_named("philly-csv").read(path)
 
 
@@ -424,7 +424,7 @@ def test_models_without_a_speed_on_the_type_wished_for_are_told(tmp_path):
         convert(trace, typed, Wishes(gpu_type="k80"))
     with pytest.raises(ShoalError, match="did you mean 'v100'"):
         convert(trace, typed, Wishes(gpu_type="v10"))
-    with pytest.raises(ShoalError, match="--gpu-type v100: the profiles do not tell GPU types apart"):
+    with pytest.raises(ShoalError, match="--gpu-type v100: the profiles do not distinguish GPU types"):
         convert(trace, ONE, Wishes(gpu_type="v100"))
 
 

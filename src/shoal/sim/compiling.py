@@ -1,4 +1,4 @@
-"""Kernels are compiled when they are first used, once on a machine: when that begins, and how long it takes."""
+"""Measure the compilation of kernels, which happens on first use and is cached on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numba.core.event import TimingListener, install_listener
 
 
 class Compiling(TimingListener):  # type: ignore[misc, unused-ignore]
-    """Hears of every kernel that numba compiles; those it finds on disk cost next to nothing."""
+    """Listens to numba's compilation of kernels; loading cached kernels takes almost no time."""
 
     def __init__(self, begins: Callable[[], None] | None) -> None:
         super().__init__()
@@ -29,6 +29,6 @@ class Compiling(TimingListener):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def compiling(begins: Callable[[], None] | None = None) -> Iterator[Compiling]:
-    """Call `begins` when the first kernel is compiled within this context, and count the seconds of all."""
+    """Call `begins` when the first kernel in this context is compiled, and sum up the seconds of all."""
     with install_listener("numba:compile", Compiling(begins)) as heard:
         yield heard
