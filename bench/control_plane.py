@@ -52,21 +52,21 @@ def serve(options: argparse.Namespace) -> None:
         fleet._check_gpu_is_free = lambda worker: None  # type: ignore[method-assign] # a check of the tests
         control = Control(Options(Path(options.home), policy=options.policy), executor=fleet)
         # One client stands for many users here, so the limit of one client does not apply.
-        app = make_app(control.server, Buckets(1e9, 1e9))
+        app = make_app(control.services, Buckets(1e9, 1e9))
         sock = bind("127.0.0.1", 0, None)
         await control.start(sock)
         server = HttpServer(uvicorn.Config(app, log_config=None, lifespan="off"))
         serving = await server.start(sock)
-        conductor, rng = control.conductor, random.Random(0)
+        loop, rng = control.loop, random.Random(0)
         quiet_memory()
         token = control.home.admin_token.read_text().strip()
-        print(json.dumps({"address": control.server.address, "token": token}), flush=True)
+        print(json.dumps({"address": control.process.address, "token": token}), flush=True)
         mode = {"end": False, "stop": False}
 
         def listen() -> None:
             for line in sys.stdin:
                 if line.strip() == "go":
-                    conductor.latencies_s.clear()
+                    loop.latencies_s.clear()
                     mode["end"] = True
             mode["stop"] = True
 
@@ -83,16 +83,14 @@ def serve(options: argparse.Namespace) -> None:
                     fleet.step(int(worker.job), total=10**9)
                     break  # one job a turn: real workers are other processes and do not stop the loop
             # A job ends only when another has come: there are always as many active ones.
-            if not mode["end"] or turn % 4 or len(conductor.jobs) < options.jobs:
+            if not mode["end"] or turn % 4 or len(loop.jobs) < options.jobs:
                 continue
-            running = [
-                j for j in conductor.jobs.values() if j.resize.value == "never" and j.workers and j.gpus
-            ]
+            running = [j for j in loop.jobs.values() if j.resize.value == "never" and j.workers and j.gpus]
             if running:
                 for worker in list(rng.choice(running).workers):
                     fleet.end(worker)
-        latencies = np.array(conductor.latencies_s) * 1e3
-        registry, by = conductor.metrics.registry, {"policy": options.policy}
+        latencies = np.array(loop.latencies_s) * 1e3
+        registry, by = loop.metrics.registry, {"policy": options.policy}
         decisions = registry.get_sample_value("shoal_decision_seconds_count", by) or 1.0
         decisions_s = registry.get_sample_value("shoal_decision_seconds_sum", by) or 0.0
         process = psutil.Process()
@@ -104,9 +102,9 @@ def serve(options: argparse.Namespace) -> None:
                 "max": float(latencies.max()),
             },
             "decision_ms_mean": 1e3 * decisions_s / decisions,
-            "active_jobs": len(conductor.jobs),
-            "gpus": conductor.cluster.total_gpus,
-            "used_gpus": conductor.devices.used,
+            "active_jobs": len(loop.jobs),
+            "gpus": loop.cluster.total_gpus,
+            "used_gpus": loop.devices.used,
             "live_workers_on_the_wire": len(fleet.live),
             "failed_jobs": control.store.count_jobs().get("failed", 0),
             "events": control.store.last_event()[0],

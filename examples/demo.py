@@ -33,7 +33,7 @@ from rich.text import Text
 from shoal.cli.jobs_table import brief, reason, want
 from shoal.cli.why import explain
 from shoal.client import Client
-from shoal.client_errors import TimedOut
+from shoal.client.errors import TimedOut
 from shoal.core.errors import ShoalError
 from shoal.core.words import counted
 from shoal.server.api.models import Job, JobSpec, Why

@@ -50,7 +50,7 @@ class InThread:
         sock = bind("127.0.0.1", 0, None)
         await control.start(sock)
         self.control = control
-        self.url, self.token = control.server.address, control.home.admin_token.read_text().strip()
+        self.url, self.token = control.process.address, control.home.admin_token.read_text().strip()
         server = HttpServer(uvicorn.Config(control.app, log_config=None, lifespan="off"))
         serving = await server.start(sock)
         self.stop = asyncio.Event()
@@ -95,4 +95,4 @@ def test_after_all_that_the_server_is_well(fuzzed: InThread) -> None:
     )
     assert http.get("/doctor").json()["healthy"]
     assert http.post("/jobs", json={"command": ["x"]}).status_code == 201
-    fuzzed.control.conductor.devices.check()
+    fuzzed.control.loop.devices.check()

@@ -9,7 +9,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
-from shoal.policies.optimus_ps import sync_speed
+from shoal.policies.optimus.parameter_servers import sync_speed
 from shoal.policies.registry import make_policy
 from shoal.sim.engine import Simulation
 from shoal.sim.inputs import read_jobs, read_profiles

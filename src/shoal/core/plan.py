@@ -1,9 +1,10 @@
-"""Shares, placements, commands and plans: what the scheduler decides, as values."""
+"""Shares, placements, commands and plans: the values that the scheduler decides."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -14,7 +15,7 @@ from shoal.core.reason import Reason
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many GPUs of one type a job has, and, for parameter-server jobs, how many servers."""
+    """The number of GPUs of one type that a job has and, for parameter-server jobs, the number of servers."""
 
     gpus: int = 0
     gpu_type: str = ""
@@ -24,29 +25,50 @@ class Share:
         return self.gpus > 0
 
 
-#: Which GPUs a share is: (node index, how many of its GPUs), by ascending node. Empty for a pool.
+#: The GPUs of a share: (node index, number of its GPUs), by ascending node. Empty for a pool.
 Placement = tuple[tuple[int, int], ...]
 
 NO_SHARE = Share()
 
-#: A share that was given before is not made again.
+#: Reuses equal shares.
 _share = lru_cache(4096)(Share)
 
-#: What a change of share is called; those that release GPUs come first.
+#: The names of share changes. Those that release GPUs come first.
 VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
 PAUSE, SHRINK, GROW, MIGRATE, START, RESUME = range(len(VERBS))
 
-#: A change of share as a line of numbers: the columns of `Plan.changes`. A row is that of the view when it was decided.
+#: A change of share as a line of numbers: the columns of `Plan.changes`. `ROW` is the job's row in the view when the
+#: plan was made, or -1 for a job that is held and has no row.
 CHANGE_COLUMNS = 7
 ROW, JOB, GPUS, TYPE, SERVERS, GENERATION, VERB = range(CHANGE_COLUMNS)
 NO_CHANGES: NDArray[np.int64] = np.empty((0, CHANGE_COLUMNS), np.int64)
 
 
+class CauseKind(enum.StrEnum):
+    """Why a share changes."""
+
+    DECIDED = "Decided"  #: the policy or the placement changed it
+    HELD = "Held"  #: the owner holds the job
+    NODE_LOST = "NodeLost"  #: a node of the job was lost or drained
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a command was given. `event` is the number of the event that forced the change, if one did."""
+
+    kind: CauseKind = CauseKind.DECIDED
+    event: int | None = None
+    node: int | None = None
+
+
+DECIDED = Cause()
+
+
 @dataclass(frozen=True, slots=True)
 class Reconfigure:
-    """The one command that changes a job's workers: lead it to `generation` with this share, there.
+    """The one command that changes a job's workers: move it to `generation` with this share and placement.
 
-    Start, grow, shrink, migrate, pause and resume are all this; `verb` names which for people.
+    Start, grow, shrink, migrate, pause and resume are all this command; `verb` names the case.
     """
 
     job: int
@@ -54,13 +76,14 @@ class Reconfigure:
     share: Share
     placement: Placement
     verb: str
-    #: Number of the plan that decided it; the plan's events are its causes.
+    #: Number of the plan that contains it; `Plan.causes` are the events that led to the plan.
     plan: int
+    cause: Cause = DECIDED
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan means for one job. A job below its wish cannot be without a reason."""
+    """The result of a plan for one job. A job below its wish always has a reason."""
 
     job: int
     share: Share
@@ -74,27 +97,38 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The outcome of one cycle: commands to carry out, and when to be called again."""
+    """The result of one cycle: the commands to carry out, and when to be called again.
+
+    The commands are the whole difference between the shares and placements before the cycle's events and those
+    after its decision, for every job that is still there. A job that finished or was cancelled has left with its
+    share; it gets no command.
+    """
 
     number: int
     now_s: float
-    #: [change, column]: what changes, as numbers, releases first.
+    #: [change, column]: the changes as numbers, releases first.
     changes: NDArray[np.int64]
-    #: When the policy wants to decide again though nothing happens; infinity for never.
+    #: When the policy wants to decide again if no event comes first; infinity for never.
     wake_s: float
-    #: What caused this plan: ids of the events taken in.
+    #: Numbers of the events that led to this plan.
     causes: range
-    #: What the numbers of types mean, and where the jobs that change are to be (nowhere in particular in a pool).
+    #: The names behind the type numbers in `changes`.
     gpu_types: tuple[str, ...]
+    #: The placements of the jobs that change; empty in a pool.
     where: Mapping[int, Placement]
+    #: By job: changes that an event forced, rather than the policy.
+    forced: Mapping[int, Cause] = field(default_factory=dict)
 
     @cached_property
     def commands(self) -> tuple[Reconfigure, ...]:
-        """The changes for those who carry them out; made when asked for, as most simulations do with the numbers."""
+        """The changes as objects. Built on demand, because most simulations read `changes`."""
         return tuple([self._command(*change) for change in self.changes.tolist()])
 
     def _command(
         self, row: int, job: int, gpus: int, gpu_type: int, servers: int, generation: int, verb: int
     ) -> Reconfigure:
         share = _share(gpus, self.gpu_types[gpu_type], servers) if gpus else NO_SHARE
-        return Reconfigure(job, generation, share, self.where.get(job, ()), VERBS[verb], self.number)
+        where = self.where.get(job, ())
+        return Reconfigure(
+            job, generation, share, where, VERBS[verb], self.number, self.forced.get(job, DECIDED)
+        )

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
-from shoal.core.profile import FloatArray, Profile, SpeedCurve
+from shoal.core.profile import Profile, SpeedCurve
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from shoal.core.arrays import FloatArray
 from shoal.core.cluster import Cluster
 from shoal.core.job import Job, Kind
-from shoal.core.profile import ANY_TYPE, FloatArray, Profile, SpeedCurve
+from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
 from shoal.knowledge.online_speed import OnlineSpeed, server_worker_table
 from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.knowledge.speed_models import SYNC_PS

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 from shoal.wire import coordinator
 from shoal.wire import events as ev
 from shoal.wire.auth import AuthError
-from shoal.wire.channel import MAX_STRANGERS, AsyncChannel
+from shoal.wire.channel import HANDSHAKE_TIMEOUT_S, MAX_STRANGERS, AsyncChannel
 from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
 from shoal.wire.messages import Answer, Ask, Hello, Message, Report, Resize, Status, WireError
 from shoal.wire.state import CoordinatorState, Timing
@@ -182,9 +183,12 @@ class ControlService:
         self._strangers = 0
         self._connections: set[asyncio.Task[Any]] = set()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen; the address for the workers is returned and kept in `address`."""
-        self._server = await asyncio.start_server(self._accept, host, port)
+    async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> str:
+        """Listen, inside TLS if a context is given. Return the address for the workers (also in `address`)."""
+        timeout_s = None if tls is None else HANDSHAKE_TIMEOUT_S
+        self._server = await asyncio.start_server(
+            self._accept, host, port, ssl=tls, ssl_handshake_timeout=timeout_s
+        )
         bound = self._server.sockets[0].getsockname()
         self.address = f"{bound[0]}:{bound[1]}"
         self._ticker = asyncio.create_task(self._tick())

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from shoal.placement.ps_speed import TRAFFIC, step_time_s
 from shoal.placement.task_placement import TaskPlacement, place
-from shoal.policies import drf, optimus_ps, tetris
+from shoal.policies.optimus import drf, parameter_servers, tetris
 
 FloatArray = NDArray[np.float64]
 
@@ -113,7 +113,7 @@ def make_jobs(setting: Setting, rng: np.random.Generator, exchange: float = 1.0)
         model = str(rng.choice(sorted(MODELS)))
         theta, batch = np.array(MODELS[model][0]), MODELS[model][1]
         fitted = theta * errors.uniform(1 - setting.speed_error, 1 + setting.speed_error, len(theta))
-        speed, seen = optimus_ps.sync_speed(
+        speed, seen = parameter_servers.sync_speed(
             np.array([theta * [1, 1, exchange, 1, 1], fitted]),
             np.array([batch, batch]),
             MAX_TASKS,
@@ -198,7 +198,7 @@ def _schedule(active: list[_Job], capacity: FloatArray, allocate_by: str, place_
     if allocate_by == "drf":
         ps = workers = drf.allocate(bundle, total, skip_misfits=True)
     else:
-        tasks = optimus_ps.allocate(
+        tasks = parameter_servers.allocate(
             np.array([j.left * j.length_factor for j in active]),
             np.array([j.seen for j in active]),
             ps_needs,

@@ -1,0 +1,443 @@
+"""The control loop: it asks the scheduler for decisions and carries them out.
+
+It owns the scheduler, the live jobs and the GPUs. Everything happens in the thread of one loop. A decision follows
+an event at once; what arrives while one is being made, or within `COALESCE_S` of it, is decided on together.
+What it decides is written down before it is done (`outbox`), so that it can be killed at any moment: the next one
+finds in the store what was to be and at the executor what is, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shoal.core.errors import ShoalError
+from shoal.core.events import (
+    Cancelled,
+    Event,
+    Finished,
+    Held,
+    NodeBack,
+    NodeLost,
+    TicketsChanged,
+    Timer,
+)
+from shoal.executors.base import Executor, Exit
+from shoal.server.api.models import JobState, Resize
+from shoal.server.home import Home
+from shoal.server.loop.clock import Clock
+from shoal.server.loop.devices import Devices
+from shoal.server.loop.elastic_runner import ElasticRunner
+from shoal.server.loop.fixed_runner import FixedRunner
+from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
+from shoal.server.loop.live_ledger import LiveLedger
+from shoal.server.loop.memory import fill_scheduler, make_cluster, make_scheduler, remember_worker, save
+from shoal.server.loop.outbox import Outbox
+from shoal.server.loop.profiles import Profiles
+from shoal.server.loop.runner import Runner
+from shoal.server.loop.searches import Searches
+from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.targets import Targets
+from shoal.server.loop.usage import Usage
+from shoal.server.metrics import Metrics
+from shoal.server.store.store import Store
+
+log = logging.getLogger("shoal.server")
+
+COALESCE_S = 0.02
+COOL_DOWN_S = 10.0
+SAVE_S = 5.0
+RETRY_S = 1.0
+
+
+class ControlLoop:
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        home: Home,
+        clock: Clock,
+        *,
+        policy: str,
+        policy_options: dict[str, str] | None = None,
+        placement: str = "auto",
+        share: bool = False,
+        pre_schedule: bool = False,
+        cool_down_s: float = COOL_DOWN_S,
+    ) -> None:
+        self.store, self.executor, self.home, self.clock = store, executor, home, clock
+        self.now_s = clock.now_s
+        self.cool_down_s = cool_down_s
+        self.nodes = executor.nodes()
+        self.policy_name, self.policy_options = policy, policy_options or {}
+        self.placement = placement
+        self.jobs: dict[int, LiveJob] = {}
+        self.devices = Devices(n.gpus for n in self.nodes)
+        self.outbox = Outbox(store, clock.now_s)
+        self.metrics = Metrics()
+        #: Nodes that are out of use, by index.
+        out_of_use = set(store.get("drained", []))
+        self.drained = {i for i, node in enumerate(self.nodes) if node.name in out_of_use}
+        #: Jobs that wait for GPUs which others have not let go yet.
+        self.unmet: set[int] = set()
+        self.warnings: list[str] = []
+        self.decided_s: float | None = None
+        #: Nothing is decided or carried out before all of the last server's jobs and workers are known.
+        self.ready = False
+        self.stopping = False
+        self._inbox: list[Event] = []
+        self._inbox_since = 0.0
+        self._changed: set[int] = set()
+        self._then_s: float | None = None
+        self._cycle_at: asyncio.TimerHandle | asyncio.Handle | None = None
+        self._settle_at: asyncio.Handle | None = None
+        self._wake: asyncio.TimerHandle | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._last_cycle_s = 0.0
+        self._saver: asyncio.Task[None] | None = None
+        #: From the first of the events that led to a decision until its commands were on record and given.
+        self.latencies_s: deque[float] = deque(maxlen=20000)
+        self.cluster = make_cluster(self)
+        self.profiles = Profiles(self)
+        self.searches = Searches(self)
+        self.scheduler = make_scheduler(self)
+        self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
+        self.usage = Usage(self)
+        self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
+        self.live_ledger = LiveLedger(store.get("ledger"), self.cluster, self.now_s())
+        fixed = FixedRunner(self)
+        self.elastic = ElasticRunner(self)
+        self.runners: dict[Resize, Runner] = {
+            Resize.NEVER: fixed,
+            Resize.RESTART: fixed,
+            Resize.LIVE: self.elastic,
+        }
+        executor.on_exit = self._exited
+
+    # -- making and restoring ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Go on from where the last server was, or begin."""
+        rows = self.store.active_jobs()
+        for row in rows:
+            self.jobs[row["id"]] = LiveJob.from_row(row)
+        for row in self.store.unended_workers():
+            remember_worker(self, row)
+        fill_scheduler(self, restore=True)
+        for runner in dict.fromkeys(self.runners.values()):
+            await runner.open()
+        for job in list(self.jobs.values()):
+            for worker in list(job.workers.values()):
+                self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
+        asyncio.get_running_loop().call_soon(self._go_on)
+        save(self)
+        self._saver = asyncio.create_task(self._save_regularly())
+        self.usage.watch()
+
+    def _go_on(self) -> None:
+        """First what was decided before: no GPU may be given away that its last owner was only to be told to leave."""
+        if self.stopping:
+            return
+        self._repeat_orders()
+        self.ready = True
+        self.post(Timer())
+        for job in self.jobs.values():
+            self.soon(job)
+
+    def _repeat_orders(self) -> None:
+        """What the last server may have been killed before saying."""
+        for job in list(self.jobs.values()):
+            if job.life.state is JobState.STOPPING:
+                self.runners[job.resize].cancel(job)
+            elif job.ending is not None and not job.workers:
+                self.runners[job.resize].conclude_rest(job)
+            for worker in list(job.workers.values()):
+                if worker.state == LEAVING:
+                    self.executor.stop(worker.id)
+                elif worker.state == STOPPED:
+                    self.executor.suspend(worker.id)
+            self.runners[job.resize].repeat_orders(job)
+        self._flush()
+
+    # -- events in, decisions out ------------------------------------------------------------------
+
+    def post(self, *events: Event) -> None:
+        """Something happened; decide on it as soon as this turn of the loop is over."""
+        if not self._inbox:
+            self._inbox_since = time.perf_counter()
+        self._inbox += events
+        if self._cycle_at is None and self.ready and not self.stopping:
+            loop = asyncio.get_running_loop()
+            wait_s = self._last_cycle_s + COALESCE_S - loop.time()
+            self._cycle_at = (
+                loop.call_later(wait_s, self._cycle) if wait_s > 0 else loop.call_soon(self._cycle)
+            )
+
+    def _cycle(self) -> None:
+        self._cycle_at = None
+        if self.stopping:
+            return
+        events, since, self._inbox = self._inbox, self._inbox_since, []
+        began, now_s = time.perf_counter(), self.now_s()
+        try:
+            plan = self.scheduler.step(now_s, events)
+        except Exception as error:
+            self._policy_failed(error)
+            return
+        self.metrics.decided(self.policy_name, time.perf_counter() - began)
+        self.decided_s = now_s
+        self._changed.update(self._targets.apply(plan, self.policy_name))
+        self.live_ledger.observe(self.scheduler, now_s)
+        self._wake_at(plan.wake_s, now_s)
+        self.sharing.decide(now_s)
+        self._settle()
+        if plan.commands:
+            self.latencies_s.append(time.perf_counter() - since)
+        self._last_cycle_s = asyncio.get_running_loop().time()
+
+    def _explain(self, job: LiveJob) -> dict[str, Any] | None:
+        """Why a job lacks GPUs after the last decision."""
+        if job.id not in self.scheduler.view:
+            return None
+        reason = self.scheduler.outcome(job.id, self.now_s()).reason
+        return None if reason is None else self.profiles.in_full(job, reason).model_dump()
+
+    def _policy_failed(self, error: Exception) -> None:
+        """A policy that raises must not take the cluster down: a simple one goes on, from what is known of the jobs."""
+        log.exception("policy %s failed", self.policy_name)
+        then = "it begins anew" if self.policy_name == "fifo" else "fifo decides instead"
+        text = f"policy {self.policy_name} failed ({type(error).__name__}: {error}); {then}"
+        self.warnings.append(text)
+        self.outbox.event("policy.changed", text, policy="fifo")
+        self.use_policy("fifo", {})
+
+    def use_policy(self, name: str, options: dict[str, str]) -> None:
+        """Decide by another policy from now on. Shares stay as they are until it says otherwise.
+
+        One that cannot decide on the jobs there are is refused with a ShoalError, and the old one stays.
+        """
+        before = self.policy_name, self.policy_options, self.scheduler
+        self.policy_name, self.policy_options = name, options
+        try:
+            self.cluster = self.scheduler.cluster
+            self.scheduler = make_scheduler(self)
+            fill_scheduler(self, restore=False)
+            copy.deepcopy(self.scheduler).step(self.now_s(), [Timer()])
+        except Exception as error:
+            self.policy_name, self.policy_options, self.scheduler = before
+            if isinstance(error, ShoalError):
+                raise
+            log.exception("policy %s failed at its first decision", name)
+            what = f"{type(error).__name__}: {error}".rstrip(": ")
+            raise ShoalError(f"policy {name} fails ({what}), so {before[0]} stays in force") from error
+        # The new scheduler was told of all jobs as they are, so news of them that waits is old.
+        gone = [
+            e for e in self._inbox if isinstance(e, (Finished, Cancelled)) and e.job_id in self.scheduler.jobs
+        ]
+        self._inbox = [*gone, *(e for e in self._inbox if isinstance(e, TicketsChanged))]
+        self.post(Timer())
+
+    def _wake_at(self, wake_s: float, now_s: float) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+        if np.isfinite(wake_s):
+            delay_s = max(wake_s - now_s, COALESCE_S)
+            self._wake = asyncio.get_running_loop().call_later(delay_s, self.post, Timer())
+
+    # -- carrying out ------------------------------------------------------------------------------
+
+    def soon(self, job: LiveJob) -> None:
+        """See to this job when the present turn of the loop is over."""
+        self._changed.add(job.id)
+        self._settle_soon()
+
+    def _settle_soon(self) -> None:
+        if self._settle_at is None:
+            self._settle_at = asyncio.get_running_loop().call_soon(self._settle)
+
+    def gpus_freed(self) -> None:
+        """Someone may wait for them."""
+        for job_id in self.unmet:
+            if job_id in self.jobs:
+                self.soon(self.jobs[job_id])
+
+    def _settle(self) -> None:
+        """Lead every job that changed towards its target, those that give before those that take."""
+        if self._settle_at is not None:
+            self._settle_at.cancel()
+            self._settle_at = None
+        if not self.ready:
+            return
+        self._reconcile()
+        if self.sharing.stale and not self.stopping:
+            self.sharing.decide(self.now_s())
+            self._reconcile()
+        self._flush()
+
+    def _reconcile(self) -> None:
+        changed, self._changed = self._changed, set()
+        jobs = [self.jobs[i] for i in sorted(changed) if i in self.jobs and not self.jobs[i].is_over]
+        if not self.stopping:
+            for job in sorted(jobs, key=lambda j: j.target_gpus >= j.gpus and not j.is_to_leave):
+                self.runners[job.resize].reconcile(job)
+
+    def _flush(self) -> None:
+        if self.outbox.flush():
+            return
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._retry = None
+        self._flush()
+
+    def _exited(self, exit_: Exit) -> None:
+        """The executor saw a worker end."""
+        job = self.jobs.get(int(exit_.worker.split(".")[0]))
+        worker = job.workers.pop(exit_.worker, None) if job is not None else None
+        now_s = self.now_s()
+        self.outbox.worker(
+            exit_.worker,
+            state="ended",
+            ended_s=now_s - (exit_.ago_s or 0.0),
+            exit_code=exit_.code,
+            signal=exit_.signal,
+        )
+        if job is None or worker is None:
+            self._settle_soon()
+            return
+        if worker.device[0] >= 0:
+            self.devices.take_back(worker.device, worker.id)
+        job.lodges = job.lodges and not worker.lodges
+        runner = self.runners[job.resize]
+        with self.as_of(now_s - (exit_.ago_s or 0.0)):
+            runner.holds(job)
+            how = exit_.signal or ("" if exit_.code is None else f"exit code {exit_.code}") or exit_.why
+            self.outbox.event(
+                "worker.ended", f"worker {exit_.worker} ended: {how}", job,
+                worker=exit_.worker, exit_code=exit_.code, signal=exit_.signal,
+            )  # fmt: skip
+            runner.exited(job, worker, exit_)
+        self.gpus_freed()
+        self.sharing.look_again()
+        self._settle_soon()  # with whatever else ends in this turn
+
+    @contextlib.contextmanager
+    def as_of(self, then_s: float) -> Iterator[None]:
+        """What is taken in here happened then, maybe while no server was there to see it."""
+        self._then_s = then_s
+        try:
+            yield
+        finally:
+            self._then_s = None
+
+    def then_s(self, job: LiveJob) -> float:
+        """When that happened which is being taken in: now, unless `as_of` says otherwise."""
+        now_s = self.now_s()
+        return now_s if self._then_s is None else min(max(self._then_s, job.life.settled_s), now_s)
+
+    def job_over(self, job: LiveJob) -> None:
+        """It has ended and its last process is gone."""
+        self.metrics.job_over(job)
+        self.usage.keep(job)
+        self.profiles.keep(job)
+        self.searches.forget(job)
+        del self.jobs[job.id]
+        self.unmet.discard(job.id)
+        if job.id in self.scheduler.jobs:
+            self.post(Finished(job.id))
+
+    def withdraw(self, job: LiveJob) -> None:
+        """The scheduler is no longer to reckon with this job."""
+        if job.id in self.scheduler.jobs:
+            self.post(Cancelled(job.id))
+
+    # -- what services ask of it -------------------------------------------------------------------
+
+    def cancel(self, job: LiveJob) -> None:
+        """Withdraw the job from the scheduler and end its workers."""
+        self.withdraw(job)
+        self.runners[job.resize].cancel(job)
+        self._flush()
+
+    def hold(self, job: LiveJob) -> None:
+        self.post(Held(job.id, True))
+
+    def release(self, job: LiveJob) -> None:
+        self.post(Held(job.id, False))
+        self.soon(job)  # a co-located job may go on where it was
+
+    def kill(self, worker_id: str) -> None:
+        self.executor.stop(worker_id, kill=True)
+
+    def ask_checkpoint(self, job: LiveJob) -> bool:
+        """Ask the job's workers for a checkpoint. False if they cannot be asked."""
+        if job.resize is Resize.LIVE:
+            self.elastic.ask_checkpoint(job)
+        return job.resize is Resize.LIVE
+
+    def lose_node(self, node: int) -> None:
+        self.drained.add(node)
+        self.post(NodeLost(node))
+
+    def node_back(self, node: int) -> None:
+        self.drained.discard(node)
+        self.post(NodeBack(node))
+
+    def heartbeat_age_s(self) -> dict[str, float]:
+        """By node: age of the oldest heartbeat of its workers."""
+        return self.elastic.heartbeat_age_s()
+
+    # -- time and memory ---------------------------------------------------------------------------
+
+    async def _save_regularly(self) -> None:
+        """What is nice to have after a crash, and no harm if it is a few seconds old."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            save(self)
+
+    def worker_directory(self, job_id: int, worker_id: str) -> Path:
+        return self.home.job(job_id) / "workers" / worker_id
+
+    async def close(self, *, stop_jobs: bool) -> None:
+        """End. Jobs run on without the server, or are ended and begin again when it is back."""
+        if stop_jobs:
+            await self._stop_jobs()
+        self.stopping = True
+        for handle in (self._cycle_at, self._settle_at, self._wake, self._retry):
+            if handle is not None:
+                handle.cancel()
+        if self._saver is not None:
+            self._saver.cancel()
+        self.usage.close()
+        for runner in dict.fromkeys(self.runners.values()):
+            await runner.close()
+        save(self)
+        self.outbox.flush()
+
+    async def _stop_jobs(self) -> None:
+        """Give every GPU back: live jobs save their state, others are ended."""
+        self.stopping = True  # nothing is decided any more
+        for job in list(self.jobs.values()):
+            self.runners[job.resize].shut_down(job)
+        self.outbox.flush()
+        longest_s = max((j.spec["grace_s"] for j in self.jobs.values() if j.workers), default=0.0)
+        deadline = asyncio.get_running_loop().time() + longest_s + 30.0
+        while any(j.workers for j in self.jobs.values()):
+            if asyncio.get_running_loop().time() > deadline:
+                for job in self.jobs.values():
+                    for worker in job.workers.values():
+                        self.executor.stop(worker.id, kill=True)
+                deadline += 10.0
+            await asyncio.sleep(0.05)
+        self.outbox.flush()

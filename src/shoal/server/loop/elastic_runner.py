@@ -1,0 +1,296 @@
+"""Crews of live jobs: resized while they train, through the wire's coordinator.
+
+What is decided here is only which workers a job shall have and on which GPUs. How it gets from one set to the
+next is the coordinator's affair; a GPU is free when the process on it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from shoal.executors.base import Exit
+from shoal.server.api.models import JobState
+from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents
+from shoal.server.loop.lifecycle import Verb, may
+from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, LiveJob, LiveWorker
+from shoal.server.loop.runner import describe_exit
+from shoal.wire.auth import new_secret, read_secret, write_secret
+from shoal.wire.service import ControlService, JobHandle
+
+if TYPE_CHECKING:
+    from shoal.server.loop.control_loop import ControlLoop
+
+log = logging.getLogger("shoal.server")
+
+NO_RUNTIME = (
+    "its command ended without ever joining the job: a job with a range of GPUs must use shoal.torch; "
+    "for any other command say resize `restart`, or give a fixed number of GPUs"
+)
+
+
+class ElasticRunner(CoordinatorEvents):
+    """Also the executor of the wire's service: it turns the coordinators' wishes into workers."""
+
+    def __init__(self, loop: ControlLoop, host: str = "127.0.0.1") -> None:
+        super().__init__(loop)
+        self._host = host
+        self.service = ControlService(self._Adapter(self), on_event=self._event)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    class _Adapter:
+        """What the service sees of us."""
+
+        def __init__(self, runner: ElasticRunner) -> None:
+            self.runner = runner
+
+        def start(self, job: str, worker: str) -> None:
+            self.runner._wanted_start(job, worker)
+
+        def stop(self, job: str, worker: str, kill: bool) -> None:
+            self.runner._wanted_stop(job, worker, kill)
+
+    async def open(self) -> None:
+        """Listen where the last server did, so that its workers find us, and take their jobs over."""
+        port = int(self.c.store.get("control_port", 0))
+        for job in self.c.jobs.values():
+            if job.coordinator is not None and self.c.runners[job.resize] is self:
+                self._handle(job)
+        try:
+            address = await self.service.start(self._host, port)
+        except OSError as error:
+            self.c.warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
+            address = await self.service.start(self._host, 0)
+        with self.c.store.change(self.c.now_s()) as change:
+            change.put("control_port", int(address.rpartition(":")[2]))
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await self.service.close()
+
+    def _handle(self, job: LiveJob) -> JobHandle:
+        key = str(job.id)
+        if key not in self.service.jobs:
+            directory = self.c.home.job(job.id)
+            path = directory / "secret"
+            if not path.exists():
+                write_secret(path, new_secret())
+            self.service.add(
+                key,
+                read_secret(path),
+                restore=job.coordinator,
+                pause_path=str(directory / "paused.pt"),
+                on_change=lambda state: self._remember(job, state),
+            )
+        return self.service.jobs[key]
+
+    def _remember(self, job: LiveJob, state: dict[str, Any]) -> None:
+        job.coordinator = state
+        self.c.outbox.job(job)
+        self.c.outbox.flush()
+
+    # -- towards the target ------------------------------------------------------------------------
+
+    def reconcile(self, job: LiveJob) -> None:
+        want = job.wanted
+        self.c.unmet.discard(job.id)
+        if job.ending is not None or job.life.state is JobState.STOPPING:
+            return
+        try:
+            handle = self._handle(job)
+        except OSError as error:
+            self.over(job, Verb.FAIL, f"cannot prepare its directory: {error.strerror}")
+            return
+        if want:
+            self._aim(job, handle, want)
+        elif job.workers and not handle.coordinator.pausing:
+            handle.set_target([])
+        elif not job.workers and may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT)
+
+    def _aim(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
+        """Name the workers it shall have: those it has where they are wanted, and new ones on free GPUs."""
+        coordinator = handle.coordinator
+        usable = [
+            w
+            for w in job.workers.values()
+            if w.state != LEAVING and not w.is_replaced and _lives(coordinator, w.id)
+        ]
+        need, keep = dict(want), []
+        for worker in sorted(usable, key=lambda w: w.state != ACTIVE):
+            if need.get(worker.device[0], 0) > 0:
+                need[worker.device[0]] -= 1
+                keep.append(worker)
+        need = {node: count for node, count in need.items() if count}
+        new: list[LiveWorker] = []
+        if need and job.refused < MAX_REFUSED:
+            devices = self.c.devices.choose(need, self.c.sharing.beside(job))
+            if devices is None:
+                # All or nothing: a second switch a moment later would cost more than the wait.
+                self.c.unmet.add(job.id)
+                return
+            if not job.workers and may(job.life, Verb.START):
+                self.advance(job, Verb.START, gpus=len(devices))
+            new = [self.new_worker(job, device, None) for device in devices]
+        kept = {w.id for w in keep}
+        # The wished order is the rank order the job has already.
+        target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
+        if target and (tuple(target) != coordinator.target or coordinator.pausing):
+            if coordinator.pending is not None:
+                self.c.metrics.superseded.inc()
+            try:
+                handle.set_target(target)
+                self._aimed_s[job.id] = self.c.now_s()
+            except ValueError as error:  # one of them ended this moment; its exit brings us back here
+                log.info("job %s: %s", job.id, error)
+
+    def _wanted_start(self, key: str, worker_id: str) -> None:
+        job = self.c.jobs.get(int(key))
+        worker = job.workers.get(worker_id) if job is not None else None
+        if job is None or worker is None:
+            return
+        directory = self.c.home.job(job.id)
+        env = {
+            "SHOAL_CONTROL": self.service.address,
+            "SHOAL_SECRET_FILE": str(directory / "secret"),
+            "SHOAL_CHECKPOINT": str(directory / "checkpoint.pt"),
+        }
+        self.start(job, worker, env, warm=True)
+
+    def _wanted_stop(self, key: str, worker_id: str, kill: bool) -> None:
+        job = self.c.jobs.get(int(key))
+        worker = job.workers.get(worker_id) if job is not None else None
+        if job is None or worker is None:
+            return
+        view = self.service.jobs[key].coordinator.workers.get(worker_id)
+        if kill or view is None or not view.connected:
+            self.stop(job, worker, kill=kill)
+        else:
+            # It was asked over the wire; signals are for one that does not listen.
+            self._leaving(worker)
+            asyncio.get_running_loop().call_later(job.spec["grace_s"], self._insist, worker_id)
+        self.c.soon(job)
+
+    def _insist(self, worker_id: str) -> None:
+        self.c.executor.stop(worker_id)
+
+    def cancel(self, job: LiveJob) -> None:
+        for worker in job.workers.values():
+            self.stop(job, worker)
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None:
+            handle.stop("cancelled")
+        if not job.workers:
+            self.over(job, Verb.VANISH)
+
+    def shut_down(self, job: LiveJob) -> None:
+        if job.workers:
+            self._handle(job).set_target([])
+        if may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT, "the server was shut down; it goes on from where it was")
+
+    def ask_checkpoint(self, job: LiveJob) -> None:
+        self._handle(job).ask_checkpoint()
+
+    # -- what workers and coordinators tell --------------------------------------------------------
+
+    def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        job.exit_code, job.signal = exit_.code, exit_.signal
+        handle = self.service.jobs.get(str(job.id))
+        if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
+            job.ending = DONE  # on record together with the end of this worker
+            self.c.outbox.job(job)
+        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.c.then_s(job)))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit, then_s: float) -> None:
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None:
+            view = handle.coordinator.workers.get(worker.id)
+            if view is not None and not exit_.began:
+                view.stopping = (
+                    True  # it was lost with a server, before it was started: not the script's fault
+                )
+            await handle._exited(worker.id, describe_exit(exit_))
+        if not job.is_over:
+            with self.c.as_of(then_s):
+                self._after_exit(job, worker, handle, exit_)
+        self.c.soon(job)
+
+    def _after_exit(self, job: LiveJob, worker: LiveWorker, handle: JobHandle | None, exit_: Exit) -> None:
+        of_itself = exit_.began and not exit_.told and worker.state != LEAVING
+        newborn = job.generation == 0 and job.ending is None and of_itself
+        if newborn and job.life.state is not JobState.STOPPING and not (exit_.ok and job.workers):
+            job.ending = NO_RUNTIME if exit_.ok else describe_exit(exit_)
+            self.c.outbox.job(job)
+            if handle is not None:
+                handle.stop(job.ending)
+        if not job.workers:
+            self._none_left(job)
+
+    def conclude_rest(self, job: LiveJob) -> None:
+        self._none_left(job)
+
+    def _none_left(self, job: LiveJob) -> None:
+        if job.ending == DONE:
+            self.over(job, Verb.SUCCEED)
+        elif job.life.state is JobState.STOPPING:
+            self.over(job, Verb.VANISH)
+        elif job.ending == NO_RUNTIME:
+            self.over(job, Verb.FAIL, NO_RUNTIME)
+        elif job.ending is not None:
+            self._forget_coordinator(job)
+            self.conclude(job)
+        elif not job.wanted and may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT)
+
+    def _forget_coordinator(self, job: LiveJob) -> None:
+        """A coordinator whose job has failed is of no more use; the next begins from its checkpoint."""
+        if str(job.id) not in self.service.jobs:
+            return
+        before = self.service.jobs[str(job.id)].coordinator
+        self.service.remove(str(job.id))
+        job.coordinator, job.generation = None, 0
+        if job.life.restarts < job.spec["max_restarts"]:
+            after = self._handle(job).coordinator
+            after.checkpoint, after.checkpoint_step = before.checkpoint, before.checkpoint_step
+
+    def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
+        job.coordinator = None
+        super().over(job, verb, message)
+        self._aimed_s.pop(job.id, None)
+        for key in [k for k in self._pauses if k[0] == job.id]:
+            del self._pauses[key]
+        if str(job.id) in self.service.jobs:
+            self.service.remove(str(job.id))
+
+    def heartbeat_age_s(self) -> dict[str, float]:
+        """By node: how long ago its most silent worker was heard."""
+        ages: dict[str, float] = {}
+        for key, handle in self.service.jobs.items():
+            job = self.c.jobs.get(int(key))
+            for view in handle.coordinator.workers.values():
+                worker = job.workers.get(view.worker) if job is not None else None
+                if worker is not None and view.connected:
+                    age_s = max(time.monotonic() - view.heard_s, 0.0)
+                    ages[worker.node] = max(ages.get(worker.node, 0.0), age_s)
+        return ages
+
+
+def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> bool:
+    """Whether its script came to its end while no server was there to be told so.
+
+    It had joined the job, ended by itself and well, and this server has not heard a word from it.
+    """
+    view = handle.coordinator.workers.get(worker.id)
+    unheard = view is not None and view.met and view.status.seq == 0
+    return unheard and exit_.ok and not exit_.told and worker.state != LEAVING
+
+
+def _lives(coordinator: Any, worker_id: str) -> bool:
+    view = coordinator.workers.get(worker_id)
+    return view is None or (view.alive and not view.stopping)

@@ -1,0 +1,278 @@
+"""Crews of any command: all workers at once, at a fixed size, with the usual variables; paused by signal.
+
+A job that may be restarted gives its GPUs back by ending, and begins again from its own checkpoint; one that may
+not stands still meanwhile and keeps its memory. A job of one GPU may also be on the GPU of another, as a guest or to
+prepare early, if `sharing` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections import Counter
+from pathlib import Path
+
+from shoal.executors.base import Exit
+from shoal.server.api.models import JobState, Resize
+from shoal.server.loop.devices import Device
+from shoal.server.loop.lifecycle import Verb, may
+from shoal.server.loop.live_job import ACTIVE, LEAVING, STOPPED, LiveJob, LiveWorker
+from shoal.server.loop.runner import RunnerBase, describe_exit
+
+log = logging.getLogger("shoal.server")
+
+#: A disk that is full may have room again by then.
+RETRY_S = 1.0
+
+
+class FixedRunner(RunnerBase):
+    def reconcile(self, job: LiveJob) -> None:
+        want = job.wanted
+        place = None if want else self.c.sharing.place(job)
+        self.c.unmet.discard(job.id)
+        if job.ending is not None or job.life.state is JobState.STOPPING:
+            return  # the last exit brings it on
+        if not job.workers:
+            if want:
+                self._begin(job, want)
+            elif place is not None:
+                self._begin_beside(job, place)
+        elif any(w.state == LEAVING for w in job.workers.values()):
+            return
+        elif place is not None:
+            self._stay_beside(job, place)
+        elif not want:
+            self._withdraw(job)
+        elif job.lodges:
+            self._own(job, want)
+        elif all(w.state == STOPPED for w in job.workers.values()):
+            self._wake(job, want)
+        elif self._must_move(job, [w.device for w in job.workers.values()], want):
+            self._withdraw(job)
+            self.c.soon(job)
+        elif may(job.life, Verb.START):  # paused and resumed before it was made to stand still
+            self._runs(job, list(job.workers.values()))
+
+    def holds(self, job: LiveJob) -> None:
+        """Also to the scheduler: it does not see by itself how far a command is."""
+        super().holds(job)
+        self.c.profiles.tell_length(job)
+
+    def _begin(self, job: LiveJob, want: dict[int, int]) -> None:
+        devices = self.c.devices.choose(want, self.c.sharing.beside(job))
+        if devices is None:
+            self.c.unmet.add(job.id)
+            return
+        job.early = False
+        self._begin_on(job, devices)
+        self.c.sharing.began(job)
+
+    def _begin_on(self, job: LiveJob, devices: list[Device], *, lodges: bool = False) -> None:
+        job.told = False
+        job.generation += 1
+        if may(job.life, Verb.PREEMPT):  # its processes were lost with a server that could not say so
+            self.advance(job, Verb.PREEMPT)
+        workers = [self.new_worker(job, device, rank, lodges=lodges) for rank, device in enumerate(devices)]
+        if may(job.life, Verb.START) and not job.early:
+            self.advance(job, Verb.START, gpus=job.gpus)
+        port = str(free_port())
+        local = Counter(d[0] for d in devices)
+        seen: Counter[int] = Counter()
+        for worker in workers:
+            node = worker.device[0]
+            env = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "RANK": str(worker.rank),
+                "WORLD_SIZE": str(len(workers)),
+                "LOCAL_RANK": str(seen[node]),
+                "LOCAL_WORLD_SIZE": str(local[node]),
+                "SHOAL_ATTEMPT": str(job.life.restarts),
+            }
+            seen[node] += 1
+            worker.state = ACTIVE
+            self.c.outbox.worker(worker.id, state=ACTIVE)
+            self.start(job, worker, env | ({"SHOAL_GO": str(self._go(job, worker))} if job.early else {}))
+        if not job.early:
+            self.advance(job, Verb.RUN, gpus=job.gpus)
+
+    def _withdraw(self, job: LiveJob) -> None:
+        """Let its GPUs go."""
+        if job.resize is Resize.RESTART:
+            self._stop_all(job)
+            return
+        if all(w.state == STOPPED for w in job.workers.values()):
+            return
+        for worker in job.workers.values():
+            worker.state, worker.lodges = STOPPED, False
+            self.c.outbox.worker(worker.id, state=STOPPED)
+            self.c.outbox.effect(lambda w=worker: self._suspended(w))  # type: ignore[misc]
+        job.lodges = False
+        self.holds(job)
+        if may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT)
+
+    def _must_move(self, job: LiveJob, devices: list[Device], want: dict[int, int]) -> bool:
+        """Whether the job has to leave these GPUs for its target.
+
+        A process that is only suspended keeps its memory on its real GPU and cannot move. It uses that GPU, even if
+        its target is another one, unless the node is drained.
+        """
+        nodes = Counter(node for node, _ in devices)
+        if nodes == want:
+            return False
+        return job.resize is Resize.RESTART or any(
+            n in self.c.drained or self.c.nodes[n].virtual for n in nodes
+        )
+
+    def _suspended(self, worker: LiveWorker) -> None:
+        self.c.executor.suspend(worker.id)
+        if worker.state == STOPPED:
+            self.c.devices.take_back(worker.device, worker.id, keep_warm=True)
+            self.c.gpus_freed()
+            self.c.sharing.look_again()
+
+    def _wake(self, job: LiveJob, want: dict[int, int]) -> None:
+        workers = sorted(job.workers.values(), key=lambda w: w.rank or 0)
+        devices = [w.device for w in workers]
+        if self._must_move(job, devices, want) or not all(self.c.devices.is_free(d) for d in devices):
+            # A suspended process cannot move from a real GPU to another. A virtual GPU is only a number.
+            found = self.c.devices.choose(want) if self.c.nodes[devices[0][0]].virtual else None
+            if found is None:
+                self.c.unmet.add(job.id)
+                return
+            devices = found
+        for worker, device in zip(workers, devices):
+            self._move(worker, device)
+            self.c.outbox.effect(lambda w=worker: self.c.executor.wake(w.id))  # type: ignore[misc]
+        self._runs(job, workers)
+
+    def _move(self, worker: LiveWorker, device: Device, *, lodges: bool = False) -> None:
+        """The GPU that a worker uses from now on: its own, or another's."""
+        self.c.devices.take_back(worker.device, worker.id)
+        worker.device, worker.state, worker.lodges = device, ACTIVE, lodges
+        worker.node = self.c.nodes[device[0]].name
+        if lodges:
+            self.c.devices.lodge(device, worker.id)
+        else:
+            self.c.devices.give(device, worker.id)
+        self.c.outbox.worker(worker.id, state=ACTIVE, gpu=device[1], node=worker.node)
+
+    def _runs(self, job: LiveJob, workers: list[LiveWorker]) -> None:
+        """It may use the GPUs it is on."""
+        job.lodges = any(w.lodges for w in workers)
+        self.holds(job)
+        if may(job.life, Verb.START):
+            self.advance(job, Verb.START, gpus=job.gpus)
+            self.advance(job, Verb.RUN, gpus=job.gpus)
+        for worker in workers if job.shared else ():
+            self.c.outbox.effect(lambda w=worker: self.say_go(job, w))  # type: ignore[misc]
+        self.c.sharing.began(job)
+
+    # -- on a GPU of another -----------------------------------------------------------------------
+
+    def _begin_beside(self, job: LiveJob, device: Device) -> None:
+        """As a guest it runs; one that was started early prepares, and waits for a GPU as before."""
+        self._begin_on(job, [device], lodges=True)
+
+    def _stay_beside(self, job: LiveJob, device: Device) -> None:
+        (worker,) = job.workers.values()
+        if worker.lodges and worker.device == device:
+            return
+        stood_still = worker.state == STOPPED
+        self._move(worker, device, lodges=True)
+        if stood_still:
+            self.c.outbox.effect(lambda: self.c.executor.wake(worker.id))
+        if job.early:  # it goes on preparing, and may not use the GPU yet
+            job.lodges = True
+            self.holds(job)
+            return
+        self._runs(job, [worker])
+
+    def _own(self, job: LiveJob, want: dict[int, int]) -> None:
+        """It was given a GPU of its own: the one it is on, if that is free by now."""
+        (worker,) = job.workers.values()
+        device = worker.device
+        if want != {device[0]: 1} or self.c.devices.owner(device) is not None:
+            virtual = self.c.nodes[device[0]].virtual and sum(want.values()) == 1
+            found = self.c.devices.choose(want) if virtual else None
+            if found is None and job.resize is Resize.RESTART and not virtual:
+                self._stop_all(job)
+                return
+            if found is None:
+                self.c.unmet.add(job.id)
+                return
+            device = found[0]
+        self._move(worker, device)
+        job.host = None
+        self._runs(job, [worker])
+        text = f"it has a GPU of its own: GPU {device[1]} of {worker.node}"
+        self.c.outbox.event("job.owns", text, job, gpus=1, node=worker.node, gpu=device[1])
+
+    def repeat_orders(self, job: LiveJob) -> None:
+        for worker in job.workers.values():
+            if worker.state == ACTIVE:
+                self.c.executor.wake(worker.id)  # no harm to one that runs
+                if job.shared and not (job.lodges and job.early):
+                    self.say_go(job, worker)
+
+    def _go(self, job: LiveJob, worker: LiveWorker) -> Path:
+        return self.c.worker_directory(job.id, worker.id) / "go"
+
+    def say_go(self, job: LiveJob, worker: LiveWorker) -> None:
+        """To one that was started early: it may use the GPU now."""
+        try:
+            self._go(job, worker).touch()
+        except FileNotFoundError:
+            pass  # its directory is gone, and so is whoever would look
+        except OSError as error:
+            log.warning("cannot tell worker %s to go on, trying again: %s", worker.id, error)
+            asyncio.get_running_loop().call_later(RETRY_S, self._say_go_again, job, worker)
+
+    def _say_go_again(self, job: LiveJob, worker: LiveWorker) -> None:
+        if worker.id in job.workers and not self.c.stopping:
+            self.say_go(job, worker)
+
+    def _stop_all(self, job: LiveJob) -> None:
+        for worker in job.workers.values():
+            self.stop(job, worker)
+
+    def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        lost_in_a_crash = not exit_.began and exit_.code is None
+        job.told = job.told or exit_.told or lost_in_a_crash
+        job.exit_code, job.signal = exit_.code, exit_.signal
+        if lost_in_a_crash and job.ending is None:
+            self._stop_all(job)
+        elif not exit_.ok and not exit_.told and worker.state != LEAVING and job.ending is None:
+            job.ending = describe_exit(exit_)
+            self._stop_all(job)
+        if job.workers:
+            return
+        if job.ending is not None:
+            self.conclude(job)
+        elif job.told and job.life.state is JobState.STOPPING:
+            self.over(job, Verb.VANISH)
+        elif job.told:
+            if may(job.life, Verb.PREEMPT):
+                self.advance(job, Verb.PREEMPT, "its workers have ended; it begins again when it has GPUs")
+            self.c.soon(job)
+        else:
+            self.over(job, Verb.SUCCEED)
+
+    def shut_down(self, job: LiveJob) -> None:
+        self._stop_all(job)
+        if may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT, "the server was shut down; it begins again")
+
+    def cancel(self, job: LiveJob) -> None:
+        self._stop_all(job)
+        if not job.workers:
+            self.over(job, Verb.VANISH)
+
+
+def free_port() -> int:
+    """A port that was free a moment ago, for the gang to meet at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

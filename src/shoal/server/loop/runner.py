@@ -1,0 +1,176 @@
+"""What the two kinds of crews share: how a job's workers are told apart, started, ended and accounted for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from shoal.executors.base import Exit, WorkerSpec
+from shoal.server.api.models import JobState
+from shoal.server.loop.devices import Device
+from shoal.server.loop.lifecycle import Verb, apply, hold_gpus, may
+from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
+
+if TYPE_CHECKING:
+    from shoal.server.loop.control_loop import ControlLoop
+
+
+class Runner(Protocol):
+    """Leads the workers of one kind of job to what was decided."""
+
+    def reconcile(self, job: LiveJob) -> None:
+        """Do what is next on the way to the job's target."""
+
+    def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        """A worker has ended; it is no longer among the job's workers and its GPU is free."""
+
+    def cancel(self, job: LiveJob) -> None:
+        """Its owner ends the job."""
+
+    def conclude_rest(self, job: LiveJob) -> None:
+        """Its outcome is on record and its last worker has ended; a server was killed before it could say so."""
+
+    def repeat_orders(self, job: LiveJob) -> None:
+        """What this kind of crew tells its workers besides to end and to stand still, once more."""
+
+    def shut_down(self, job: LiveJob) -> None:
+        """The server ends and takes the job's workers along; it goes on when the server is back."""
+
+    def holds(self, job: LiveJob) -> None:
+        """The number of GPUs that the job has may have changed: account for it."""
+
+    async def open(self) -> None:
+        """The server starts; the jobs of before are known."""
+
+    async def close(self) -> None:
+        """The server ends."""
+
+
+class RunnerBase:
+    def __init__(self, loop: ControlLoop) -> None:
+        self.c = loop
+
+    def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
+        """The job's next state, on record with its event."""
+        first = verb is Verb.START and job.life.started_s is None
+        job.life = apply(job.life, verb, self.c.then_s(job), message)
+        if first:
+            self.c.metrics.queue_wait.labels(user=job.user).observe(job.life.waiting_s)
+        self.c.outbox.job(job)
+        self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
+
+    async def open(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def new_worker(
+        self, job: LiveJob, device: Device, rank: int | None, *, lodges: bool = False
+    ) -> LiveWorker:
+        """On a GPU that is free or, if it `lodges`, another's."""
+        worker = LiveWorker(
+            job.new_worker_id(), device, self.c.nodes[device[0]].name, self.c.now_s(), rank, lodges=lodges
+        )
+        job.workers[worker.id] = worker
+        if lodges:
+            self.c.devices.lodge(device, worker.id)
+        else:
+            self.c.devices.give(device, worker.id)
+        job.lodges = lodges
+        self.c.outbox.new_worker(job, worker)
+        self.holds(job)
+        return worker
+
+    def holds(self, job: LiveJob) -> None:
+        """Account for the GPUs it has from now on."""
+        job.life = hold_gpus(job.life, job.gpus, self.c.then_s(job))
+        self.c.outbox.job(job)
+
+    def start(self, job: LiveJob, worker: LiveWorker, env: dict[str, str], *, warm: bool = False) -> None:
+        spec = WorkerSpec(
+            worker=worker.id,
+            directory=self.c.worker_directory(job.id, worker.id),
+            node=worker.node,
+            gpu=worker.device[1],
+            command=tuple(job.spec["command"]),
+            workdir=job.spec["workdir"],
+            env=dict(job.spec["env"]) | secrets_of(self.c.home.job(job.id)) | self._names(job, worker) | env,
+            grace_s=job.spec["grace_s"],
+            warm=warm,
+        )
+        self.c.outbox.event("worker.started", f"worker {worker.id} starts on {worker.node}", job,
+                            worker=worker.id, node=worker.node, gpu=worker.device[1])  # fmt: skip
+        self.c.outbox.effect(lambda: self.c.executor.start(spec))
+
+    def _names(self, job: LiveJob, worker: LiveWorker) -> dict[str, str]:
+        memory_mb = (job.needs or {}).get("gpu_mem_mb")
+        return ({} if memory_mb is None else {"SHOAL_GPU_MEM_MB": f"{memory_mb:g}"}) | {
+            "SHOAL_JOB": str(job.id),
+            "SHOAL_JOB_NAME": job.name,
+            "SHOAL_JOB_DIR": str(self.c.home.job(job.id)),
+            "SHOAL_USER": job.user,
+            "SHOAL_WORKER": worker.id,
+            "SHOAL_GPU": str(worker.device[1]),
+        }
+
+    def stop(self, job: LiveJob, worker: LiveWorker, *, kill: bool = False) -> None:
+        # One that stands still has no GPU any more: it may be another's, and must not count as held again.
+        if worker.state not in (LEAVING, STOPPED):
+            worker.state = LEAVING
+            self.c.outbox.worker(worker.id, state=LEAVING)
+        self.c.outbox.effect(lambda: self.c.executor.stop(worker.id, kill=kill))
+
+    def conclude_rest(self, job: LiveJob) -> None:
+        self.conclude(job)
+
+    def repeat_orders(self, job: LiveJob) -> None:
+        pass
+
+    def conclude(self, job: LiveJob) -> None:
+        """All workers of a job that has failed are gone: try again, or that was it."""
+        why, job.ending = job.ending or "it failed", None
+        if job.life.state is JobState.STOPPING:
+            self.over(job, Verb.VANISH)
+        elif job.life.restarts < job.spec["max_restarts"] and may(job.life, Verb.RESTART):
+            self.advance(job, Verb.RESTART, f"{why}; it is started again", why=why)
+            self.c.soon(job)
+        else:
+            self.over(job, Verb.FAIL, why)
+
+    def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
+        """The job has ended, and none of its processes is left."""
+        self.advance(job, verb, message, exit_code=job.exit_code, signal=job.signal)
+        self.c.job_over(job)
+
+
+_SENTENCE = {
+    Verb.START: "its workers start",
+    Verb.RUN: "it runs",
+    Verb.PREEMPT: "the scheduler gave its GPUs to others",
+    Verb.RESTART: "it is started again",
+    Verb.HOLD: "its owner paused it",
+    Verb.RELEASE: "its owner resumed it",
+    Verb.CANCEL: "its owner cancelled it",
+    Verb.SUCCEED: "it is done",
+    Verb.FAIL: "it failed",
+    Verb.VANISH: "it was cancelled",
+}
+
+
+def describe_exit(exit_: Exit) -> str:
+    """How a worker ended, in words."""
+    if exit_.signal is not None:
+        return f"worker {exit_.worker} was ended by {exit_.signal}"
+    if exit_.code is None or (exit_.code in (126, 127) and exit_.why):
+        return f"worker {exit_.worker}: {exit_.why}"
+    return f"worker {exit_.worker} ended with exit code {exit_.code}"
+
+
+def secrets_of(directory: Path) -> dict[str, str]:
+    try:
+        found = json.loads((directory / "secrets.json").read_text())
+    except OSError:
+        return {}
+    return {str(k): str(v) for k, v in found.items()}
