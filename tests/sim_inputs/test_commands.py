@@ -76,7 +76,7 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
         (["--load", "1e-300"], "load: give 1e-06 to 1000"),
         (["--profiles", "nowhere.csv"], "no such file"),
         (["--gpu-type", "tpu", "--profiles", "typed.csv"], "--gpu-type tpu: no profile"),
-        (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not tell"),
+        (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not distinguish"),
         (["-o", "jobs.txt"], "jobs.txt: a table is written as csv or Parquet"),
         (["-o", "jobs"], "end its name with .csv or .parquet"),
         (["-o", "typed.csv", "--profiles", "typed.csv"], "typed.csv is read by this command"),

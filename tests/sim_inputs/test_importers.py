@@ -79,7 +79,7 @@ def test_one_virtual_cluster_can_be_taken_out(sample):
     result = convert(trace, ONE, Wishes(vcs=("x",)))
     assert result.jobs["requested_gpus"].to_list() == [2]
     assert dict(result.left_out) == {"of other virtual clusters": trace.rows - 1}
-    with pytest.raises(InputError, match="no job is of cluster 'z'; known: x, y"):
+    with pytest.raises(InputError, match="no job belongs to cluster 'z'; known: x, y"):
         convert(trace, ONE, Wishes(vcs=("z",)))
 
 
@@ -125,7 +125,7 @@ def test_a_cluster_in_which_nothing_ran_is_known_and_has_no_job_to_write(tmp_pat
     path = tmp_path / "trace"
     path.write_text(CLUSTERS[name])
     trace = format_named(name).read(path)
-    with pytest.raises(InputError, match="no job is of cluster 'z'; known: q, r"):
+    with pytest.raises(InputError, match="no job belongs to cluster 'z'; known: q, r"):
         convert(trace, ONE, Wishes(vcs=("z",)))
     nothing = r"no job is left to write: 1 ran for no time; 3 of other virtual clusters"
     with pytest.raises(InputError, match=nothing):
@@ -276,7 +276,7 @@ def test_gavel_jobs_with_priority_0_are_refused_and_unknown_models_get_a_suggest
     ) as e:
         convert(format_named("gavel").read(path), ONE)
     assert "--assign" not in str(e.value)  # it counts steps: no other model could do them
-    with pytest.raises(InputError, match="leave --assign out"):
+    with pytest.raises(InputError, match="omit --assign"):
         convert(format_named("gavel").read(path), ONE, Wishes(assign=True))
 
 
