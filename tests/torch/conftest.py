@@ -20,7 +20,7 @@ from shoal.torch.zygote import Zygote
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     warm = Zygote()
-    assert warm.wait_ready()
+    assert warm.wait_ready(timeout_s=240)  # torch takes long to import on a busy machine
     yield warm
     warm.close()
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import io
 import pickle
 import random
-from types import SimpleNamespace
 
 import pytest
 
 import torch
-from shoal.torch.handing import Handing
+from shoal.torch.handover import received_only
 from shoal.torch.packing import as_bytes, dumps
 from shoal.torch.receiving import Incoming
 from shoal.torch.state import ModelState, StateBox
@@ -100,8 +99,8 @@ def stream(holder: Side, newcomer: Side, choose: random.Random, limit_bytes: flo
         for side in (holder, newcomer):
             side.set_gradients(step=windows)
         holder.optimizer.step()
-        me = SimpleNamespace(_state=lambda: newcomer.state)
-        Handing._partial_step(me, incoming, newcomer.optimizer.step)  # type: ignore[arg-type]
+        with received_only(newcomer.state, incoming.have):
+            newcomer.optimizer.step()
     newcomer.state.adopt(pickle.loads(holder.state.describe({})))
     assert all(incoming.have.get(i) == p.numel() for i, p in enumerate(newcomer.state.parameters))
     return windows

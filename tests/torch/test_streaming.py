@@ -99,7 +99,7 @@ def test_a_newcomer_that_has_no_room_for_the_state_is_refused_and_the_others_go_
         job.wait_size(2)
         job.resize(3)
         refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
-        assert "the state could not be taken over here: MemoryError('no room for it')" in refused.why
+        assert "this worker could not receive the state: MemoryError('no room for it')" in refused.why
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)
@@ -183,7 +183,7 @@ def test_a_newcomer_takes_no_part_in_sums_and_does_not_wipe_those_it_is_handed(l
 
 
 def test_a_newcomer_that_looked_on_in_a_plan_that_came_to_nothing_gets_the_sums_of_the_next(lab: Lab):
-    with lab.job(2, **DEEP, epochs=24, kill_when_looking_on=True) as job:
+    with lab.job(2, **DEEP, epochs=24, kill_when_observing=True) as job:
         job.wait_size(2)
         job.resize(3)
         job.wait(committed("w0", "w2"))

@@ -118,8 +118,8 @@ class Worker:
             identity.worker,
             on_order=self._on_order,
             on_connected=self._on_connected,
-            status=self._status,
-            report=self._report,
+            status=self.status,
+            report=self.report,
             patience_s=identity.patience_s,
         )
 
@@ -133,11 +133,11 @@ class Worker:
         with self.lock:
             self.member.reconnected()
 
-    def _status(self) -> Status:
+    def status(self) -> Status:
         with self.lock:
             return self.member.status()
 
-    def _report(self) -> Report:
+    def report(self) -> Report:
         return self._meter.report(**self._where())
 
     def _on_order(self, order: Order) -> None:
@@ -197,7 +197,7 @@ class Worker:
             return
         except Exception as error:
             with self.lock:
-                self._meter.notes.append(f"generation {plan.number}: its group could not be formed: {error}")
+                self._meter.note(f"generation {plan.number}: its group could not be formed: {error}")
                 self.member.group_failed(plan.number)
             self.link.say()
             return

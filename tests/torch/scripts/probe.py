@@ -12,7 +12,9 @@ from pathlib import Path
 
 import shoal.torch as shoal
 import torch
+from shoal.torch.session import Session
 from shoal.torch.state import ModelState
+from shoal.torch.vote import Vote
 from torch import nn
 
 OPTIONS = {
@@ -125,7 +127,7 @@ def in_halves(group, flat):
 
 def die_holding(job, step: int, voted: bool) -> None:
     """w2 dies in this step when all hold its gradients: before the vote, or when w0 knows its result, but not w1."""
-    cast, tally = job._cast_vote, job._tally
+    cast, tally = Vote.cast, Vote.tally
 
     def at_hand(name: str) -> bool:
         (HERE / f"{name}.{ME}").touch()
@@ -135,33 +137,34 @@ def die_holding(job, step: int, voted: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return ME != "w1"
 
-    def casting() -> bool:
+    def casting(vote, fits) -> bool:
         if not voted and job.position.step == step:
             at_hand("holds")
-        return cast()
+        return cast(vote, fits)
 
-    def tallying(work, flag) -> bool:
-        done = tally(work, flag)
+    def tallying(vote, work, flag) -> bool:
+        done = tally(vote, work, flag)
         return done and (
             at_hand("knows") if voted and (job.position.step, job.generation) == (step, 1) else True
         )
 
-    job._cast_vote, job._tally = casting, tallying
+    Vote.cast, Vote.tally = casting, tallying
 
 
-def kill_when_looking_on(job) -> None:
-    """w2 kills w1 when it first looks on, and hears of the plan after that only when the holders have switched."""
+def kill_when_observing() -> None:
+    """w2 kills w1 at its first early vote, and sees the next plan only when the holders have switched to it."""
     (HERE / f"pid.{ME}").write_text(str(os.getpid()))
-    look_on, to_come, looked = job._look_on, job._to_come, []
+    cast_early, committed_plan, voted = Vote.cast_early, Session.committed_plan, []
 
-    def looking_on(groups, generation) -> None:
-        look_on(groups, generation)
-        looked.append(generation)
-        if len(looked) == 1:
+    def casting_early(vote, group, generation) -> None:
+        cast_early(vote, group, generation)
+        voted.append(generation)
+        if len(voted) == 1:
             os.kill(int((HERE / "pid.w1").read_text()), signal.SIGKILL)
 
     if ME == "w2":
-        job._look_on, job._to_come = looking_on, lambda: None if looked else to_come()
+        Vote.cast_early = casting_early
+        Session.committed_plan = lambda session: None if voted else committed_plan(session)
 
 
 def main() -> None:
@@ -195,8 +198,8 @@ def main() -> None:
     )
     if "die_holding" in o:
         die_holding(job, *o["die_holding"])
-    if o.get("kill_when_looking_on"):
-        kill_when_looking_on(job)
+    if o.get("kill_when_observing"):
+        kill_when_observing()
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     zeroed = False
     for epoch in job.epochs(o["epochs"]):
