@@ -1,42 +1,37 @@
-# make demo, make test: all the set-up a fresh machine needs (Python 3.11+, pip, make).
+# make demo and make test set up everything that a fresh machine needs beyond Python 3.11+, pip and make.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile -c constraints.txt
-# Modules are compiled as they are first used, and kept, whatever the environment says: pip would compile ten thousand of
-# which most are never used, and tests begin hundreds of processes.
+# Python compiles a module at its first use and keeps the result, even if the environment disables that: pip would
+# compile ten thousand modules, most of them never used, and the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test lint bench clean help
 help:
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit("shoal needs Python 3.11 or newer, this is " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 
-# An install is redone only when what it depends on has changed.
+# An install is repeated only when pyproject.toml or constraints.txt has changed.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing shoal into $(VENV) (a minute or two the first time)"
-	$(PIP) -e '.'
+	@echo "installing shoal with its server, its simulator and torch into $(VENV) (a few minutes the first time)"
+	$(PIP) torch -e '.[all]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing shoal with torch and the test tools into $(VENV) (a few minutes the first time)"
-	$(PIP) torch
-	$(PIP) -e '.[torch,dev]'
-	@touch $@ $(VENV)/.installed
-
-# The demo trains: it needs torch, and none of the test tools.
-$(VENV)/.installed-torch: $(VENV)/.installed
-	$(PIP) torch
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@echo "installing the test tools into $(VENV)"
+	$(PIP) -e '.[all,dev]'
 	@touch $@
 
-demo: $(VENV)/.installed-torch ## set up, and show Shoal at work
+demo: $(VENV)/.installed ## set up, and show Shoal at work
 	$(BIN)/python examples/demo.py
 
-# Tests with training processes mostly wait for them: apart from the others, which compute all the time.
-PROCESS_TESTS := tests/torch tests/e2e
+# Tests that start training processes or an installation mostly wait for them. They run after the others, which compute
+# all the time.
+PROCESS_TESTS := tests/torch tests/e2e tests/install
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test: $(VENV)/.installed-dev ## set up, and run all tests

@@ -1,4 +1,4 @@
-"""What the benches share: timing, and one JSON document on stdout."""
+"""Helpers of the benches: timing, and one JSON document on stdout."""
 
 from __future__ import annotations
 
@@ -8,33 +8,18 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
-
-K = TypeVar("K")
+from typing import Any
 
 
 def median_ms(call: Callable[[], object], repeat: int = 15) -> float:
-    """Median milliseconds of a call, after one to warm up."""
-    return statistics.median(_times_ms(call, repeat))
-
-
-def medians_in_turns_ms(calls: dict[K, Callable[[], object]], turns: int = 7) -> dict[K, float]:
-    """The same for several calls in turns, so that a machine that grows slow for a while slows all of them."""
-    times: dict[K, list[float]] = {key: [] for key in calls}
-    for _ in range(turns):
-        for key, call in calls.items():
-            times[key] += _times_ms(call, 3)
-    return {key: statistics.median(found) for key, found in times.items()}
-
-
-def _times_ms(call: Callable[[], object], repeat: int) -> list[float]:
+    """Median milliseconds of a call, after one call to warm up."""
     call()
     times = []
     for _ in range(repeat):
         began = time.perf_counter()
         call()
         times.append(1e3 * (time.perf_counter() - began))
-    return times
+    return statistics.median(times)
 
 
 def cpu_and_wall(call: Callable[[], Any]) -> tuple[Any, float, float]:

@@ -39,8 +39,10 @@ def serve(options: argparse.Namespace) -> None:
 
     from server.fakes import Fleet
     from shoal.executors.base import NodeInfo
-    from shoal.server.api.limits import Buckets, Limits
+    from shoal.server.api.app import make_app
+    from shoal.server.api.limits import Buckets
     from shoal.server.control import Control
+    from shoal.server.http_server import HttpServer
     from shoal.server.options import Options, bind
     from shoal.server.serve import quiet_memory
 
@@ -50,15 +52,15 @@ def serve(options: argparse.Namespace) -> None:
         fleet._check_gpu_is_free = lambda worker: None  # type: ignore[method-assign] # a check of the tests
         control = Control(Options(Path(options.home), policy=options.policy), executor=fleet)
         # One client stands for many users here, so the limit of one client does not apply.
-        Limits.__init__.__kwdefaults__["buckets"] = Buckets(1e9, 1e9)
+        app = make_app(control.services, Buckets(1e9, 1e9))
         sock = bind("127.0.0.1", 0, None)
         await control.start(sock)
-        server = uvicorn.Server(uvicorn.Config(control.app, log_config=None, lifespan="off"))
-        serving = asyncio.create_task(server._serve([sock]))
+        server = HttpServer(uvicorn.Config(app, log_config=None, lifespan="off"))
+        serving = await server.start(sock)
         conductor, rng = control.conductor, random.Random(0)
         quiet_memory()
         token = control.home.admin_token.read_text().strip()
-        print(json.dumps({"address": control.server.address, "token": token}), flush=True)
+        print(json.dumps({"address": control.process.address, "token": token}), flush=True)
         mode = {"end": False, "stop": False}
 
         def listen() -> None:
@@ -90,7 +92,9 @@ def serve(options: argparse.Namespace) -> None:
                 for worker in list(rng.choice(running).workers):
                     fleet.end(worker)
         latencies = np.array(conductor.latencies_s) * 1e3
-        decisions = conductor.metrics.decision
+        registry, by = conductor.metrics.registry, {"policy": options.policy}
+        decisions = registry.get_sample_value("shoal_decision_seconds_count", by) or 1.0
+        decisions_s = registry.get_sample_value("shoal_decision_seconds_sum", by) or 0.0
         process = psutil.Process()
         result = {
             "event_to_command_ms": {
@@ -99,9 +103,7 @@ def serve(options: argparse.Namespace) -> None:
                 "p99": float(np.percentile(latencies, 99)),
                 "max": float(latencies.max()),
             },
-            "decision_ms_mean": 1e3
-            * sum(decisions.sums.values())
-            / max(sum(map(sum, decisions.counts.values())), 1),
+            "decision_ms_mean": 1e3 * decisions_s / decisions,
             "active_jobs": len(conductor.jobs),
             "gpus": conductor.cluster.total_gpus,
             "used_gpus": conductor.devices.used,

@@ -1,6 +1,6 @@
 """Resource estimates by training size: Liquid's random forest against four others, as in the paper's Fig. 10.
 
-The jobs are generated (see shoal.knowledge.jobgen); the paper's own data are not public, so its figures stand
+The jobs are generated (see shoal.knowledge.synthetic_jobs); the paper's own data are not public, so its figures stand
 beside ours for the shape only.
 """
 
@@ -19,7 +19,7 @@ from sklearn.tree import DecisionTreeRegressor
 from knowledge_data import print_json
 from shoal.knowledge.features import as_number
 from shoal.knowledge.forest import MAX_DEPTH, MIN_SAMPLES_LEAF, MIN_SAMPLES_SPLIT, TREES, train_forest
-from shoal.knowledge.jobgen import draw_example
+from shoal.knowledge.synthetic_jobs import draw_example
 
 TRAINING_SIZES = (100, 200, 300, 400)
 TEST_SIZE = 50

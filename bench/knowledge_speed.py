@@ -8,8 +8,8 @@ import numpy as np
 
 from knowledge_data import POLLUX, config_speed, pollux_steps, print_json, require_data
 from shoal.knowledge.next_sample import next_sample
-from shoal.knowledge.speed import SpeedFit, fit_speed
 from shoal.knowledge.speed_estimator import SpeedEstimator
+from shoal.knowledge.speed_fit import SpeedFit, fit_speed
 from shoal.knowledge.speed_models import ALL_REDUCE, SYNC_PS, SpeedModel
 from shoal.knowledge.unknown import Unknown
 

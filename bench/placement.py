@@ -17,14 +17,14 @@ from shoal.core.plan import Placement
 from shoal.core.profile import Profile
 from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.placement.base import Placed, Placer
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.grouping_ga import Batch, Search, place_batch
 from shoal.placement.liquid_score import Containers
-from shoal.placement.optimus_place import place
+from shoal.placement.placer import Placed, Placer
 from shoal.placement.registry import Setting, make_placer
+from shoal.placement.task_placement import place
 from shoal.placement.topology import Topology
-from shoal.policies import optimus_ps
+from shoal.policies.optimus import parameter_servers
 from shoal.policies.registry import make_policy
 from shoal.scheduler.early import EarlyStarts, Phases
 from shoal.scheduler.guests import Guests, Need
@@ -64,12 +64,12 @@ def optimus_allocation() -> dict[str, Any]:
     """Servers and workers for 1,000 jobs by marginal gain."""
     rng = np.random.default_rng(0)
     theta = rng.uniform(0.001, 0.5, (1000, 5)) * [0.02, 1, 1, 0.1, 0.01]
-    speed = optimus_ps.sync_speed(theta, rng.uniform(32, 256, 1000), 16, 16)
+    speed = parameter_servers.sync_speed(theta, rng.uniform(32, 256, 1000), 16, 16)
     ps_needs, worker_needs = np.tile([3.0, 9.0, 0.0], (1000, 1)), np.tile([2.0, 8.0, 1.0], (1000, 1))
     capacity = np.array([64_000.0, 256_000.0, 10_000.0])
 
-    def do() -> optimus_ps.Tasks:
-        return optimus_ps.allocate(rng.uniform(1, 1e5, 1000), speed, ps_needs, worker_needs, capacity)
+    def do() -> parameter_servers.Tasks:
+        return parameter_servers.allocate(rng.uniform(1, 1e5, 1000), speed, ps_needs, worker_needs, capacity)
 
     tasks = do()
     return {"jobs": 1000, "tasks": int(tasks.ps.sum() + tasks.workers.sum()), **timed(do, 5)}

@@ -1,14 +1,13 @@
-"""How long simulations take: the targets of the design, each as a figure. Prints JSON.
+"""How long simulations take. Prints JSON.
 
-    python bench/simulator.py                 all of it (most of an hour)
-    python bench/simulator.py philly afs      some of it: philly, afs, large, linear
-    python bench/simulator.py large:afs-l,afs-p linear:afs-l      some of it, for some policies
+    python bench/simulator.py                 all of it (about 15 minutes)
+    python bench/simulator.py philly afs      some of it: philly, afs, large
+    python bench/simulator.py large:afs-l,afs-p      some of it, for some policies
 
-philly: 10,000 Philly jobs on 640 GPUs (a bare heap loop over the same jobs is measured in the same run).
-afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, every
-policy. linear: twice the jobs, and twice again, how much more time (three runs of each size, in turns);
-of one long trace, and of a trace of 25,000 jobs that comes once, twice and four times. Philly comes
-from ../shared/data when it is there, else a generated trace of the same shape stands in; the figures say which.
+philly: 10,000 Philly jobs on 640 GPUs, and a bare heap loop over the same jobs as a lower bound.
+afs: 10,000 jobs on 64 GPUs under afs-l. large: 100,000 Philly-like jobs on 2,490 GPUs at load 0.9, under every
+policy. Philly comes from ../shared/data if it is there; otherwise a generated trace of the same shape replaces it.
+The figures say which.
 """
 
 from __future__ import annotations
@@ -19,12 +18,8 @@ import heapq
 import multiprocessing
 import resource
 import sys
-import time
 from collections.abc import Callable
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -40,8 +35,6 @@ from shoal.sim.inputs import read_profiles
 from shoal.sim.samples import sample_path
 
 PHILLY = Path(__file__).resolve().parents[2] / "shared" / "data" / "philly" / "philly.csv"
-TURNS = 3
-EVERY = 50  # plans between two measurements of the pace
 FAIR = ("gandiva-fair", "fair-afs")  # measured by bench/fair.py
 
 
@@ -85,39 +78,22 @@ def philly(count: int) -> tuple[list[Job], dict[str, Profile], str]:
     return jobs, {str(g): Profile.of(str(g), {g: 1.0}) for g in {r[2] for r in rows}}, "philly"
 
 
-class Pace:
-    """A fixed piece of work, done every few plans of a run and timed.
-
-    A shared machine is now quicker and now slower by more than a doubling may differ from another; in times of
-    this work, which had the same good and bad moments, runs compare to a few per cent.
-    """
-
-    def __init__(self) -> None:
-        self.cpu_s, self.times = 0.0, 0
-
-    def __call__(self, now_s: float, done: int, total: int) -> bool:
-        began, x = time.process_time(), 1
-        for k in range(2_500):
-            x = x * 3 + k & 0xFFFF
-        self.cpu_s += time.process_time() - began
-        self.times += 1
-        return True
-
-
-def run(
-    policy: str, jobs: list[Job], profiles: dict[str, Profile], gpus: int, pace: Pace | None = None
-) -> dict[str, Any]:
+def run(policy: str, jobs: list[Job], profiles: dict[str, Profile], gpus: int) -> dict[str, Any]:
     Simulation(jobs[:100], profiles, Cluster.pool(64), make_policy(policy)).run()  # compile
     simulation = Simulation(jobs, profiles, Cluster.pool(gpus), make_policy(policy))
-    record, cpu, wall = cpu_and_wall(simulation.run if pace is None else lambda: simulation.run(pace, EVERY))
-    jct = float(np.mean(record.finish_s - [j.submit_s for j in jobs]))
-    return {"cpu_s": cpu, "wall_s": wall, "avg_jct_s": jct, "decisions": record.decisions,
-            "active": float(np.mean(record.active)),
-            "contended_decisions": int(np.sum(np.array(record.used) >= gpus))}  # fmt: skip
+    record, cpu_s, wall_s = cpu_and_wall(simulation.run)
+    return {
+        "cpu_s": cpu_s,
+        "wall_s": wall_s,
+        "avg_jct_s": float(np.mean(record.finish_s - [j.submit_s for j in jobs])),
+        "decisions": record.decisions,
+        "active": float(np.mean(record.active)),
+        "contended_decisions": int(np.sum(np.array(record.used) >= gpus)),
+    }
 
 
 def bare_heap(jobs: list[Job], gpus: int) -> float:
-    """The floor: a strict FIFO that only counts GPUs, in plain Python."""
+    """A lower bound: strict FIFO that only counts GPUs, in plain Python."""
     ends: list[tuple[float, int]] = []
     free, now, total = gpus, 0.0, 0.0
     for job in jobs:
@@ -150,30 +126,12 @@ def bench_philly(_: list[str]) -> dict[str, Any]:
 def bench_afs(_: list[str]) -> dict[str, Any]:
     jobs, profiles = generated(10_000, 64, 0.9)
     row = run("afs-l", jobs, profiles, 64)
-    return {"target_s": 1.0, "afs-l": {**row, "jobs_per_s": 10_000 / row["cpu_s"]}}
-
-
-def repeated(count: int, times: int) -> tuple[list[Job], dict[str, Profile]]:
-    """A generated trace, again and again."""
-    jobs, profiles = generated(count, 2_490, 0.9)
-    period_s = jobs[-1].submit_s * count / (count - 1)
-    return [
-        replace(job, name=f"{job.name}-{k}", submit_s=job.submit_s + k * period_s)
-        for k in range(times)
-        for job in jobs
-    ], profiles
+    return {"target_s": 1.5, "afs-l": {**row, "jobs_per_s": 10_000 / row["cpu_s"]}}
 
 
 def large(policy: str, count: int) -> dict[str, Any]:
     row = run(policy, *generated(count, 2_490, 0.9), 2_490)
     return {**row, "peak_memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
-
-
-def paced(policy: str, count: int, times: int) -> dict[str, Any]:
-    pace = Pace()
-    row = run(policy, *repeated(count, times), 2_490, pace)
-    row["cpu_s"] -= pace.cpu_s
-    return {**row, "cost": row["cpu_s"] / (pace.cpu_s / pace.times)}
 
 
 def in_own_process(function: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
@@ -192,32 +150,7 @@ def bench_large(names: list[str]) -> dict[str, Any]:
     }
 
 
-def bench_linear(names: list[str]) -> dict[str, Any]:
-    """Twice the jobs, and twice again. One trace begins with an empty cluster, where most decisions are trivial, and
-    the longer it is the more long jobs have gathered; so also the same trace repeated, of the same jobs. The figures
-    say how many compete in both."""
-    return {"target_ratio": 2.3, **{name: growth(name) for name in names}}
-
-
-def growth(policy: str) -> dict[str, Any]:
-    """By the medians of runs of each size, made in turns: in times of `Pace`'s work, and in CPU seconds."""
-    traces = {"one_trace": [(25_000, 1), (50_000, 1), (100_000, 1)],
-              "repeated": [(25_000, 1), (25_000, 2), (25_000, 4)]}  # fmt: skip
-    different = sorted({trace for row in traces.values() for trace in row})
-    turns = [{trace: in_own_process(paced, policy, *trace) for trace in different} for _ in range(TURNS)]
-    figures: dict[str, Any] = {}
-    for how, row in traces.items():
-        figures[how] = {"jobs": [count * times for count, times in row]}
-        for key in ("cost", "cpu_s"):
-            runs = [[turn[trace][key] for turn in turns] for trace in row]
-            figures[how][f"{key}_of_each_run"] = runs
-            figures[how][f"ratios_of_{key}"] = [b / a for a, b in pairwise(map(median, runs))]
-        for key in ("decisions", "contended_decisions", "active"):
-            figures[how][key] = [turns[0][trace][key] for trace in row]
-    return figures
-
-
-PARTS = {"philly": bench_philly, "afs": bench_afs, "large": bench_large, "linear": bench_linear}
+PARTS = {"philly": bench_philly, "afs": bench_afs, "large": bench_large}
 
 
 def main() -> None:

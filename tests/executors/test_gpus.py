@@ -1,16 +1,16 @@
-"""Real GPUs, found with NVML: tested with a library that answers as the driver's does."""
+"""Real GPUs, found with NVML: tested with a module that answers as pynvml does."""
 
 from __future__ import annotations
 
-import ctypes
-from types import SimpleNamespace
+import importlib
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from shoal.executors import gpus as gpus_module
 from shoal.executors.base import GpuUsage, WorkerSpec
-from shoal.executors.gpus import Meter, find_gpus, type_word
+from shoal.executors.gpus import UsageMeter, find_gpus, type_word
 from shoal.executors.local import LocalExecutor
 
 CARDS = [
@@ -20,72 +20,55 @@ CARDS = [
 ]
 
 
-def driver(cards: list[tuple[str, str, int]], init: int = 0) -> Any:
-    """The functions of libnvidia-ml that are used; a handle is the card's index plus one."""
+def driver(cards: list[tuple[str, str, int]], init: Exception | None = None) -> ModuleType:
+    """A module with the functions of pynvml that are used. A handle is the card's index."""
+    nvml = ModuleType("pynvml")
+    nvml.NVMLError, nvml.NVMLError_LibraryNotFound = NVMLError, NVMLError_LibraryNotFound
 
-    def count(out: Any) -> int:
-        out._obj.value = len(cards)
-        return 0
+    def initialise() -> None:
+        if init is not None:
+            raise init
 
-    def handle(index: int, out: Any) -> int:
-        out._obj.value = index + 1
-        return 0
+    def by_uuid(uuid: str) -> int:
+        found = [i for i, card in enumerate(cards) if card[1] == uuid]
+        if not found:
+            raise NVMLError("Not Found")
+        return found[0]
 
-    def text(column: int) -> Any:
-        def get(handle: Any, buffer: Any, size: int) -> int:
-            buffer.value = cards[handle.value - 1][column].encode()
-            return 0
+    def rates(handle: int) -> Any:
+        if handle == 2:
+            raise NVMLError("Not Supported")
+        return SimpleNamespace(gpu=10 * (handle + 1))
 
-        return get
+    nvml.nvmlInit, nvml.nvmlShutdown = initialise, lambda: None
+    nvml.nvmlDeviceGetCount = lambda: len(cards)
+    nvml.nvmlDeviceGetHandleByIndex = lambda index: index
+    nvml.nvmlDeviceGetHandleByUUID = by_uuid
+    nvml.nvmlDeviceGetName = lambda handle: cards[handle][0]
+    nvml.nvmlDeviceGetUUID = lambda handle: cards[handle][1]
+    nvml.nvmlDeviceGetUtilizationRates = rates
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=cards[handle][2], used=2**30)
+    return nvml
 
-    def memory(handle: Any, out: Any) -> int:
-        out._obj.total = cards[handle.value - 1][2]
-        out._obj.used = 2**30
-        return 0
 
-    def by_uuid(uuid: bytes, out: Any) -> int:
-        found = [i for i, card in enumerate(cards) if card[1].encode() == uuid]
-        out._obj.value = found[0] + 1 if found else 0
-        return 0 if found else 6
+class NVMLError(Exception):
+    pass
 
-    def rates(handle: Any, out: Any) -> int:
-        out._obj.gpu = 10 * handle.value
-        return 0 if handle.value < 3 else 3  # the last one does not tell
 
-    return SimpleNamespace(
-        nvmlDeviceGetHandleByUUID=by_uuid,
-        nvmlDeviceGetUtilizationRates=rates,
-        nvmlInit_v2=lambda: init,
-        nvmlShutdown=lambda: 0,
-        nvmlDeviceGetCount_v2=count,
-        nvmlDeviceGetHandleByIndex_v2=handle,
-        nvmlDeviceGetName=text(0),
-        nvmlDeviceGetUUID=text(1),
-        nvmlDeviceGetMemoryInfo=memory,
-    )
+class NVMLError_LibraryNotFound(NVMLError):
+    pass
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def install(found: Any) -> None:
-        def load(name: str) -> Any:
-            if isinstance(found, Exception):
-                raise found
-            return found
-
-        monkeypatch.setattr(gpus_module, "ctypes", _Ctypes(load))
-
-    return install
+    """Install a module as pynvml; None: there is none."""
+    return lambda module: monkeypatch.setitem(sys.modules, "pynvml", module)
 
 
-class _Ctypes:
-    """The module `ctypes` but for how a library is loaded."""
-
-    def __init__(self, load: Any) -> None:
-        self.CDLL = load
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(ctypes, name)
+def test_the_functions_that_are_used_are_those_of_pynvml() -> None:
+    real = importlib.import_module("pynvml")
+    for name in vars(driver(CARDS)):
+        assert name.startswith("__") or hasattr(real, name)
 
 
 def test_the_gpus_of_the_machine_become_nodes_of_one_type_each(machine: Any) -> None:
@@ -117,19 +100,20 @@ def test_what_gpus_do_is_asked_of_the_driver_and_left_out_where_it_does_not_say(
         ("local-a100", 0): GpuUsage(10.0, 1024.0),
         ("local-a100", 1): GpuUsage(20.0, 1024.0),
     }
-    machine(OSError("the driver is gone"))
-    assert Meter().read("GPU-aaa") is None
+    machine(driver([], NVMLError("Driver Not Loaded")))
+    assert UsageMeter().read("GPU-aaa") is None
     assert LocalExecutor(2).usage() == {}, "virtual ones do nothing that could be seen"
 
 
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        (OSError("no such file"), "not installed"),
-        (driver([], init=9), "does not answer"),
-        (driver([]), "knows of no GPU"),
+        (None, "nvidia-ml-py is not installed"),
+        (driver([], NVMLError_LibraryNotFound("Library Not Found")), "libnvidia-ml.so.1 is not installed"),
+        (driver([], NVMLError("Driver Not Loaded")), "does not answer: Driver Not Loaded"),
+        (driver([]), "finds no GPU"),
     ],
-    ids=["no driver", "a driver that fails", "no card"],
+    ids=["no package", "no driver", "a driver that fails", "no card"],
 )
 def test_without_gpus_there_are_virtual_ones_and_it_is_said_why(machine: Any, found: Any, why: str) -> None:
     machine(found)

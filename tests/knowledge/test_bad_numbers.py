@@ -20,8 +20,8 @@ from shoal.knowledge.phases import Phases, phases_of
 from shoal.knowledge.remaining import DropBelow, LossAtMost, remaining_steps
 from shoal.knowledge.resources import Example, ResourceEstimator
 from shoal.knowledge.size_search import Autoscale, SizeSearch
-from shoal.knowledge.speed import SpeedFit, fit_speed
 from shoal.knowledge.speed_estimator import SpeedEstimator
+from shoal.knowledge.speed_fit import SpeedFit, fit_speed
 from shoal.knowledge.speed_models import MODELS
 from shoal.knowledge.unknown import Unknown
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shoal.knowledge.next_sample import next_sample, variance_gains
-from shoal.knowledge.speed import fit_speed
+from shoal.knowledge.speed_fit import fit_speed
 from shoal.knowledge.speed_models import ALL_REDUCE, SYNC_PS
 from shoal.knowledge.unknown import Unknown
 

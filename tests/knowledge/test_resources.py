@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from shoal.knowledge.features import as_number, flags_of, fnv1a_32, task_features
 from shoal.knowledge.forest import Forest, forest_from_dict, join_trees, train_forest
-from shoal.knowledge.jobgen import WORKLOADS, draw_example, true_use
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.resources import (
     DEFAULT_NEEDS,
@@ -20,6 +19,7 @@ from shoal.knowledge.resources import (
     ResourceEstimator,
     round_needs,
 )
+from shoal.knowledge.synthetic_jobs import WORKLOADS, draw_example, true_use
 from shoal.knowledge.unknown import Unknown
 
 
@@ -119,7 +119,7 @@ def test_a_file_that_is_no_forest_is_refused_with_a_reason(state, why):
 
 
 def test_only_training_imports_scikit_learn():
-    code = "import sys, shoal.knowledge.resources, shoal.knowledge.jobgen; print('sklearn' in sys.modules)"
+    code = "import sys, shoal.knowledge.resources, shoal.knowledge.synthetic_jobs; print('sklearn' in sys.modules)"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "False"
 

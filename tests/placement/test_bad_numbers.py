@@ -10,18 +10,18 @@ import pytest
 
 from shoal.core.cluster import Cluster, Node
 from shoal.core.errors import ShoalError
-from shoal.placement import paa
-from shoal.placement.base import Unplaced
+from shoal.placement import parameter_assignment
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.fragmentation import fragmentation
 from shoal.placement.grouping_ga import Search, place_batch
 from shoal.placement.liquid_score import Containers
-from shoal.placement.measured import iteration_times
-from shoal.placement.migrate import MoveRule, find_moves, gain_s
-from shoal.placement.optimus_place import place
+from shoal.placement.measured_profiles import iteration_times
+from shoal.placement.moving_placer import MoveRule, find_moves, gain_s
+from shoal.placement.placer import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu, may_enter
 from shoal.placement.ps_speed import TRAFFIC, slowdown, step_time_s
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
+from shoal.placement.task_placement import place
 
 pytestmark = pytest.mark.filterwarnings("error")
 CLUSTER = Cluster((Node("a", 2), Node("b", 2), Node("c", 4)))
@@ -47,9 +47,9 @@ def half_as_fast_on_two(job, gpu_type, placement):
         lambda n: Search(max_plans=n),
         lambda n: MoveRule(max_moves=n),
         lambda n: fragmentation(NONE + 3, n),
-        lambda n: paa.balanced([4, 3], n),
-        lambda n: paa.mxnet([n, 3], 2),
-        lambda n: paa.round_robin([n, 3], 2),
+        lambda n: parameter_assignment.balanced([4, 3], n),
+        lambda n: parameter_assignment.mxnet([n, 3], 2),
+        lambda n: parameter_assignment.round_robin([n, 3], 2),
         lambda n: step_time_s(TRAFFIC["wlm"], [(n, 1)]),
         lambda n: slowdown("wlm", ((0, n), (1, 1)), 1),
         lambda n: slowdown("wlm", SPREAD[1], n),

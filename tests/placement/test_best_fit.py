@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from shoal.core.cluster import Cluster, Node
 from shoal.core.errors import ShoalError
-from shoal.placement.base import Unplaced
 from shoal.placement.best_fit import BestFit, _Tentative, best_fit
-from shoal.placement.liquid_score import Containers, Spot, code_cost, job_score
+from shoal.placement.liquid_score import ContainerPlacement, Containers, code_cost, job_score
+from shoal.placement.placer import Unplaced
 from shoal.placement.topology import Topology
 
 #: A rack of three nodes with two GPUs each, one of node 1 in use; one server and two workers.
@@ -30,7 +30,7 @@ JOB = Containers(ps=1, workers=2)
 )
 def test_the_worked_example_in_its_three_readings(variant, ps, workers, network):
     spot = best_fit(RACK, JOB, USED, variant=variant)
-    assert isinstance(spot, Spot)
+    assert isinstance(spot, ContainerPlacement)
     assert (spot.ps_nodes, spot.worker_nodes) == (ps, workers)
     assert Topology.of(RACK).server_cost(spot.ps_nodes, spot.worker_nodes) == network
 
@@ -117,7 +117,7 @@ def test_every_step_is_the_first_cheapest_of_all_nodes_with_room(data, gpus, ps,
     if expected is None:
         assert isinstance(spot, Unplaced)
     else:
-        assert isinstance(spot, Spot)
+        assert isinstance(spot, ContainerPlacement)
         assert spot.score == pytest.approx(expected[2])
         assert (spot.ps_nodes, spot.worker_nodes) == expected[:2]
 

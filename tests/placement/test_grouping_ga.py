@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from shoal.core.cluster import Cluster, Node
 from shoal.core.errors import ShoalError
 from shoal.placement import ga_kernels as ga
-from shoal.placement.base import Unplaced
 from shoal.placement.best_fit import BestFit
 from shoal.placement.grouping_ga import Batch, Search, best_fit_plan, evolve, place_batch
-from shoal.placement.liquid_score import Containers, Spot, job_score
+from shoal.placement.liquid_score import ContainerPlacement, Containers, job_score
+from shoal.placement.placer import Unplaced
 from shoal.placement.topology import Topology
 
 # Figures 7 to 9: job 1 has a server and four workers, job 2 a server and two; three GPUs to a node.
@@ -191,7 +191,7 @@ def test_jobs_that_do_not_fit_together_wait_for_the_next_batch():
     plan = place_batch(
         Cluster.of(1, 4), [Containers(1, 2)] * 3, np.zeros(1, np.int32), np.random.default_rng(0)
     )
-    assert [isinstance(s, Spot) for s in plan.spots].count(True) == 1
+    assert [isinstance(s, ContainerPlacement) for s in plan.spots].count(True) == 1
     waiting = [s for s in plan.spots if isinstance(s, Unplaced)]
     assert [w.because for w in waiting] == [
         "the batch does not fit on 4 free GPUs; it waits for the next"

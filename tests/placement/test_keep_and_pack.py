@@ -12,11 +12,11 @@ from hypothesis import given, settings
 
 from shoal.core.cluster import Cluster, Node
 from shoal.placement.best_fit import BestFit
-from shoal.placement.deal import DealEqually
 from shoal.placement.fragmentation import fewest_nodes
 from shoal.placement.keep_and_pack import KeepAndPack
 from shoal.placement.liquid_batch import LiquidBatchPlacer
 from shoal.placement.liquid_placer import LiquidPlacer
+from shoal.placement.optimus_placer import OptimusPlacer
 
 from .cases import Bench, size
 
@@ -287,7 +287,7 @@ def test_a_start_spans_the_fewest_nodes_that_any_choice_of_nodes_would(free, nee
 PLACERS = {
     "keep-and-pack": KeepAndPack,
     "node-or-whole-nodes": partial(KeepAndPack, whole_nodes=True),
-    "optimus": DealEqually,
+    "optimus": OptimusPlacer,
     "liquid": LiquidPlacer,
     "liquid-batch": LiquidBatchPlacer,
     "liquid, one worker per node": partial(LiquidPlacer, variant=BestFit.REMOVE_ALWAYS),

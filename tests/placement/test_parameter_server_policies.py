@@ -12,7 +12,7 @@ from shoal.core.errors import ShoalError
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
-from shoal.policies import drf, optimus_ps, tetris
+from shoal.policies.optimus import drf, parameter_servers, tetris
 from shoal.policies.registry import make_policy
 from shoal.scheduler.scheduler import Scheduler
 
@@ -23,7 +23,7 @@ ONES = np.ones((1, 1))
 
 
 def test_the_speed_table_is_the_model():
-    speed = optimus_ps.sync_speed(np.array([RESNET]), np.array([32.0]), 4, 4)
+    speed = parameter_servers.sync_speed(np.array([RESNET]), np.array([32.0]), 4, 4)
     p, w = 2, 3
     seconds = 0.0039 * 32 / w + 0.4178 + 0.4213 * w / p + 0.0074 * w
     assert speed[0, p - 1, w - 1] == pytest.approx(1 / seconds)
@@ -31,7 +31,7 @@ def test_the_speed_table_is_the_model():
 
 def test_every_job_gets_one_of_each_before_any_gets_more():
     speed = np.ones((3, 3, 3)) * np.arange(1, 4)
-    tasks = optimus_ps.allocate(np.array([1.0, 1.0, 1e6]), speed, *needs(3), np.array([5.0]))
+    tasks = parameter_servers.allocate(np.array([1.0, 1.0, 1e6]), speed, *needs(3), np.array([5.0]))
     assert tasks.ps.tolist() == [1, 1, 0], "in order of arrival, until one does not fit"
     assert tasks.workers.tolist() == [2, 1, 0]
 
@@ -43,38 +43,40 @@ def needs(jobs: int, ps: float = 1.0, worker: float = 1.0):
 def test_the_next_task_goes_where_it_saves_most_time():
     # A second worker halves the time of either; job 1 has ten times as much left.
     speed = np.tile(np.array([[1.0, 2.0]]), (2, 1, 1))
-    tasks = optimus_ps.allocate(np.array([10.0, 100.0]), speed, *needs(2), np.array([5.0]))
+    tasks = parameter_servers.allocate(np.array([10.0, 100.0]), speed, *needs(2), np.array([5.0]))
     assert tasks.workers.tolist() == [1, 2]
 
 
 def test_a_server_wins_a_tie():
     speed = np.array([[[1.0, 2.0], [2.0, 0.0]]])
-    tasks = optimus_ps.allocate(np.array([10.0]), speed, *needs(1), np.array([3.0]))
+    tasks = parameter_servers.allocate(np.array([10.0]), speed, *needs(1), np.array([3.0]))
     assert (tasks.ps[0], tasks.workers[0]) == (2, 1)
 
 
 def test_gains_are_counted_per_unit_of_the_dominant_resource():
     # The worker saves twice as much as the server but takes three times as much of what is scarce.
     speed = np.array([[[1.0, 1 / 0.6], [1 / 0.8, 0.0]]])
-    tasks = optimus_ps.allocate(np.array([1.0]), speed, np.array([[1.0]]), np.array([[3.0]]), np.array([5.0]))
+    tasks = parameter_servers.allocate(
+        np.array([1.0]), speed, np.array([[1.0]]), np.array([[3.0]]), np.array([5.0])
+    )
     assert (tasks.ps[0], tasks.workers[0]) == (2, 1)
 
 
 def test_the_dominant_resource_is_the_one_of_which_a_task_takes_the_largest_part():
-    amount = optimus_ps.dominant_amount(np.array([[2.0, 8.0, 1.0]]), np.array([16.0, 100.0, 2.0]))
+    amount = parameter_servers.dominant_amount(np.array([[2.0, 8.0, 1.0]]), np.array([16.0, 100.0, 2.0]))
     assert amount.tolist() == [1.0]  # 12.5 %, 8 %, 50 %
 
 
 def test_young_jobs_are_damped():
     speed = np.tile(np.array([[1.0, 2.0]]), (2, 1, 1))
     args = (np.array([100.0, 98.0]), speed, *needs(2), np.array([5.0]))
-    assert optimus_ps.allocate(*args).workers.tolist() == [2, 1]
+    assert parameter_servers.allocate(*args).workers.tolist() == [2, 1]
     young = np.array([True, False])
-    assert optimus_ps.allocate(*args, young=young).workers.tolist() == [1, 2]
+    assert parameter_servers.allocate(*args, young=young).workers.tolist() == [1, 2]
 
 
 def test_it_stops_where_more_would_slow_the_job_down():
-    tasks = optimus_ps.allocate(
+    tasks = parameter_servers.allocate(
         np.array([1000.0]),
         np.array([[[1.0, 2.0, 1.5], [0.9, 1.9, 1.4], [0.5, 0.5, 0.5]]]),
         *needs(1),
@@ -87,8 +89,8 @@ def test_it_ends_at_the_first_task_that_does_not_fit_or_goes_on_without_that_job
     speed = np.tile(np.array([[1.0, 2.0, 3.0]]), (2, 1, 1))
     ps_needs, worker_needs = np.ones((2, 1)), np.array([[4.0], [1.0]])
     args = (np.array([1000.0, 1.0]), speed, ps_needs, worker_needs, np.array([9.0]))
-    assert optimus_ps.allocate(*args).workers.tolist() == [1, 1]
-    assert optimus_ps.allocate(*args, skip_misfits=True).workers.tolist() == [1, 3]
+    assert parameter_servers.allocate(*args).workers.tolist() == [1, 1]
+    assert parameter_servers.allocate(*args, skip_misfits=True).workers.tolist() == [1, 3]
 
 
 @st.composite
@@ -98,7 +100,7 @@ def jobs(draw):
     theta = np.array(
         [rng.choice([0, 1]) * np.array(RESNET) + rng.random() * np.array(TEXT) for _ in range(n)]
     )
-    speed = optimus_ps.sync_speed(theta + 1e-3, rng.uniform(16, 128, n), 5, 6)
+    speed = parameter_servers.sync_speed(theta + 1e-3, rng.uniform(16, 128, n), 5, 6)
     return (
         rng.uniform(1, 1e4, n), speed, rng.uniform(0.5, 4, (n, 2)), rng.uniform(0.5, 4, (n, 2)),
         rng.uniform(5, 60, 2),
@@ -108,7 +110,7 @@ def jobs(draw):
 @given(case=jobs(), skip=st.booleans())
 @settings(max_examples=100, deadline=None)
 def test_the_kernel_equals_the_rule_written_plainly_and_stays_within_the_cluster(case, skip):
-    tasks = optimus_ps.allocate(*case, skip_misfits=skip)
+    tasks = parameter_servers.allocate(*case, skip_misfits=skip)
     expected = reference(*case, skip)
     assert list(zip(tasks.ps.tolist(), tasks.workers.tolist())) == expected
     used = (tasks.ps[:, None] * case[2] + tasks.workers[:, None] * case[3]).sum(axis=0)
@@ -156,7 +158,7 @@ def reference(left, speed, ps_needs, worker_needs, capacity, skip):
 )
 def test_impossible_input_is_refused(change, message):
     with pytest.raises(ShoalError, match=message):
-        optimus_ps.allocate(
+        parameter_servers.allocate(
             change.get("left", np.array([1.0])), change.get("speed", np.ones((1, 2, 2))),
             change.get("ps", ONES), ONES, np.array([4.0]),
         )  # fmt: skip
@@ -202,7 +204,9 @@ def test_tetris_and_drf_stay_within_what_there_is(seed):
 
 
 def test_a_job_of_unknown_length_keeps_what_it_starts_with_and_stops_no_one():
-    profile = Profile.of_servers("m", optimus_ps.sync_speed(np.array([RESNET]), np.array([32.0]), 8, 8)[0])
+    profile = Profile.of_servers(
+        "m", parameter_servers.sync_speed(np.array([RESNET]), np.array([32.0]), 8, 8)[0]
+    )
     scheduler = Scheduler(Cluster.pool(8), make_policy("optimus"))
     jobs = [
         Job(f"j{i}", 0.0, GpuRange(1, 8), 2, iterations=work, kind=Kind.PARAMETER_SERVER)

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from shoal.placement.base import Unplaced
+from shoal.placement.placer import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu, may_enter, may_launch_early
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
 

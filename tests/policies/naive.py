@@ -10,6 +10,7 @@ import numpy as np
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile, SpeedCurve
 from shoal.core.view import View
+from shoal.policies.afs.afs_p import AfsP
 
 _64_BITS = (1 << 64) - 1
 
@@ -61,54 +62,33 @@ def afs_l(remaining, curves, least, most, gpus):
     return share
 
 
-@cache
-def coins(nonce, gpu, word):
-    """AFS-P's coins of 64 places: splitmix64."""
-    x = nonce + ((int(gpu) << 32) | word) * 0x9E3779B97F4A7C15 & _64_BITS
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _64_BITS
-    x = (x ^ x >> 27) * 0x94D049BB133111EB & _64_BITS
-    return x ^ x >> 31
+def coins(seed):
+    """The coin tosses of AFS-P: xorshift64. Each call is one toss: whether the challenger wins."""
+    state = seed
+
+    def toss():
+        nonlocal state
+        state ^= state << 13 & _64_BITS
+        state ^= state >> 7
+        state ^= state << 17 & _64_BITS
+        return state >> 63 == 0
+
+    return toss
 
 
-def coin(nonce, gpu, place):
-    return bool(coins(nonce, gpu, place // 64) >> place % 64 & 1)
-
-
-def contenders(gains, jobs):
-    """Those of AFS-P's jobs who beat all others whatever the coins, if they are at most half; and the largest gain of
-    the others. The best is one; who may beat one of them by a coin is one, too, for so many steps."""
-    bound = max((long for _, long in gains.values()), default=-math.inf)
-    for _ in range(16):
-        found = [j for j in jobs if j in gains and gains[j][0] > bound]
-        rest = max((gains[j][0] for j in gains if j not in found), default=-math.inf)
-        if not found or len(found) > len(jobs) // 2:
-            break
-        bound = min(gains[j][1] for j in found)
-        if bound >= rest:
-            return found, rest
-    return [], -math.inf
-
-
-def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None, contend_from=None):
-    """AFS-P's fold of COMPARE for every spare GPU; `rule` is random, first or last; gain: to the largest, no fold.
-
-    Coins go by places. From so many GPUs on these are places among the contenders, as long as they contend alone.
-    """
+def hand_out_without_lengths(share, curves, most, gpus, tie, order=None, toss=None):
+    """AFS-P: one left fold of COMPARE, in this order, for every GPU; `tie` as in the policy's options."""
     share = list(share)
     candidates = [j for j in (range(len(share)) if order is None else order) if share[j] > 0]
-    place, few, rest = {j: i for i, j in enumerate(candidates)}, [], -math.inf
 
     def gains_of(j):
         now, then = float(curves[j][share[j]]), float(curves[j][share[j] + 1])
         return (then - now) / now, (then - now) / then
 
-    gains = {j: gains_of(j) for j in candidates if share[j] < most[j]}  # of those that take part, in order
+    gains = {j: gains_of(j) for j in candidates if share[j] < most[j]}
     while gpus > 0 and gains:
-        if gpus == contend_from:
-            few, rest = contenders(gains, candidates)
-        places = {j: i for i, j in enumerate(few)} or place
-        c = max(gains, key=lambda j: gains[j][0]) if rule == "gain" else next(iter(gains))
-        for m in gains if rule != "gain" else ():
+        c = max(gains, key=lambda j: gains[j][0]) if tie == "gain" else next(iter(gains))
+        for m in gains if tie != "gain" else ():
             if m == c:
                 continue
             (c1, c2), (m1, m2) = gains[c], gains[m]
@@ -116,18 +96,14 @@ def hand_out_without_lengths(share, curves, most, gpus, rule, nonce, order=None,
                 c = m
             elif c2 >= m1:
                 pass
-            elif rule == "last" or (rule == "random" and coin(nonce, gpus, places.get(m, 0))):
+            elif tie == "last" or (tie == "coin" and toss()):
                 c = m
-        assert not few or c in few, "nobody else wins"
         share[c] += 1
         gpus -= 1
         if share[c] < most[c]:
             gains[c] = gains_of(c)
         else:
             del gains[c]
-        short, long = gains.get(c, (math.inf, math.inf))
-        if not any(j in gains for j in few) or (rest > -math.inf and (long < rest or short <= rest)):
-            few, rest = [], -math.inf
     return share
 
 
@@ -227,7 +203,7 @@ def random_view(
     """A view of fewer than so many jobs with curves of all kinds, and a number of GPUs; not to be changed."""
     rng = np.random.default_rng(seed)
     n, gpus = int(rng.integers(1, jobs)), int(rng.integers(1, most_gpus))
-    view = View(("gpu",), gpus)
+    view = View(("gpu",), gpus, AfsP.columns)
     pool = []
     while len(pool) < 8:
         curve = random_curve(rng, int(rng.integers(1, 40)))

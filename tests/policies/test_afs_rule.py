@@ -1,10 +1,17 @@
-"""AFS at its boundaries, and by hand."""
+"""The rules of AFS in small cases that are computed by hand, and the tie-breaks of AFS-P on the sample."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
+from shoal.core.cluster import Cluster
+from shoal.core.errors import ShoalError
 from shoal.policies.afs.afs_l import afs_l_shares
+from shoal.policies.registry import make_policy
+from shoal.sim.engine import Simulation
+from shoal.sim.inputs import read_jobs, read_profiles
+from shoal.sim.samples import sample_path
 
 from . import naive
 
@@ -67,7 +74,7 @@ def test_the_denominators_differ_the_longer_job_is_measured_against_its_new_spee
 
 
 def test_the_relation_is_not_transitive_so_the_order_of_the_fold_matters():
-    """A circle: each of three jobs beats the next. Whoever is compared last against the survivor wins."""
+    """A cycle: each of three jobs beats the next one. The winner depends on which two are compared first."""
 
     def beats(challenger, holder):
         (r1, now1, then1), (r0, now0, then0) = challenger, holder
@@ -79,7 +86,7 @@ def test_the_relation_is_not_transitive_so_the_order_of_the_fold_matters():
         if beats(a, b) and beats(b, c) and beats(c, a):
             break
     else:
-        raise AssertionError("no circle found")
+        raise AssertionError("no cycle found")
     jobs = {name: (r, [0.0, now, then], 2) for name, (r, now, then) in zip("abc", (a, b, c))}
     winners = set()
     for order in ("abc", "bca", "cab"):
@@ -94,3 +101,22 @@ def test_light_contention_favours_short_jobs_and_heavy_contention_efficient_ones
     few, many = shares([short, efficient], 4), shares([short, efficient], 40)
     assert few[0] >= few[1]
     assert many[1] > many[0]
+
+
+def test_afs_p_with_ties_by_gain_completes_the_sample_as_soon_as_with_coins():
+    pool, profiles = Cluster.pool(64), read_profiles(sample_path("profiles.csv"))
+    jobs = read_jobs(sample_path("jobs.csv"), profiles, pool)
+    submit_s = np.array([job.submit_s for job in jobs])
+
+    def avg_jct_s(tie):
+        record = Simulation(jobs, profiles, pool, make_policy("afs-p", {"tie": tie})).run()
+        return float((record.finish_s - submit_s).mean())
+
+    assert avg_jct_s("gain") <= 1.03 * avg_jct_s("coin")
+
+
+def test_afs_p_breaks_ties_by_gain_unless_told_otherwise_and_knows_the_former_name_of_coin():
+    assert make_policy("afs-p").options.tie == "gain"
+    assert make_policy("afs-p", {"tie": "random"}).options.tie == "random"
+    with pytest.raises(ShoalError, match="must be gain, coin, first or last"):
+        make_policy("afs-p", {"tie": "dice"})

@@ -10,7 +10,7 @@ from shoal.core.errors import InputError
 from shoal.core.events import Submitted
 from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.profile import Profile
-from shoal.policies.optimus_ps import sync_speed
+from shoal.policies.optimus.parameter_servers import sync_speed
 from shoal.policies.registry import make_policy
 from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.engine import Simulation

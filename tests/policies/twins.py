@@ -224,7 +224,7 @@ class AfsP:
         shares = [j.gpus if j in kept else int(j in others[:left]) for j in here]
         for line in (others, kept):  # who keeps a share gets what the others cannot use
             shares = naive.hand_out_without_lengths(
-                shares, [j.speed for j in here], [j.fastest for j in here], self.gpus - sum(shares), self.tie, 0,
+                shares, [j.speed for j in here], [j.fastest for j in here], self.gpus - sum(shares), self.tie,
                 [here.index(j) for j in line],
             )  # fmt: skip
         for job, share in zip(here, shares):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shoal.sim.costs import Costs
-from shoal.sim.report.series import series_of
+from shoal.sim.report.run_series import series_of
 from shoal.sim.runner import Result, Setup, load, run
 from shoal.sim.samples import sample_path
 

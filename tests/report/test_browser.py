@@ -10,7 +10,7 @@ import pytest
 
 from shoal.cli import out as terminal
 from shoal.sim.report.page import render
-from shoal.sim.report.series import series_of
+from shoal.sim.report.run_series import series_of
 
 from .conftest import shares_by_job, summary_of
 from .test_page import HARM

@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from shoal.sim.report.columns import pack_numbers, pack_words
+from shoal.sim.report.packed_columns import pack_numbers, pack_words
 from shoal.sim.report.page import assemble, render, script_hash
 
 from .conftest import SETUP, shares_by_job, unpacked

@@ -84,7 +84,7 @@ class FakeLive:
                         self.react(self.member.group_formed(number))
                 case Enter(plan):
                     self.member.enter(plan)
-                    if self.member.torn:
+                    if self.member.partial:
                         self.member.state_complete(0)
                 case Interrupt():
                     self.member.halt(False)
@@ -198,7 +198,7 @@ class Fleet:
         `counted`: it tells how many steps there are in all.
         """
         by_id = {w.id: w for w in self.crew(job)}
-        active = [w for w in by_id.values() if w.member.phase is Phase.ACTIVE and not w.member.torn]
+        active = [w for w in by_id.values() if w.member.phase is Phase.ACTIVE and not w.member.partial]
         if not active:
             return
         newest = max(w.member.generation for w in active)
@@ -319,7 +319,7 @@ class Here:
         for job in c.jobs.values():
             held = [w for w in job.workers.values() if w.holds_gpu]
             assert all(c.devices.owner(w.device) == w.id for w in held), job
-            reason = self.control.server.answers.reasons.reason(job)
+            reason = self.control.services.reasons.reason(job)
             wish = job.max_gpus if c.scheduler.policy.elastic else job.requested_gpus
             pending = job.life.state.value == "pending"
             assert reason is not None or not pending or job.gpus >= wish, (
@@ -353,9 +353,9 @@ async def server(
     )
     control = Control(options, executor=fleet)
     fleet.uses = lambda worker: gpu_on_record(control.conductor, worker)
-    control.gate.first_start(control.home)
+    control.make_admin()
     await control.conductor.start()
-    control.server.address = "http://test"
+    control.process.address = "http://test"
     transport = httpx.ASGITransport(control.app, raise_app_exceptions=False, client=("203.0.113.9", 1))
     tokens = {"admin": control.home.admin_token.read_text().strip()}
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:

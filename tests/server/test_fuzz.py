@@ -21,6 +21,7 @@ from schemathesis.specs.openapi.checks import (
 
 from shoal.server.api.app import make_app
 from shoal.server.control import Control
+from shoal.server.http_server import HttpServer
 from shoal.server.options import Options, bind
 
 from .fakes import Fleet
@@ -49,17 +50,14 @@ class InThread:
         sock = bind("127.0.0.1", 0, None)
         await control.start(sock)
         self.control = control
-        self.url, self.token = control.server.address, control.home.admin_token.read_text().strip()
-        server = uvicorn.Server(uvicorn.Config(control.app, log_config=None, lifespan="off"))
-        task = asyncio.create_task(server._serve([sock]))
-        while not server.started:
-            await asyncio.sleep(0.01)
+        self.url, self.token = control.process.address, control.home.admin_token.read_text().strip()
+        server = HttpServer(uvicorn.Config(control.app, log_config=None, lifespan="off"))
+        serving = await server.start(sock)
         self.stop = asyncio.Event()
         self.ready.set()
         await self.stop.wait()
         await control.close()
-        server.should_exit = server.force_exit = True
-        await task
+        await server.stop(serving)
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self.stop.set)

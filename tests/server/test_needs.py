@@ -10,8 +10,8 @@ import pytest
 
 from shoal.executors.base import GpuUsage, NodeInfo
 from shoal.knowledge.unknown import Unknown
-from shoal.server.loop.needs import predict
 from shoal.server.loop.usage import Samples
+from shoal.server.services.needs import predict
 
 from .fakes import Fleet, Here, run, server
 from .test_sharing import Shared

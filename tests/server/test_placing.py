@@ -10,8 +10,8 @@ import pytest
 
 from shoal.core.errors import ShoalError
 from shoal.executors.base import NodeInfo
-from shoal.placement.deal import DealEqually
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.optimus_placer import OptimusPlacer
 from shoal.server.control import Control
 from shoal.server.options import Options
 
@@ -76,7 +76,7 @@ def test_the_policy_of_optimus_has_its_own_placement_and_another_placement_may_b
         async with placed(tmp_path / "auto", "auto") as here:
             assert type(here.conductor.scheduler.placer) is KeepAndPack
             await here.call("PUT", "/policy", json={"name": "optimus"})
-            assert type(here.conductor.scheduler.placer) is DealEqually
+            assert type(here.conductor.scheduler.placer) is OptimusPlacer
         with pytest.raises(ShoalError, match="there is no placement"):
             Control(Options(tmp_path / "wrong", placement="nowhere"), executor=Fleet(TWO))
 

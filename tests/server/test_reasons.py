@@ -65,7 +65,7 @@ def test_a_job_that_would_gain_nothing_from_one_more_is_told_so_and_nothing_of_o
             for gpus, step_s in ((1, 1.0), (2, 0.5), (3, 0.4999), (4, 0.49)):
                 for _ in range(30):
                     here.conductor.profiles.measured(live, gpus, 1, step_s)
-            reason = here.control.server.answers.reasons.reason
+            reason = here.control.services.reasons.reason
             await here.until(lambda: "would not make it faster" in reason(live).sentence, train=(first,))
             answer = await why(here, first)
             assert answer["reason"]["code"] == "NotWorthIt"
@@ -102,7 +102,7 @@ def test_a_fair_policy_that_is_set_later_charges_nobody_for_the_time_before(tmp_
             await here.until(lambda: second in here.conductor.scheduler.jobs)
             await here.call("PUT", "/policy", json={"name": "gandiva-fair"})
             scheduler = here.conductor.scheduler
-            reason = here.control.server.answers.reasons.reason(here.conductor.jobs[second])
+            reason = here.control.services.reasons.reason(here.conductor.jobs[second])
             assert reason.code in ("PendingEvaluation", "WaitingForCapacity"), "also before it has decided"
             await here.until(lambda: scheduler._decision is not None)
             lags = scheduler.view.column("lag_gpu_s")
@@ -267,9 +267,7 @@ def test_a_stored_policy_that_is_gone_is_told_with_what_to_do(tmp_path: Path) ->
                 change.put("policy", {"name": "mine", "options": {}})
 
     async def without() -> None:
-        with pytest.raises(
-            ShoalError, match=r"set last cannot be used any more.*'mine'.*shoal up --policy afs-l"
-        ):
+        with pytest.raises(ShoalError, match=r"set last cannot be used.*'mine'.*shoal up --policy afs-l"):
             async with server(tmp_path, 4, policy=None):
                 pass
         async with server(tmp_path, 4, policy="fifo") as here:

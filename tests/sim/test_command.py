@@ -27,9 +27,9 @@ from shoal.policies.registry import make_policy
 from shoal.sim.engine import Simulation
 from shoal.sim.generate import Recipe, generate
 from shoal.sim.inputs import read_profiles, write_jobs
-from shoal.sim.metrics import waited_s
-from shoal.sim.record import Record
+from shoal.sim.run_record import RunRecord
 from shoal.sim.samples import sample_path
+from shoal.sim.summary import waited_s
 
 from .small import PROFILES, job
 
@@ -284,7 +284,7 @@ def test_rows_of_jobs_that_did_not_finish_are_empty_where_nothing_is_known(tmp_p
 
 
 def test_a_paused_job_waits_until_the_end_of_the_run():
-    record = Record.empty("p", (job("paused", 10.0, 1.0), job("runs", 10.0, 1.0)), 2)
+    record = RunRecord.empty("p", (job("paused", 10.0, 1.0), job("runs", 10.0, 1.0)), 2)
     record.first_start_s[:], record.wait_s[:], record.end_s = 12.0, 2.0, 100.0
     record.change_s, record.change_job, record.change_gpus = [12.0, 12.0, 30.0], [0, 1, 0], [1, 1, 0]
     assert waited_s(record).tolist() == [72.0, 2.0]

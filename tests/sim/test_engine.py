@@ -12,8 +12,8 @@ from shoal.core.profile import Profile
 from shoal.policies.registry import make_policy, policy_names
 from shoal.sim.costs import Costs
 from shoal.sim.engine import Simulation
-from shoal.sim.metrics import summary
-from shoal.sim.record import Record
+from shoal.sim.run_record import RunRecord
+from shoal.sim.summary import summary
 
 from .small import PROFILES, job, simulate
 
@@ -187,7 +187,7 @@ def test_a_plain_run_is_the_same_as_one_step_by_step(policy, whole_seconds, monk
         if not plain:
             monkeypatch.setattr(Simulation, "_is_plain", lambda self: False)
         runs.append(simulate(jobs, policy, whole_seconds=whole_seconds))
-    for field in dataclasses.fields(Record):
+    for field in dataclasses.fields(RunRecord):
         one, other = (getattr(run, field.name) for run in runs)
         assert np.array_equal(one, other, equal_nan=True) if isinstance(one, np.ndarray) else one == other
     assert runs[0].changes.sum() >= len(jobs)

@@ -1,4 +1,4 @@
-"""Ctrl-C in a simulation: what is known so far is kept, wherever it comes."""
+"""Ctrl-C in a simulation: the results so far are kept, whenever it comes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from shoal.sim.interrupts import SIGNALS, Stop, heeded, stoppable
 from .small import PROFILES, job
 
 
-def _as_a_kernel_has_it():
-    """What a compiled kernel makes of Ctrl-C."""
+def _raised_by_a_kernel():
+    """What a compiled kernel turns `KeyboardInterrupt` into."""
     error = SystemError("CPUDispatcher(...) returned a result with an exception set")
     error.__cause__ = KeyboardInterrupt()
     return error
@@ -32,7 +32,7 @@ TRACE = [job("a", 0.0, 10.0, 4), job("b", 20.0, 10.0, 4), job("c", 40.0, 10.0, 4
 
 
 class Interrupted(policy_class("fifo")):
-    """Ctrl-C while b is decided upon, so many times."""
+    """Ctrl-C, this many times, during the decision at the arrival of b."""
 
     times = 1
 
@@ -42,7 +42,7 @@ class Interrupted(policy_class("fifo")):
                 try:
                     signal.raise_signal(signal.SIGINT)
                 except KeyboardInterrupt:
-                    raise _as_a_kernel_has_it()  # noqa: B904 - it has a cause
+                    raise _raised_by_a_kernel()  # noqa: B904 - it has a cause
             self.decided = True
         return super().shares(view, gpus, now_s)
 
@@ -62,7 +62,7 @@ def run(policy):
         return Simulation(TRACE, PROFILES, Cluster.pool(4), policy).run(interrupt=interrupt)
 
 
-def test_a_decision_is_not_broken_off_and_is_the_last_one():
+def test_a_decision_is_completed_and_is_the_last_one():
     policy = Interrupted()
     record = run(policy)
     assert policy.decided
@@ -72,7 +72,7 @@ def test_a_decision_is_not_broken_off_and_is_the_last_one():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_who_asks_twice_does_not_wait_for_the_decision_and_still_has_what_is_known():
+def test_a_second_signal_does_not_wait_for_the_decision_and_the_results_so_far_are_kept():
     policy = Interrupted()
     policy.times = 2
     record = run(policy)
@@ -82,75 +82,12 @@ def test_who_asks_twice_does_not_wait_for_the_decision_and_still_has_what_is_kno
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_a_simulation_whose_caller_does_not_ask_is_broken_off_as_any_program():
-    with pytest.raises(SystemError):  # as the kernel has it, which the command line takes for Ctrl-C
+def test_without_a_handler_a_simulation_raises_like_any_program():
+    with pytest.raises(SystemError):  # from the kernel; the command line reports it as Ctrl-C
         Simulation(TRACE, PROFILES, Cluster.pool(4), Interrupted()).run()
 
 
-def within(module, call):
-    """This call, from a function of a module."""
-    space = {"__name__": module, "call": call}
-    exec("def step():\n call()", space)
-    return space["step"]
-
-
-class Compiled(policy_class("fifo")):
-    """A decision on b in which something is done that is interrupted."""
-
-    decided = False
-
-    def shares(self, view, gpus, now_s):
-        if now_s == 20.0:
-            self.compile()
-            self.decided = True
-        return super().shares(view, gpus, now_s)
-
-
-def test_compiling_is_broken_off():
-    policy = Compiled()
-    policy.compile = within("numba.core.compiler_machinery", lambda: signal.raise_signal(signal.SIGINT))
-    assert run(policy).interrupted
-    assert not policy.decided
-
-
-@pytest.mark.parametrize("module", ["numba.core.caching", "llvmlite.binding.executionengine"])
-def test_compiling_is_broken_off_only_where_it_can_be_and_then_at_once(module):
-    events = []
-
-    def write():
-        signal.raise_signal(signal.SIGINT)
-        events.append("written")
-
-    def compile():
-        within(module, write)()
-        for _ in range(1000):  # until the signal comes again
-            threading.Event().wait(0.01)
-        events.append("compiled")
-
-    policy = Compiled()
-    policy.compile = within("numba.core.compiler_machinery", compile)
-    assert run(policy).interrupted
-    assert events == ["written"]
-    assert not policy.decided
-
-
-def test_one_ctrl_c_that_comes_again_is_still_one():
-    """It came while a kernel was written, and was over before it could break anything off."""
-    policy = Compiled()
-
-    def compile():
-        within("numba.core.caching", lambda: signal.raise_signal(signal.SIGINT))()
-        while not policy.interrupt.asked:
-            threading.Event().wait(0.01)
-
-    policy.compile = compile
-    with heeded() as policy.interrupt:
-        record = Simulation(TRACE, PROFILES, Cluster.pool(4), policy).run(interrupt=policy.interrupt)
-    assert record.interrupted
-    assert policy.decided
-
-
-def test_half_of_a_papers_experiment_is_no_result(monkeypatch, capsys):
+def test_an_interrupted_experiment_of_a_paper_has_no_result(monkeypatch, capsys):
     monkeypatch.setattr(Simulation, "run", lambda self, *_, interrupt: interrupted_at_once(self, interrupt))
     with pytest.raises(SystemExit) as end:
         main(["sim", "paper", "afs", "--quick"])
@@ -171,7 +108,7 @@ UNPATCHED = Simulation.run
     [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
     ids=["Ctrl-C", "SIGTERM", "SIGHUP"],
 )
-def test_a_signal_before_or_after_a_simulation_breaks_a_command_off_and_its_exit_code_tells_which(
+def test_a_signal_before_or_after_a_simulation_ends_the_command_with_the_exit_code_of_the_signal(
     how, code, monkeypatch, capsys
 ):
     monkeypatch.setattr("shoal.sim.papers.optimus.run", lambda **_: signal.raise_signal(how))
@@ -179,10 +116,10 @@ def test_a_signal_before_or_after_a_simulation_breaks_a_command_off_and_its_exit
         main(["sim", "paper", "optimus"])
     assert end.value.code == code
     assert capsys.readouterr() == ("", "shoal: interrupted\n")
-    assert signal.getsignal(how) is signal.SIG_IGN, "nothing comes in between any more"
+    assert signal.getsignal(how) is signal.SIG_IGN, "no further signal interrupts the exit"
 
 
-def test_what_is_ignored_stays_ignored_and_all_is_as_before_after_a_command_that_ended_by_itself():
+def test_ignored_signals_stay_ignored_and_a_command_that_ends_restores_all_handlers():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with stoppable():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -191,7 +128,7 @@ def test_what_is_ignored_stays_ignored_and_all_is_as_before_after_a_command_that
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_without_a_command_sigterm_is_not_kept_for_whoever_looks():
+def test_outside_a_command_sigterm_is_not_handled():
     with heeded():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
@@ -216,13 +153,13 @@ main(["sim", "run", "--sample", "--policy", "fifo"])
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 1000])
-def test_however_often_it_is_asked_a_run_ends_with_130(times):
+def test_a_run_ends_with_130_after_any_number_of_signals(times):
     ran = subprocess.run([sys.executable, "-c", ASKED, str(times)], capture_output=True, text=True)
     assert ran.returncode == 130
     assert "Traceback" not in ran.stderr
 
 
-def test_an_error_of_another_cause_is_none_of_the_users():
+def test_a_system_error_with_another_cause_is_not_an_interrupt():
     class Broken(policy_class("fifo")):
         def shares(self, view, gpus, now_s):
             raise SystemError("broken")
@@ -231,7 +168,7 @@ def test_an_error_of_another_cause_is_none_of_the_users():
         run(Broken())
 
 
-def test_another_handler_stays_in_force():
+def test_a_handler_of_the_caller_stays_in_force():
     heard = []
     signal.signal(signal.SIGINT, lambda *_: heard.append("heard"))
     record = run(Interrupted())
@@ -266,7 +203,7 @@ class Owner:
     ids=["as it starts", "as it starts, in a class", "as a command is loaded", "the same, in a class"],
 )
 @pytest.mark.parametrize("program", ["shoal", "python -m shoal.cli.main"])
-def test_ctrl_c_while_the_program_is_loaded_is_told_in_a_word(tmp_path, program, module, text):
+def test_ctrl_c_while_the_program_is_loaded_prints_one_line(tmp_path, program, module, text):
     (tmp_path / f"{module}.py").write_text(text)
     script = Path(sys.executable).with_name("shoal")
     if program == "shoal" and not script.exists():
@@ -281,7 +218,7 @@ def test_ctrl_c_while_the_program_is_loaded_is_told_in_a_word(tmp_path, program,
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "shoal: interrupted\n")
 
 
-def test_ctrl_c_while_a_shell_asks_what_could_follow_is_told_in_a_word(monkeypatch, capsys):
+def test_ctrl_c_during_shell_completion_prints_one_line(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
 
@@ -293,10 +230,10 @@ def test_ctrl_c_while_a_shell_asks_what_could_follow_is_told_in_a_word(monkeypat
     assert capsys.readouterr() == ("", "shoal: interrupted\n")
 
 
-@pytest.mark.parametrize("broken_off", [KeyboardInterrupt, _as_a_kernel_has_it])
-def test_ctrl_c_before_a_run_begins_is_told_in_a_word(broken_off, monkeypatch, capsys):
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, _raised_by_a_kernel])
+def test_ctrl_c_before_a_run_begins_prints_one_line(raised, monkeypatch, capsys):
     def load(setup):
-        raise broken_off()
+        raise raised()
 
     monkeypatch.setattr("shoal.sim.runner.load", load)
     with pytest.raises(SystemExit) as end:

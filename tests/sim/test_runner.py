@@ -6,8 +6,8 @@ import pytest
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
-from shoal.placement.deal import DealEqually
 from shoal.placement.keep_and_pack import KeepAndPack
+from shoal.placement.optimus_placer import OptimusPlacer
 from shoal.policies.registry import make_policy
 from shoal.sim.costs import Costs
 from shoal.sim.runner import Setup, check, load, placer_for, run
@@ -56,7 +56,7 @@ def test_the_policy_optimus_is_placed_by_its_own_rule_unless_told_otherwise(file
         made = make_policy(policy)
         return type(placer_for(setup(files, policy=policy, **more), Cluster.of(4, 4), made, dict))
 
-    assert placer("optimus") is DealEqually
+    assert placer("optimus") is OptimusPlacer
     assert placer("optimus", placement="keep-and-pack") is KeepAndPack
     assert placer("afs-p") is KeepAndPack
 

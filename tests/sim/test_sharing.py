@@ -15,11 +15,11 @@ from shoal.placement.sharing import SharingRule
 from shoal.policies.registry import make_policy
 from shoal.scheduler.early import Phases
 from shoal.scheduler.guests import Need
-from shoal.sim.inputs.needs import read_uses
-from shoal.sim.metrics import waited_s
+from shoal.sim.inputs.needs_file import read_uses
 from shoal.sim.runner import Setup, load, remarks
 from shoal.sim.samples import sample_path
-from shoal.sim.sharing import SharingSimulation, Use
+from shoal.sim.sharing_simulation import SharingSimulation, Use
+from shoal.sim.summary import waited_s
 
 from .small import PROFILES, job, simulate
 

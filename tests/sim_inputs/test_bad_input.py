@@ -206,10 +206,10 @@ def test_a_line_may_be_a_megabyte_long_and_no_longer(tmp_path, over):
 
 
 def test_a_large_file_whose_first_rows_are_wrong_is_not_read_to_its_end(tmp_path, monkeypatch):
-    from shoal.sim.inputs import jobs
+    from shoal.sim.inputs import jobs_file
 
-    monkeypatch.setattr(jobs, "_LARGE_BYTES", 100)
-    monkeypatch.setattr(jobs, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(jobs_file, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(jobs_file, "_FIRST_ROWS", 3)
     path = trace(tmp_path, GOOD, "1,alpha,x,1,1", *["2,alpha,1,1,1"] * 50)
     whole, seen = pl.read_csv, []
     monkeypatch.setattr(pl, "read_csv", lambda *a, **k: seen.append(k["n_rows"]) or whole(*a, **k))

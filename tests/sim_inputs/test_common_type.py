@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shoal.sim.inputs import read_profiles
-from shoal.sim.inputs.pool import common_type
+from shoal.sim.inputs.model_pool import common_type
 
 HEADER = "model,gpus,seconds_per_iteration,gpu_type\n"
 CASES = {

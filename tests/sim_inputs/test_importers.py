@@ -16,7 +16,7 @@ from shoal.core.errors import InputError, ShoalError
 from shoal.core.profile import Profile
 from shoal.sim.importers import FORMATS, Wishes, convert, format_named
 from shoal.sim.inputs import read_jobs, read_profiles, write_jobs, write_profiles
-from shoal.sim.inputs.pool import Pool, assign_models
+from shoal.sim.inputs.model_pool import ModelPool, assign_models
 
 from .samples import ONE, SAMPLES, complaint, damage
 
@@ -400,7 +400,7 @@ def test_an_unknown_format_gets_a_suggestion():
 def test_models_are_drawn_as_by_one_draw_after_the_other():
     """The vectorised assignment consumes numpy's legacy stream exactly as the authors' loop does."""
     profiles = {f"m{top}": Profile.of(f"m{top}", {1: 1.0, top: 0.5}) for top in (8, 20, 52, 28, 4)}
-    pool = Pool.of(profiles)
+    pool = ModelPool.of(profiles)
     requested = np.random.default_rng(5).choice([1, 2, 4, 8, 16, 32, 64], 3_000)
     rng = np.random.RandomState(0)
     fast = assign_models(requested, pool, lambda below: rng.randint(0, below))

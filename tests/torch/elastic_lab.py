@@ -11,7 +11,7 @@ from typing import Any
 
 from shoal.torch.local import LocalJob
 from shoal.torch.zygote import Zygote
-from shoal.wire.coordinator import Timing
+from shoal.wire.state import Timing
 
 PROBE = Path(__file__).parent / "scripts" / "probe.py"
 QUICK = Timing(heartbeat_timeout_s=3.0, reconnect_s=3.0, settle_s=0.5, hang_s=3.0)

@@ -7,13 +7,15 @@ transfer of state, and a network that may lose, delay, double and reorder.
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 
-from shoal.wire.coordinator import JobCoordinator, Timing
+from shoal.wire import coordinator
 from shoal.wire.events import Emit, JobFailed, Send, StartWorker, StopWorker
 from shoal.wire.member import Build, Drop, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Kind, Order, Phase, Plan, Status, decode, encode
+from shoal.wire.state import CoordinatorState, Timing
 
 TIMING = Timing(heartbeat_timeout_s=60, reconnect_s=20, settle_s=0.5, hang_s=1e9, start_s=1e9)
 
@@ -38,7 +40,7 @@ class World:
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
         self.now_s = 0.0
-        self.coordinator = JobCoordinator("job", TIMING, pause_path="paused")
+        self.state = CoordinatorState("job", "paused", timing=TIMING)
         self.workers: dict[str, Worker] = {}
         self.kills: list[str] = []  # the executor has not got round to these yet
         self.events: list[object] = []
@@ -76,17 +78,19 @@ class World:
         return [f"w{i}" for i in range(self.names - count, self.names)]
 
     def set_target(self, workers: list[str]) -> None:
-        self.perform(self.coordinator.set_target(workers, self.now_s))
+        self.perform(coordinator.set_target(self.state, workers, self.now_s))
 
     def tick(self, seconds: float = 0.6) -> None:
         self.now_s += seconds
         for name, worker in self.workers.items():
             if worker.alive and worker.at != "script":
                 self.say(name)
-        self.perform(self.coordinator.tick(self.now_s))
+        self.perform(coordinator.tick(self.state, self.now_s))
 
     def restart_coordinator(self) -> None:
-        self.coordinator = JobCoordinator.from_dict(self.coordinator.to_dict(), self.now_s, TIMING)
+        self.state = CoordinatorState.from_dict(
+            json.loads(json.dumps(self.state.to_dict())), self.now_s, TIMING
+        )
         for name, worker in self.workers.items():
             worker.orders.clear()
             worker.statuses.clear()
@@ -97,13 +101,13 @@ class World:
         worker = self.workers[name]
         worker.member.reconnected()
         worker.orders.clear()
-        self.perform(self.coordinator.connected(name, self.now_s))
+        self.perform(coordinator.connected(self.state, name, self.now_s))
         self.say(name)
 
     def deliver_status(self, name: str, index: int = 0, keep: bool = False) -> None:
         worker = self.workers[name]
         status = worker.statuses[index] if keep else worker.statuses.pop(index)
-        self.perform(self.coordinator.received(name, status, self.now_s))
+        self.perform(coordinator.received(self.state, name, status, self.now_s))
 
     # The worker's surroundings
 
@@ -141,7 +145,7 @@ class World:
         worker = self.workers[name]
         if worker.alive:
             worker.alive = False
-            self.perform(self.coordinator.exited(name, "killed", self.now_s))
+            self.perform(coordinator.exited(self.state, name, "killed", self.now_s))
 
     # The worker's own moves: each call makes at most one
 
@@ -244,7 +248,7 @@ class World:
         self._receive(name, worker)
         if worker.interrupted:
             return self._halt(worker, False)
-        if member.torn and member.members[0] != name and member.plan is None and self._first(worker):
+        if member.partial and member.members[0] != name and member.plan is None and self._first(worker):
             return False  # a first generation waits for its state before the first step
         self.in_gradients.setdefault((member.generation, member.done + 1), set()).add(name)
         member.arrived = member.done + 1
@@ -284,7 +288,7 @@ class World:
         if broken and (not everyone or self.random.random() < 0.5):
             return self._halt(worker, True)
         self._receive(name, worker)
-        if not everyone or (member.torn and not self._window_closed(name, worker)):
+        if not everyone or (member.partial and not self._window_closed(name, worker)):
             return False
         if len(set(flags.values())) == 1 and next(iter(flags.values())):
             member.agree()
@@ -311,12 +315,12 @@ class World:
             self.handed.setdefault((newcomer, plan.number), {})[name] = worker.member.done
         if name not in plan.members:
             stay = [self.workers[m].member for m in plan.members if self.workers[m].alive]
-            assert not any(m.torn for m in stay), "who had the whole state left before all who stay had it"
+            assert not any(m.partial for m in stay), "who had the whole state left before all who stay had it"
             worker.at = "over"
             worker.member.saved = plan.save
 
     def _halted(self, name: str, worker: Worker) -> bool:
-        if worker.member.torn:
+        if worker.member.partial:
             if not worker.member.aborted:
                 return False
             worker.member.retreat()
@@ -347,7 +351,7 @@ class World:
         at_work = {
             w.member.generation
             for w in self.workers.values()
-            if w.alive and w.at == "vote" and w.member.generation > self.coordinator.dead
+            if w.alive and w.at == "vote" and w.member.generation > self.state.dead
         }
         stepping = [g for g in at_work if self._can_complete(g)]
         assert len(stepping) <= 1, stepping

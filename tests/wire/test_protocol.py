@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from protocol_world import World
 
-from shoal.wire.coordinator import Timing
 from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost, WorkerRefused
-from shoal.wire.messages import Phase
+from shoal.wire.messages import Kind, Phase
+from shoal.wire.state import CoordinatorState, Timing
 
 SMALL = st.integers(0, 7)
 
@@ -59,7 +59,7 @@ class Adversary(RuleBasedStateMachine):
 
     @rule(keep=st.sets(SMALL, max_size=4), new=st.integers(0, 2))
     def a_new_target(self, keep: set[int], new: int) -> None:
-        alive = [n for n, v in self.world.coordinator.workers.items() if v.alive and not v.stopping]
+        alive = [n for n, v in self.world.state.workers.items() if v.alive and not v.stopping]
         kept = [n for i, n in enumerate(alive) if i in keep]
         if len(kept) + new <= 5:
             self.world.set_target(kept + self.world.new_names(new))
@@ -90,19 +90,19 @@ class Adversary(RuleBasedStateMachine):
         """However bad it was: in peace the job reaches its last target and trains."""
         if not hasattr(self, "world"):
             return
-        world, coordinator = self.world, self.world.coordinator
+        world, state = self.world, self.world.state
         world.peace(60)
-        if not coordinator.target and not coordinator.pausing:
+        if not state.target and not state.pausing:
             return  # everyone wanted has died; whether someone is left is not the protocol's choice
-        assert not coordinator.recovering
-        assert coordinator.pending is None, coordinator.pending
-        if coordinator.pausing:
-            assert coordinator.active is None
+        assert not state.recovering
+        assert state.pending is None, state.pending
+        if state.pausing:
+            assert state.active is None
             assert not world.training()
             return
-        assert coordinator.active is not None
-        assert set(coordinator.active.members) == set(coordinator.target)
-        assert set(world.training()) == set(coordinator.target)
+        assert state.active is not None
+        assert set(state.active.members) == set(state.target)
+        assert set(world.training()) == set(state.target)
         before = max(world.applied, default=0)
         world.peace(12)
         assert max(world.applied) > before, "deadlock: the target is reached but no step is done"
@@ -122,7 +122,7 @@ def trained(size: int) -> World:
     world = World()
     world.set_target(world.new_names(size))
     world.peace(20)
-    assert world.coordinator.active is not None
+    assert world.state.active is not None
     return world
 
 
@@ -131,25 +131,25 @@ def test_a_job_starts_grows_shrinks_migrates_pauses_and_resumes():
     for target in (["w0", "w1", *world.new_names(1)], ["w0", "w2"], world.new_names(2)):
         world.set_target(target)
         world.peace(30)
-        assert world.coordinator.active.members == tuple(target)
+        assert world.state.active.members == tuple(target)
     world.set_target([])
     world.peace(30)
     assert any(isinstance(e, JobPaused) and e.path == "paused" for e in world.events)
     assert not world.training()
     world.set_target(resumed := world.new_names(3))
     world.peace(30)
-    assert world.coordinator.active.members == tuple(resumed)
+    assert world.state.active.members == tuple(resumed)
 
 
 def test_a_newer_target_cancels_a_pending_one_at_once_and_keeps_the_newcomer_wanted_by_both():
     world = trained(1)
     world.set_target(["w0", *world.new_names(2)])
-    assert world.coordinator.pending is None  # the newcomers are not ready
+    assert world.state.pending is None  # the newcomers are not ready
     world.move("w1")
     world.set_target(["w0", "w1"])
     assert world.workers["w2"].quitting
     world.peace(20)
-    assert world.coordinator.active.members == ("w0", "w1")
+    assert world.state.active.members == ("w0", "w1")
     committed = [e for e in world.events if isinstance(e, GenerationCommitted)]
     assert [e.members for e in committed] == [("w0",), ("w0", "w1")]
 
@@ -170,7 +170,7 @@ def test_a_worker_dies_at_every_point_of_a_growth(victim: str, rounds: int):
     world.kill(victim)
     world.peace(30)
     rest = {"w0", "w1", "w2"} - {victim}
-    assert set(world.coordinator.active.members) == rest
+    assert set(world.state.active.members) == rest
     assert any(isinstance(e, WorkerLost) and e.worker == victim for e in world.events)
     before = max(world.applied)
     world.peace(10)
@@ -184,7 +184,7 @@ def looking_on(world: World) -> World:
         world.windows.update(dict.fromkeys(range(2, 6), 50))
         world.peace(1)
     world.peace(3)
-    assert world.coordinator.learners() == ["w2"]
+    assert world.state.learners() == ["w2"]
     return world
 
 
@@ -193,7 +193,7 @@ def test_the_others_do_steps_while_a_newcomer_is_given_the_state():
     before = max(world.applied)
     world.peace(20)
     assert max(world.applied) > before + 3
-    assert world.workers["w2"].member.torn
+    assert world.workers["w2"].member.partial
     assert not any(isinstance(e, GenerationCommitted) and "w2" in e.members for e in world.events)
     world.windows.update(dict.fromkeys(range(2, 6), 1))
     world.peace(10)
@@ -203,9 +203,9 @@ def test_the_others_do_steps_while_a_newcomer_is_given_the_state():
 def test_a_newer_target_sends_a_newcomer_away_that_has_only_a_part_of_the_state():
     world = looking_on(trained(2))
     world.set_target(["w0", "w1"])
-    assert world.coordinator.pending.plan.learners == ("w2",)
+    assert world.state.pending.plan.learners == ("w2",)
     world.peace(20)
-    assert world.coordinator.active.members == ("w0", "w1")
+    assert world.state.active.members == ("w0", "w1")
     assert not world.workers["w2"].alive
     assert not any(isinstance(e, WorkerLost) for e in world.events)
 
@@ -214,12 +214,12 @@ def test_no_one_leaves_before_those_who_stay_have_the_whole_state():
     world = looking_on(trained(2))
     world.set_target(["w2"])
     world.peace(20)
-    assert world.coordinator.active.members == ("w0", "w1", "w2")
-    assert world.coordinator.pending.plan.members == ("w2",)  # prepared, but not committed
-    assert not world.coordinator.pending.committed
+    assert world.state.active.members == ("w0", "w1", "w2")
+    assert world.state.pending.plan.members == ("w2",)  # prepared, but not committed
+    assert not world.state.pending.committed
     world.windows.update(dict.fromkeys(range(2, 6), 1))
     world.peace(20)
-    assert world.coordinator.active.members == ("w2",)
+    assert world.state.active.members == ("w2",)
 
 
 @pytest.mark.parametrize("victim", ["w0", "w1", "w2"])
@@ -229,7 +229,7 @@ def test_whoever_dies_while_state_is_handed_over_the_rest_reach_the_target(victi
     world.windows.update(dict.fromkeys(range(3, 10), 1))
     world.peace(40)
     rest = {"w0", "w1", "w2"} - {victim}
-    assert set(world.coordinator.active.members) == set(world.training()) == rest
+    assert set(world.state.active.members) == set(world.training()) == rest
     assert [e.worker for e in world.events if isinstance(e, WorkerLost)] == [victim]
 
 
@@ -239,8 +239,8 @@ def test_a_newcomer_that_fails_while_it_is_given_the_state_does_not_end_the_job(
     world.say("w2")
     world.peace(20)
     assert [e.worker for e in world.events if isinstance(e, WorkerRefused)] == ["w2"]
-    assert world.coordinator.outcome is None
-    assert world.coordinator.active.members == ("w0", "w1")
+    assert world.state.outcome is None
+    assert world.state.active.members == ("w0", "w1")
     before = max(world.applied)
     world.peace(10)
     assert max(world.applied) > before
@@ -251,24 +251,24 @@ def test_a_newcomer_that_fails_after_its_generation_broke_does_not_end_the_job()
     world.kill("w1")
     member = world.workers["w2"].member
     for _ in range(40):
-        if not member.torn:
+        if not member.partial:
             break
         world.peace(1)
     assert (member.phase, member.members) == (Phase.READY, ())
-    assert "w2" in world.coordinator.active.members, "the others have not gone on without it yet"
+    assert "w2" in world.state.active.members, "the others have not gone on without it yet"
     member.fail("AttributeError: in what was left of its loop's body")
     world.say("w2")
     world.peace(20)
     assert [e.worker for e in world.events if isinstance(e, WorkerRefused)] == ["w2"]
-    assert world.coordinator.outcome is None
-    assert world.coordinator.active.members == ("w0",)
+    assert world.state.outcome is None
+    assert world.state.active.members == ("w0",)
 
 
 @pytest.mark.parametrize(("away", "found_after_s"), [(False, 120), (True, 1200)])
 def test_who_evaluates_has_more_time_than_who_does_not_arrive_at_a_step(away: bool, found_after_s: float):
     world = trained(2)
     silent = {"heartbeat_timeout_s": 1e9, "away_timeout_s": 1e9}
-    world.coordinator.timing = Timing(**silent, hang_s=100, away_s=1000)
+    world.state.timing = Timing(**silent, hang_s=100, away_s=1000)
     world.workers["w0"].member.away = away
     for _ in range(9):  # w1 goes on alone, to where it must wait
         world.move("w1")
@@ -276,7 +276,7 @@ def test_who_evaluates_has_more_time_than_who_does_not_arrive_at_a_step(away: bo
             world.say(name)
             while world.workers[name].statuses:
                 world.deliver_status(name)
-    assert world.coordinator.workers["w1"].arrived > world.coordinator.workers["w0"].arrived
+    assert world.state.workers["w1"].arrived > world.state.workers["w0"].arrived
     world.tick(found_after_s / 2)
     assert not world.kills
     world.tick(found_after_s / 2)
@@ -293,22 +293,22 @@ def test_pause_in_the_middle_of_a_transfer_saves_what_the_holders_hold():
 
 def test_a_coordinator_without_memory_believes_its_workers():
     world = trained(3)
-    number, members = world.coordinator.active.number, world.coordinator.active.members
-    world.coordinator = type(world.coordinator)("job", world.coordinator.timing)
+    number, members = world.state.active.number, world.state.active.members
+    world.state = CoordinatorState("job", timing=world.state.timing)
     for name in members:
         world.connect(name)
     world.peace(3)
-    assert world.coordinator.active.number == number
-    assert world.coordinator.active.members == members
+    assert world.state.active.number == number
+    assert world.state.active.members == members
     world.set_target(["w0", "w2"])
     world.peace(20)
-    assert world.coordinator.active.members == ("w0", "w2")
-    assert world.coordinator.active.number > number
+    assert world.state.active.members == ("w0", "w2")
+    assert world.state.active.number > number
 
 
 def test_if_all_die_the_next_workers_start_from_the_checkpoint():
     world = trained(2)
-    world.coordinator.checkpoint = "at step 40"
+    world.state.checkpoint = "at step 40"
     for name in ("w0", "w1"):
         world.kill(name)
     world.set_target(world.new_names(2))
@@ -316,5 +316,31 @@ def test_if_all_die_the_next_workers_start_from_the_checkpoint():
     for _ in range(20):
         world.peace(1)
         seen |= {w.member.plan.restore for w in world.workers.values() if w.member.plan}
-    assert world.coordinator.active.members == ("w2", "w3")
+    assert world.state.active.members == ("w2", "w3")
     assert seen == {"at step 40"}
+
+
+def test_a_state_saved_by_the_released_version_0_1_is_restored():
+    """As it stands in databases: members are called crew, and an unannounced generation untold."""
+    saved = {
+        "job": "7", "pause_path": "/p", "pausing": False, "recovering": False, "dead": 1, "issued": 3,
+        "untold": "switch", "checkpoint": "/c", "checkpoint_step": 9, "checkpoints_asked": 1, "paused": None,
+        "outcome": None, "stranded": False, "target": ["w0", "w1", "w2"], "crew": ["w0", "w1"],
+        "signature": ["parameter w"], "active": {"number": 2, "members": ["w0", "w1"]},
+        "pending": {
+            "plan": {
+                "number": 3, "kind": "switch", "members": ["w0", "w1", "w2"], "previous": 2,
+                "holders": ["w0", "w1"], "addresses": {"w2": "h:1"}, "resume": 0, "restore": None, "save": None,
+                "learners": [], "replaces": {},
+            },
+            "committed": True,
+        },
+        "workers": {
+            "w0": {"alive": True, "stopping": False, "why": "no longer wanted", "announced": True, "met": True}
+        },
+    }  # fmt: skip
+    state = CoordinatorState.from_dict(saved, now_s=5.0)
+    assert (state.participants, state.unannounced) == (("w0", "w1"), Kind.SWITCH)
+    assert state.pending.plan.newcomers == ("w2",)
+    assert (state.workers["w0"].announced, state.workers["w0"].heard_s) == (True, 5.0)
+    assert state.to_dict() == saved

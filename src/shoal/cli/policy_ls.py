@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shoal.cli.extras import require
 from shoal.cli.options import Out, Output
 from shoal.cli.report import reported
 
@@ -12,6 +13,7 @@ def ls(output: Out = Output.TABLE) -> None:
 
     Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.
     """
+    require("shoal policy ls", "server", "sim")
     from shoal.cli.columns import print_table, wrapped
     from shoal.cli.out import room, say
     from shoal.cli.policy_show import shown

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from shoal.cli.extras import require
 from shoal.cli.options import Out, Output, policy_names
 from shoal.cli.report import reported
 
@@ -20,6 +21,7 @@ def show(
     output: Out = Output.TABLE,
 ) -> None:
     """What a policy does, and its options with their defaults."""
+    require("shoal policy show", "server", "sim")
     from shoal.policies.registry import policy_class
 
     cls = policy_class(name)

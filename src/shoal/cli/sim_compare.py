@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.extras import require
 from shoal.cli.out import print_json, say
 from shoal.cli.report import reported
 
@@ -81,6 +82,7 @@ def compare(
     sample: so.Sample = False,
 ) -> None:
     """Run several policies over one trace, side by side. An --option holds for every policy that has it."""
+    require("shoal sim compare", "sim")
     so.check_output(output)
     from shoal.cli.sim_processes import run_all
     from shoal.core.errors import ShoalError

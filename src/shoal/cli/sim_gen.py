@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.extras import require
+
 
 class ArrivalProcess(StrEnum):
     """How jobs arrive."""
@@ -52,6 +54,7 @@ def gen(
     seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
 ) -> None:
     """Generate a trace: heavy-tailed durations and sizes like Microsoft's Philly cluster, at a given load."""
+    require("shoal sim gen", "sim")
     import numpy as np
 
     from shoal.cli.sim_summary import show_jobs

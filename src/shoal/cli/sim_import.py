@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shoal.cli.extras import require
+
 if TYPE_CHECKING:
     from shoal.sim.importers import Format
 
@@ -54,6 +56,7 @@ def import_(
     seed: Annotated[int, typer.Option(help="Of the models drawn for jobs without one.")] = 0,
 ) -> None:
     """Convert a published trace. Jobs without a model get one that runs at their size, at random."""
+    require("shoal sim import", "sim")
     from shoal.cli.sim_summary import show_jobs
     from shoal.core.errors import ShoalError
     from shoal.sim.importers import Wishes, convert, format_named

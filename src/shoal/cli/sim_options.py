@@ -180,8 +180,8 @@ def setup(
     """A `Setup` from the words of the command line."""
     from shoal.core.errors import ShoalError
     from shoal.placement.registry import parse_placement
-    from shoal.sim.beliefs import Knowledge
     from shoal.sim.costs import Costs
+    from shoal.sim.known_profiles import Knowledge
     from shoal.sim.runner import Setup
     from shoal.sim.samples import sample_path
 

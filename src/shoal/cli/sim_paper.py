@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.extras import require
 from shoal.cli.report import reported
 
 #: What can be named, and the module that has its `run`, `render` and `plot`.
@@ -36,6 +37,7 @@ def paper(
     output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
 ) -> None:
     """Run the experiments of a paper and print our figures next to the paper's."""
+    require("shoal sim paper", "sim")
     so.check_output(output)
     module = module_of(name)
     if plot:

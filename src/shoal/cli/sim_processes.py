@@ -192,7 +192,7 @@ def _figures(setup: Any, label: str, queue: Any, ends: Any, with_series: bool) -
     summary["placement"] = setup.placement
     out: dict[str, Any] = {"summary": summary}
     if with_series:
-        from shoal.sim.report.series import series_of
+        from shoal.sim.report.run_series import series_of
 
         # A report tells of a run that was cut short to where it came.
         out["series"] = series_of(result, summary | {"makespan_s": summary["simulated_s"]})

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from shoal.cli.extras import require
+
 EXAMPLES = """\b
 Examples:
   shoal sim profile bert=bert/placements.csv:96 -o profiles.csv
@@ -25,11 +27,12 @@ def profile(
 
     The file has `placement,local_bsz,step_time`: the GPUs on each node as digits, the batch of one GPU, seconds.
     """
+    require("shoal sim profile", "sim")
     import polars as pl
 
     from shoal.cli.out import say
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable, write_profiles
-    from shoal.sim.inputs.placements import measured_profiles
+    from shoal.sim.inputs.placements_file import measured_profiles
 
     parts = [_parts(word) for word in measured]
     check_writable(out)

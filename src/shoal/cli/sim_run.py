@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shoal.cli import sim_options as so
+from shoal.cli.extras import require
 from shoal.cli.out import decimal
 from shoal.cli.report import reported
 
@@ -50,11 +51,11 @@ def run(
     sample: so.Sample = False,
 ) -> None:
     """Run one policy over a trace in virtual time and print its figures."""
+    require("shoal sim run", "sim")
     so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
     from shoal.core.words import counted
-    from shoal.sim.compile_ahead import compile_ahead
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable
     from shoal.sim.interrupts import stop
     from shoal.sim.runner import load, remarks
@@ -77,11 +78,8 @@ def run(
     inputs = load(setup)
     for line in remarks(setup, inputs):
         say(line)
-    with (
-        Watch({policy: len(inputs.jobs)}) as watch,
-        compile_ahead(setup.policy, inputs.cluster, watch.first_use) as compiles,
-    ):
-        result = run_one(setup, watch.of(policy), inputs, compiles)
+    with Watch({policy: len(inputs.jobs)}) as watch:
+        result = run_one(setup, watch.of(policy), inputs, watch.first_use)
     if per_job:
         write_per_job(per_job, result.record)
     if output == "json":
@@ -100,7 +98,7 @@ def write_per_job(path: Path, record: Any) -> None:
     import polars as pl
 
     from shoal.sim.inputs import write_aside
-    from shoal.sim.metrics import per_job_rows
+    from shoal.sim.summary import per_job_rows
 
     frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)  # it looks into arrays, not into lists
     with write_aside(path) as aside:

@@ -47,9 +47,11 @@ def up(
     home: Home = None,
 ) -> None:
     """Start the control plane in the background, and say where it is. `shoal down` ends it."""
+    from shoal.cli.extras import require
     from shoal.cli.times import seconds
     from shoal.server.home import default_home
 
+    require("shoal up", "server")
     where = (home or default_home()).expanduser().absolute()
     limit_s = seconds(timeout)
     command = _command(where, gpus, policy, policy_option, host, port, database)

@@ -1,4 +1,4 @@
-"""A cluster: nodes with typed GPUs in a topology (domain, rack, node), and the users who share it."""
+"""A cluster: nodes with typed GPUs in a topology (domain, rack, node), and its users."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import IntArray
 from shoal.core.errors import ShoalError, did_you_mean
-
-IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine: its GPUs are all of one type; `rack` and `domain` say where it stands."""
+    """One machine. All its GPUs are of one type; `rack` and `domain` are its place in the topology."""
 
     name: str
     gpus: int
@@ -31,7 +29,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who owns jobs. `tickets` is the weight of the user's claim against the other active users."""
+    """An owner of jobs. `tickets` is the weight of the user's claim against the other active users."""
 
     name: str
     tickets: float = 1.0
@@ -43,11 +41,11 @@ class User:
 
 @dataclass(frozen=True)
 class Cluster:
-    """The nodes and users of one cluster. Indices of nodes, types and users are positions in its tuples."""
+    """The nodes and users of one cluster. The index of a node, type or user is its position in the tuple."""
 
     nodes: tuple[Node, ...]
     users: tuple[User, ...] = ()
-    #: GPUs as one pool: no node is told from another, so nothing can be fragmented.
+    #: All GPUs form one pool without nodes, so that nothing can be fragmented.
     pooled: bool = field(default=False)
 
     def __post_init__(self) -> None:
@@ -63,18 +61,18 @@ class Cluster:
 
     @classmethod
     def pool(cls, gpus: int, gpu_type: str = "gpu", users: Iterable[User] = ()) -> Cluster:
-        """`gpus` interchangeable GPUs without nodes: what most published simulators assume."""
+        """`gpus` interchangeable GPUs without nodes, as most published simulators assume."""
         return cls((Node("pool", gpus, gpu_type),), tuple(users), pooled=True)
 
     @classmethod
     def of(cls, count: int, gpus: int, gpu_type: str = "gpu", *, rack_nodes: int = 0) -> Cluster:
-        """`count` equal nodes, `rack_nodes` to a rack (0: all in one)."""
+        """`count` equal nodes, `rack_nodes` per rack (0: all in one rack)."""
         per = rack_nodes or count
         return cls(tuple(Node(f"node{i}", gpus, gpu_type, f"rack{i // per}") for i in range(count)))
 
     @cached_property
     def gpu_types(self) -> tuple[str, ...]:
-        """The types there are, in order of first appearance."""
+        """The GPU types of the nodes, in order of first appearance."""
         return tuple(dict.fromkeys(n.gpu_type for n in self.nodes))
 
     @cached_property
@@ -88,7 +86,7 @@ class Cluster:
 
     @cached_property
     def rack_of_node(self) -> IntArray:
-        """Rack index of each node; a rack belongs to one domain, so equal names in two domains differ."""
+        """Rack index of each node. Racks of the same name in two domains are two racks."""
         keys = [(n.domain, n.rack) for n in self.nodes]
         index = {k: i for i, k in enumerate(dict.fromkeys(keys))}
         return np.array([index[k] for k in keys], np.int32)

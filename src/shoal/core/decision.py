@@ -16,15 +16,15 @@ class Decision:
     """A share for each row of the view."""
 
     gpus: IntArray
-    #: GPU type of each share; None where there is one type only.
+    #: GPU type of each share; None if the cluster has only one type.
     gpu_type: IntArray | None = None
-    #: Parameter servers of each share; None: as many as workers, for jobs that have them.
+    #: Parameter servers of each share; None: as many as workers, for jobs that use servers.
     servers: IntArray | None = None
-    #: Rows for which the policy itself says where, not the placement (node-bound policies).
+    #: Rows that the policy places itself, for policies that bind jobs to nodes.
     placements: dict[int, Placement] | None = None
-    #: When to decide again though nothing happens; a quantum ends.
+    #: When to decide again even if no event occurs, for example at the end of a quantum.
     wake_s: float = np.inf
-    #: Reason codes where the policy knows better than the general rule; 0 elsewhere.
+    #: Reason codes that override the general rule; 0 for rows without one.
     codes: NDArray[np.int8] | None = None
-    #: The policy leaves GPUs idle on purpose, and says why.
+    #: Why the policy leaves GPUs idle on purpose; None if it does not.
     idle_because: str | None = None

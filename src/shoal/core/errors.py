@@ -1,4 +1,4 @@
-"""Errors that a person can act on: one line that says what is wrong, where, and what to do."""
+"""Errors that a user can act on: one line that says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 
 
 class ShoalError(ValueError):
-    """Something the user gave cannot be used. The message is one line and names the remedy."""
+    """Invalid input from the user. The message is one line and names the remedy."""
 
 
 class RunLost(ShoalError):
-    """Something ended that nobody asked to end; nothing was wrong with what the user gave."""
+    """A process ended unexpectedly. The input of the user was valid."""
 
     exit_code = 1
 
 
 class InputError(ShoalError):
-    """Bad input, with the place where it stands: file, line and field where they are known."""
+    """Invalid input with its location: file, line and field, if known."""
 
     def __init__(
         self, message: str, *, file: str | None = None, line: int | None = None, field: str | None = None
@@ -33,7 +33,7 @@ class InputError(ShoalError):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A suggestion to append to an error about an unknown word, or what is known if nothing is near."""
+    """A suggestion for an error about an unknown word: the closest known word, or all of them."""
     choices = sorted(known)
     folded = {choice.lower(): choice for choice in choices}
     near = difflib.get_close_matches(word.lower(), folded, n=1, cutoff=0.55)

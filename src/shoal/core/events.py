@@ -1,4 +1,4 @@
-"""What happens to jobs and nodes: the scheduler's only input besides the clock."""
+"""Events of jobs and nodes: the only input of the scheduler besides the time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.core.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A job arrives. `job_id` grows with each submission: it is the order of submission."""
+    """A job arrives. `job_id` increases with each submission, so it is the order of submission."""
 
     job_id: int
     job: Job
@@ -19,21 +19,21 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job has done its work; its GPUs are free."""
+    """A job has completed its work. Its GPUs are free."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A job was withdrawn; its GPUs are free."""
+    """A job was cancelled. Its GPUs are free."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The owner pauses a job (`held`) or lets it go on."""
+    """The owner holds a job, or releases it."""
 
     job_id: int
     held: bool
@@ -41,20 +41,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """The owner changes the range of a job."""
+    """The owner changes the GPU range of a job."""
 
     job_id: int
     min_gpus: int
     max_gpus: int
-    #: What it is to have of policies that do not resize; None: as before, as far as the range allows.
+    #: Its size under policies that do not resize; None: the current one, clipped to the new range.
     requested_gpus: int | None = None
-    #: What is known of its speed for the new range; None: as before.
+    #: Its speed for the new range; None: unchanged.
     profile: Profile | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What is known of a job's speed has changed."""
+    """The profile of a job has changed."""
 
     job_id: int
     profile: Profile
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """The autoscaler wants no more than so many GPUs for a job (None: any number), and says why."""
+    """The autoscaler limits a job to this many GPUs (None: no limit) for this reason."""
 
     job_id: int
     gpus: int | None
@@ -71,21 +71,21 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is gone, or taken out of use; jobs on it lose those GPUs."""
+    """A node is lost or drained. Jobs on it lose its GPUs."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeBack:
-    """A node can be used again."""
+    """A node is usable again."""
 
     node: int
 
 
 @dataclass(frozen=True, slots=True)
 class TicketsChanged:
-    """A user's tickets change, or a user joins (by a name not seen before)."""
+    """The tickets of a user change. An unknown name adds a user."""
 
     user: str
     tickets: float
@@ -93,7 +93,7 @@ class TicketsChanged:
 
 @dataclass(frozen=True, slots=True)
 class Timer:
-    """The time a policy asked for has come."""
+    """The time that a policy asked for has been reached."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""What a user submits: a range of GPUs, how the job may change size, and what is known of it."""
+"""A job as a user submits it: a range of GPUs, its amount of work, and how it may be resized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.core.errors import ShoalError
 
 
 class Kind(enum.StrEnum):
-    """How a job's processes exchange gradients, which decides what a share is."""
+    """How the processes of a job exchange gradients. This determines what a share consists of."""
 
     #: A share of n GPUs is n equal workers.
     ALL_REDUCE = "all-reduce"
@@ -20,7 +20,7 @@ class Kind(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuRange:
-    """`min..max` GPUs: a job runs with at least `min` or not at all, and never with more than `max`."""
+    """`min..max` GPUs: a job runs with at least `min` GPUs or not at all, and never with more than `max`."""
 
     min: int
     max: int
@@ -46,24 +46,24 @@ class GpuRange:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as submitted; what changes while it runs is in the view, not here."""
+    """A job as submitted. State that changes while it runs is in the view."""
 
     name: str
     submit_s: float
     gpus: GpuRange
-    #: The size the owner asked for: what policies that do not resize give it.
+    #: The size that the owner requests. Policies that do not resize use it.
     requested_gpus: int
     user: str = "default"
     model: str = ""
-    #: Total work; None when the owner does not know.
+    #: Total work; None if unknown.
     iterations: float | None = None
     kind: Kind = Kind.ALL_REDUCE
     #: GPU types the job may use; empty means any.
     gpu_types: tuple[str, ...] = ()
     weight: float = 1.0
-    #: Part of a GPU each worker needs; below 1 the GPU may be shared with another job.
+    #: Fraction of a GPU that each worker needs. Below 1 the GPU may be shared with another job.
     gpu_fraction: float = 1.0
-    #: How its size is searched while it runs (`knowledge.size_search` reads it); empty: not at all.
+    #: How the autoscaler searches for its size (parsed by `knowledge.size_search`); empty: not at all.
     autoscale: str = ""
 
     def __post_init__(self) -> None:

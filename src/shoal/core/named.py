@@ -1,4 +1,4 @@
-"""Things with a name: those of Shoal, and those that other packages add by an entry point."""
+"""Plug-ins by name: those of Shoal, and those that other packages register as entry points."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.core.errors import ShoalError, did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """One kind of them. `built_in` is name -> module:attribute, so that listing the names imports nothing."""
+    """One kind of plug-in. `built_in` maps a name to module:attribute, so that listing names imports nothing."""
 
     kind: str
     group: str
@@ -24,7 +24,7 @@ class Named:
         return [*self.built_in, *added]
 
     def find(self, name: str) -> Any:
-        """What the name stands for; an error with a suggestion if it stands for nothing."""
+        """The object with this name. An unknown name raises an error with a suggestion."""
         if name in self.built_in:
             module, _, attribute = self.built_in[name].partition(":")
             return getattr(import_module(module), attribute)
@@ -36,7 +36,7 @@ class Named:
     def _load(self, entry: EntryPoint) -> Any:
         try:
             return entry.load()
-        except Exception as error:  # another package may fail in any way; people get a sentence
+        except Exception as error:  # code of another package may raise anything
             raise ShoalError(
                 f"{self.kind} {entry.name!r} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
             ) from error

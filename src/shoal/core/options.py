@@ -1,4 +1,4 @@
-"""Options of policies and placements: a frozen dataclass, filled from text such as `quantum_s=3600`."""
+"""Options of policies and placements: a frozen dataclass, read from text such as `quantum_s=3600`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class NoOptions:
 
 
 def make_options(named: Any, given: dict[str, str], what: str = "policy") -> Any:
-    """Options of a policy (or of another thing with a name) from words (`quantum_s=3600`), checked by type."""
+    """The options of a policy or placement from text (`{"quantum_s": "3600"}`), checked by type."""
     cls = named.Options
     known = {f.name for f in dataclasses.fields(cls)}
     hints = get_type_hints(cls)
@@ -31,7 +31,7 @@ def make_options(named: Any, given: dict[str, str], what: str = "policy") -> Any
 
 
 def at_least_a_second(option: str, seconds: float, policy: str) -> None:
-    """Jobs take turns in seconds or more: a policy that wakes up more often does hardly anything else."""
+    """Reject a quantum below one second: the scheduler would do little else than decide."""
     if not seconds >= 1:
         raise ShoalError(f"option {option}={seconds:g} of policy {policy!r} must be 1 second or more")
 

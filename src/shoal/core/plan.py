@@ -1,4 +1,4 @@
-"""Shares, placements, commands and plans: what the scheduler decides, as values."""
+"""Shares, placements, commands and plans: the values that the scheduler decides."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.core.reason import Reason
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How many GPUs of one type a job has, and, for parameter-server jobs, how many servers."""
+    """The number of GPUs of one type that a job has and, for parameter-server jobs, the number of servers."""
 
     gpus: int = 0
     gpu_type: str = ""
@@ -24,19 +24,19 @@ class Share:
         return self.gpus > 0
 
 
-#: Which GPUs a share is: (node index, how many of its GPUs), by ascending node. Empty for a pool.
+#: The GPUs of a share: (node index, number of its GPUs), by ascending node. Empty for a pool.
 Placement = tuple[tuple[int, int], ...]
 
 NO_SHARE = Share()
 
-#: A share that was given before is not made again.
+#: Reuses equal shares.
 _share = lru_cache(4096)(Share)
 
-#: What a change of share is called; those that release GPUs come first.
+#: The names of share changes. Those that release GPUs come first.
 VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
 PAUSE, SHRINK, GROW, MIGRATE, START, RESUME = range(len(VERBS))
 
-#: A change of share as a line of numbers: the columns of `Plan.changes`. A row is that of the view when it was decided.
+#: The columns of `Plan.changes`. ROW is the row of the job in the view at the time of the decision.
 CHANGE_COLUMNS = 7
 ROW, JOB, GPUS, TYPE, SERVERS, GENERATION, VERB = range(CHANGE_COLUMNS)
 NO_CHANGES: NDArray[np.int64] = np.empty((0, CHANGE_COLUMNS), np.int64)
@@ -44,9 +44,9 @@ NO_CHANGES: NDArray[np.int64] = np.empty((0, CHANGE_COLUMNS), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Reconfigure:
-    """The one command that changes a job's workers: lead it to `generation` with this share, there.
+    """The only command that changes a job's workers: reconfigure to `generation` with this share and placement.
 
-    Start, grow, shrink, migrate, pause and resume are all this; `verb` names which for people.
+    Start, grow, shrink, migrate, pause and resume are all this command; `verb` names which one, for display.
     """
 
     job: int
@@ -54,13 +54,13 @@ class Reconfigure:
     share: Share
     placement: Placement
     verb: str
-    #: Number of the plan that decided it; the plan's events are its causes.
+    #: Number of the plan that contains it; the causes are the events of that plan.
     plan: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a plan means for one job. A job below its wish cannot be without a reason."""
+    """The result of a plan for one job. A job below its wish always has a reason."""
 
     job: int
     share: Share
@@ -74,23 +74,23 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The outcome of one cycle: commands to carry out, and when to be called again."""
+    """The result of one cycle: commands to carry out, and the time of the next decision."""
 
     number: int
     now_s: float
-    #: [change, column]: what changes, as numbers, releases first.
+    #: [change, column]: the changes as numbers, those that release GPUs first.
     changes: NDArray[np.int64]
-    #: When the policy wants to decide again though nothing happens; infinity for never.
+    #: When the policy decides again even if no event occurs; infinity for never.
     wake_s: float
-    #: What caused this plan: ids of the events taken in.
+    #: Ids of the events that caused this plan.
     causes: range
-    #: What the numbers of types mean, and where the jobs that change are to be (nowhere in particular in a pool).
+    #: Names of the GPU types by index, and the placements of the jobs that change (empty in a pool).
     gpu_types: tuple[str, ...]
     where: Mapping[int, Placement]
 
     @cached_property
     def commands(self) -> tuple[Reconfigure, ...]:
-        """The changes for those who carry them out; made when asked for, as most simulations do with the numbers."""
+        """The changes as commands. Built on first access, because most simulations only use the numbers."""
         return tuple([self._command(*change) for change in self.changes.tolist()])
 
     def _command(

@@ -1,7 +1,7 @@
-"""What is known of a job's speed: iterations per second by share, GPU type and number of nodes.
+"""The speed of a job: iterations per second by share, GPU type and number of nodes.
 
-Between measured points the time per iteration is interpolated linearly, as the published AFS results do;
-this makes the speed convex inside a segment. Interpolating the speed instead is an option.
+Between measured points the time per iteration is interpolated linearly, as in the published AFS results.
+This makes the speed convex inside a segment. Interpolating the speed instead is an option.
 """
 
 from __future__ import annotations
@@ -12,24 +12,23 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray
 from shoal.core.errors import ShoalError, did_you_mean
 
-FloatArray = NDArray[np.float64]
 Interpolation = Literal["time", "throughput"]
 
-#: The key of a curve that holds for every GPU type.
+#: The key of a curve that is valid for every GPU type.
 ANY_TYPE = "*"
 
 
-#: No step is shorter; the speed would be beyond all numbers.
+#: Shortest time per iteration. Below it the speed would overflow.
 _LEAST_S = 1e-300
 
 
 @dataclass(frozen=True, eq=False)
 class SpeedCurve:
-    """Iterations per second for 0, 1, 2, ... GPUs; 0 where a share cannot run."""
+    """Iterations per second with 0, 1, 2, ... GPUs; 0 for a share that cannot run."""
 
     speed: FloatArray
 
@@ -62,22 +61,22 @@ class SpeedCurve:
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """Speed curves of one kind of job: by GPU type, and within a type by the number of nodes it spans.
+    """Speed curves of one kind of job: by GPU type, and within a type by the number of nodes.
 
-    The curve for 0 nodes is the one that decisions are made with: the share packed on as few nodes as
-    were measured for it. Placement-sensitive speed is looked up with `speed(...)`.
+    Decisions use the curve for 0 nodes: each share packed on the fewest nodes that were measured for it.
+    `speed(...)` returns the speed on a number of nodes.
     """
 
     model: str
     #: {gpu_type or ANY_TYPE: {nodes or 0: curve}}
     curves: Mapping[str, Mapping[int, SpeedCurve]]
-    #: Of parameter-server jobs: iterations per second by [servers - 1, workers - 1]. The curves then are those
-    #: of as many servers as workers, which is what policies that only count GPUs give them.
+    #: For parameter-server jobs: iterations per second by [servers - 1, workers - 1]. `curves` then assumes as
+    #: many servers as workers, because that is what policies that only count GPUs give them.
     by_servers: FloatArray | None = None
 
     @classmethod
     def of(cls, model: str, points: Mapping[int, float], interpolation: Interpolation = "time") -> Profile:
-        """A profile for one type of GPU and no known dependence on placement."""
+        """A profile for every GPU type that does not depend on the placement."""
         return cls(model, {ANY_TYPE: {0: SpeedCurve.from_points(points, interpolation)}})
 
     @classmethod
@@ -116,14 +115,14 @@ class Profile:
 
     @cached_property
     def tells_nodes(self) -> bool:
-        """Whether it says how the speed depends on the number of nodes."""
+        """Whether the speed depends on the number of nodes."""
         return any(nodes > 0 for by_nodes in self.curves.values() for nodes in by_nodes)
 
     def knows(self, gpu_type: str) -> bool:
         return gpu_type in self.curves or ANY_TYPE in self.curves
 
     def curve(self, gpu_type: str) -> SpeedCurve:
-        """The curve that decisions on this GPU type are made with."""
+        """The curve for decisions on this GPU type."""
         by_nodes = self.curves.get(gpu_type) or self.curves.get(ANY_TYPE)
         if by_nodes is None:
             raise ShoalError(
@@ -133,16 +132,16 @@ class Profile:
         return by_nodes[0]
 
     def speeds_on(self, gpu_type: str) -> FloatArray:
-        """That curve, as long as the longest of any type: 0 beyond its own points, where it cannot run."""
+        """The same curve, padded with 0 to the length of the longest curve of any type."""
         own = self.curve(gpu_type).speed
         longest = max(len(by_nodes[0].speed) for by_nodes in self.curves.values())
         return np.concatenate([own, np.zeros(longest - len(own))])
 
     def speed(self, gpu_type: str, gpus: int, nodes: int = 0) -> float:
-        """Iterations per second of `gpus` GPUs on `nodes` nodes (0: packed), as nearly as was measured.
+        """Iterations per second with `gpus` GPUs on `nodes` nodes (0: packed).
 
-        Where this number of nodes was not measured for the share, the next smaller one that was counts,
-        and the packed curve where there is none.
+        If this number of nodes was not measured for the share, use the next smaller number that was
+        measured, or else the packed curve.
         """
         by_nodes = self.curves.get(gpu_type) or self.curves.get(ANY_TYPE) or {}
         for measured in sorted((n for n in by_nodes if 0 < n <= nodes), reverse=True):

@@ -1,4 +1,4 @@
-"""Why a job does not have all it could use: a code, the numbers behind it, and a sentence."""
+"""Why a job has fewer GPUs than it could use: a code, the numbers behind it, and a sentence."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 
 class Code(enum.IntEnum):
-    """In order of precedence: of several that hold, the first is the reason."""
+    """In order of precedence: if several apply, the first is the reason."""
 
-    NONE = 0  #: the job has its full wish; not a reason
+    NONE = 0  #: the job has all GPUs it could use; not a reason
     HELD = 1
     MISCONFIGURED = 2
     INFEASIBLE = 3
@@ -25,17 +25,17 @@ class Code(enum.IntEnum):
     COOL_DOWN = 12
     NOT_WORTH_IT = 13
     PENDING_EVALUATION = 14
-    STRAGGLER = 15  #: of one worker: why it is replaced
+    STRAGGLER = 15  #: why a worker is replaced
 
     @property
     def label(self) -> str:
-        """As it is written for people and in JSON: `WaitingForCapacity`."""
+        """The name in messages and in JSON: `WaitingForCapacity`."""
         return "".join(part.capitalize() for part in self.name.split("_"))
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Never without a sentence and never for a job that lacks nothing."""
+    """A reason always has a sentence, and only a job below its wish has one."""
 
     code: Code
     sentence: str

@@ -1,23 +1,20 @@
-"""Speed curves of all profiles, end to end in one array, so that kernels can index them."""
+"""The speed curves of all profiles, concatenated in one array that kernels index."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.profile import Profile
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int32]
 
 
 class SpeedTables:
-    """The curves of all profiles seen, by GPU type of one cluster."""
+    """The curves of all known profiles, by GPU type of one cluster."""
 
     def __init__(self, gpu_types: tuple[str, ...]) -> None:
         self.gpu_types = gpu_types
         self.values: FloatArray = np.zeros(1024)
-        self._end = 1  # offset 0 is the curve of length one that never runs
+        self._end = 1  # offset 0 holds the curve of a job that cannot run: the single speed 0
         self._rows: dict[int, tuple[Profile, IntArray, IntArray]] = {}
         self._curves: dict[bytes, int] = {}
 
@@ -34,7 +31,7 @@ class SpeedTables:
                 if profile.knows(gpu_type):
                     at[i] = self._append(profile.speeds_on(gpu_type))
                     longest[i] = profile.curve(gpu_type).max_gpus
-            # The profile is kept with its rows, so that its id cannot be used again by another.
+            # Keep a reference to the profile, so that no other object gets its id.
             known = self._rows[id(profile)] = (profile, at, longest)
         return known[1], known[2]
 

@@ -1,6 +1,6 @@
-"""Rows by their keys, equal ones as they stood: `np.argsort(keys, kind="stable")` for kernels.
+"""A stable argsort for kernels: `np.argsort(keys, kind="stable")`.
 
-Numba's own takes 1.8 s to compile where a policy is used for the first time; this takes a fraction of that.
+Numba's own takes 1.8 s to compile at the first use of a policy. This one takes a fraction of that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shoal.core.compiled import kernel
 
-#: Runs of this many are sorted by insertion.
+#: Runs of this length are sorted by insertion, then merged.
 _RUN = 16
 
 
@@ -19,7 +19,7 @@ def stable_order(keys: NDArray[np.float64]) -> NDArray[np.intp]:
     """The indices of `keys`, smallest first."""
     n = len(keys)
     order, spare = np.empty(n, np.intp), np.empty(n, np.intp)
-    for i in range(n):  # insert it among those of its run that are there
+    for i in range(n):
         at, begin, key = i, i - i % _RUN, keys[i]
         while at > begin and keys[order[at - 1]] > key:
             order[at] = order[at - 1]

@@ -1,4 +1,4 @@
-"""The GPUs that can be shared out now."""
+"""The GPUs that can be allocated now."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shoal.core.cluster import Cluster
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The GPUs there are to share out now: the cluster less what is lost or taken out of use."""
+    """The GPUs that can be allocated now: those of the cluster without lost and drained nodes."""
 
     cluster: Cluster
-    #: GPUs in use-able state, by type and by node.
+    #: Usable GPUs, by type and by node.
     gpus_of_type: IntArray
     gpus_of_node: IntArray
     total_gpus: int
@@ -25,7 +25,7 @@ class Supply:
         return cls(cluster, cluster.gpus_of_type, cluster.gpus_of_node, cluster.total_gpus)
 
     def without(self, lost_nodes: set[int]) -> Supply:
-        """What is left when these nodes are gone."""
+        """The supply without these nodes."""
         up = self.cluster.gpus_of_node.copy()
         up[list(lost_nodes)] = 0
         by_type = np.bincount(self.cluster.type_of_node, weights=up, minlength=len(self.gpus_of_type))

@@ -1,8 +1,8 @@
-"""The view a policy decides on: one row per active job, in order of submission, as arrays.
+"""The view on which a policy decides: one row per active job, in order of submission, as arrays.
 
-The arrays are kept up to date and never rebuilt: a job that arrives is appended, a job that leaves is
-closed up, and progress is settled only for jobs whose share changes. Columns are attributes of `View`;
-they are slices of the storage, cut when they are asked for, so do not keep them over changes of the rows.
+The arrays are updated, never rebuilt: a job that arrives is appended, the row of a job that leaves is
+removed, and progress is computed only for jobs whose share changes. Columns are attributes of `View`. They are
+slices of the storage, so do not keep them while rows are added or removed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from shoal.core.speed_tables import SpeedTables
 from shoal.core.view_kernels import FLOATS, INTS, MAX_GPUS
 
 _NONE: IntArray = np.empty(0, np.int32)
-_NOBODY: NDArray[np.bool_] = np.empty(0, np.bool_)
+_NONE_MOVED: NDArray[np.bool_] = np.empty(0, np.bool_)
 
 
 class View:
-    """One row per active job. `job_ids` ascends, so a job's row is found by bisection."""
+    """One row per active job. `job_ids` is in ascending order, so that a row is found by bisection."""
 
     submit_s: FloatArray
     weight: FloatArray
@@ -49,16 +49,16 @@ class View:
     servers: IntArray
     is_ps: IntArray
     generation: IntArray
-    #: [gpu type, row]: where the job's speed curve for that type begins in `speeds`; 0 if it may not use it
+    #: [gpu type, row]: offset of the job's speed curve for that type in `speeds`; 0 if it may not use the type
     speed_at: IntArray
-    #: [gpu type, row]: the largest share on that type that the job can use; 0 if it may not use it
+    #: [gpu type, row]: the largest share of that type that the job can use; 0 if it may not use the type
     type_max: IntArray
 
     def __init__(
         self, gpu_types: tuple[str, ...], total_gpus: int, policy_columns: tuple[str, ...] = ()
     ) -> None:
         self.gpu_types = gpu_types
-        #: Names of the columns in which the policy keeps its own state of each job; see `column`.
+        #: Names of the columns with the policy's own state of each job; see `column`.
         self.policy_columns = policy_columns
         self.total_gpus = total_gpus
         self.tables = SpeedTables(gpu_types)
@@ -68,9 +68,9 @@ class View:
         self._floats: FloatArray = np.zeros((len(FLOATS) + len(policy_columns), 64))
         self._ints: IntArray = np.zeros((len(INTS) + 2 * types, 64), np.int32)
         self._order: list[int] = []
-        #: By job id, of parameter-server jobs where it is known: speed by [servers - 1, workers - 1].
+        #: Speeds of parameter-server jobs by [servers - 1, workers - 1], by job id, where they are known.
         self.by_servers: dict[int, FloatArray] = {}
-        #: The time of the cycle that is being decided.
+        #: The time of the current decision.
         self.now_s = 0.0
         self.cells = SimpleNamespace()
         self._lay_cells()
@@ -85,7 +85,7 @@ class View:
 
     @property
     def speeds(self) -> FloatArray:
-        """All speed curves end to end: job `row` runs at `speeds[speed_at[t, row] + gpus]` on type `t`."""
+        """All speed curves, concatenated: job `row` runs at `speeds[speed_at[t, row] + gpus]` on type `t`."""
         return self.tables.values
 
     def column(self, name: str) -> FloatArray:
@@ -93,7 +93,8 @@ class View:
         return self._floats[len(FLOATS) + self.policy_columns.index(name), : self.n]
 
     def _grow(self) -> None:
-        """Before the storage is full: slices of all of it are of another layout, and kernels compiled again for it."""
+        """Double the storage. It is never full: a slice of all of it would have another memory layout, and
+        kernels would be compiled again for that."""
 
         def double(a: NDArray[np.generic]) -> NDArray[np.generic]:
             return np.concatenate([a, np.zeros_like(a)], axis=-1)
@@ -104,14 +105,14 @@ class View:
         self._lay_cells()
 
     def _lay_cells(self) -> None:
-        """`cells.<column>[row]` is one cell as a plain number, without cutting the column; for work on few rows."""
+        """Set up `cells`: `cells.<column>[row]` is one number. For few rows this is faster than a slice."""
         for i, name in enumerate(FLOATS):
             setattr(self.cells, name, memoryview(self._floats[i]))
         for i, name in enumerate(INTS):
             setattr(self.cells, name, memoryview(self._ints[i]))
 
     def __getstate__(self) -> dict[str, Any]:
-        """Cells are windows on the storage: a copy gets its own, see `__setstate__`."""
+        """Leave out `cells`, which are views of the storage; `__setstate__` sets them up again."""
         return {k: v for k, v in self.__dict__.items() if k != "cells"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -135,7 +136,7 @@ class View:
         return row < self.n and self._order[row] == job_id
 
     def add(self, job_id: int, job: Job, profile: Profile, user: int, now_s: float) -> int:
-        """Append a job that has just been submitted; its id must be above all before it."""
+        """Append a job that has just been submitted. Its id must exceed all previous ids."""
         n = self.n
         if n and job_id <= self._order[-1]:
             raise ValueError(f"job ids must ascend: {job_id} after {self._order[-1]}")
@@ -154,7 +155,7 @@ class View:
         return n
 
     def set_profile(self, row: int, job: Job, profile: Profile) -> None:
-        """Let the row use this profile from now on, on the types the job allows."""
+        """Set the profile of a row, for the GPU types that the job allows."""
         limits = self._limits_of(job, profile)
         self._ints[len(INTS) :, row], self._ints[MAX_GPUS, row] = limits
         if profile.by_servers is not None and job.kind is Kind.PARAMETER_SERVER:
@@ -167,20 +168,20 @@ class View:
 
     @property
     def profiles_known(self) -> int:
-        """How many profiles the tables hold, of jobs that have left and of former measurements, too."""
+        """The number of profiles in the tables, including those of former jobs and of earlier measurements."""
         return len(self.tables)
 
     def forget_profiles(self) -> None:
-        """Begin the tables anew; every row must be given its profile again."""
+        """Clear the tables. Call `set_profile` for every row afterwards."""
         self.tables = SpeedTables(self.gpu_types)
         self._limits.clear()
 
     def most_useful(self, job: Job, profile: Profile) -> int:
-        """What the job can use at most: by its range, its profile and the cluster."""
+        """The most GPUs that the job can use, by its range, its profile and the cluster."""
         return self._limits_of(job, profile)[1]
 
     def _limits_of(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
-        """(speed_at and type_max of all types, end to end; max_gpus)."""
+        """(speed_at and type_max of all types, concatenated; max_gpus)."""
         key = (id(profile), job.gpus.max, job.gpu_types)
         limits = self._limits.get(key)
         if limits is None:
@@ -198,19 +199,19 @@ class View:
         return np.concatenate([np.where(allowed, at, 0), most]).astype(np.int32), max(most)
 
     def _useful(self, at: int, longest: int) -> int:
-        """The smallest share that is as fast as any up to `longest`: more would only slow the job down."""
+        """The smallest of the fastest shares up to `longest`. A larger share would not be faster."""
         return int(np.argmax(self.speeds[at : at + longest + 1]))
 
     def remove(self, job_id: int) -> None:
-        """Close up over the row of a job that has left."""
+        """Remove the row of a job that has left."""
         row, n = self.row(job_id), self.n
         del self._order[row]
         self.by_servers.pop(job_id, None)
-        view_kernels.close_up(self._ids, self._floats, self._ints, row, n)
+        view_kernels.remove_row(self._ids, self._floats, self._ints, row, n)
         self.n = n - 1
 
     def sum_and_first_beyond(self, gpus: IntArray) -> tuple[int, int]:
-        """How many GPUs these shares are, and the first row whose share is beyond what its job takes, or -1."""
+        """The sum of these shares, and the first row whose share is out of bounds, or -1."""
         return view_kernels.sum_and_first_beyond(self._ints, gpus)
 
     def set_shares(
@@ -221,10 +222,10 @@ class View:
         moved: NDArray[np.bool_] | None,
         now_s: float,
     ) -> NDArray[np.int64]:
-        """Give every row its share of a decision from now on; returns what changes, as `Plan.changes`.
+        """Set the share of every row; return the changes in the form of `Plan.changes`.
 
-        Without types there is only one; without servers they are as many as GPUs, for jobs that use them. Rows that
-        have `moved` change though their share is the same.
+        Without `gpu_types` there is only one type. Without `servers`, jobs that use servers get as many as
+        GPUs. A row in `moved` changes even if its share is the same.
         """
         types = _NONE if gpu_types is None else gpu_types
         ps = _NONE if servers is None else servers
@@ -236,20 +237,20 @@ class View:
             gpus,
             types,
             ps,
-            _NOBODY if moved is None else moved,
+            _NONE_MOVED if moved is None else moved,
             now_s,
             changes,
         )
         return changes[:count]
 
     def go_on(self, changes: NDArray[np.int64], now_s: float) -> FloatArray:
-        """The rows that just changed go on from now at the speed of their curves; returns when each will be through."""
+        """Let the rows that just changed run from now at the speed of their curves; return when each will end."""
         ends = np.empty(len(changes))
         view_kernels.go_on(self._floats, self._ints, self.tables.values, changes, now_s, ends)
         return ends
 
     def dump(self, row: int) -> dict[str, float | int | None]:
-        """The row as plain data; infinity and nan become None, told apart by `load`."""
+        """The row as plain data. Infinity and nan become None; `load` restores them by column."""
         values: dict[str, float | int | None] = {}
         for i, name in enumerate((*FLOATS, *self.policy_columns)):
             value = float(self._floats[i, row])
@@ -259,7 +260,7 @@ class View:
         return values
 
     def load(self, row: int, values: dict[str, float | int | None]) -> None:
-        """Set the row from what `dump` gave."""
+        """Set the row from the result of `dump`."""
         for i, name in enumerate((*FLOATS, *self.policy_columns)):
             value = values[name]
             missing = np.nan if name in ("total", "remaining") else np.inf
@@ -268,14 +269,14 @@ class View:
             self._ints[i, row] = int(values[name] or 0)
 
     def park(self, job_id: int) -> tuple[FloatArray, IntArray]:
-        """Take a job out of the view for a while; what is known of it is returned for `unpark`."""
+        """Remove a job from the view for a while; return its row for `unpark`."""
         row = self.row(job_id)
         kept = self._floats[:, row].copy(), self._ints[:, row].copy()
         self.remove(job_id)
         return kept
 
     def unpark(self, job_id: int, kept: tuple[FloatArray, IntArray]) -> None:
-        """Put a parked job back at its place in the order of submission."""
+        """Insert a parked job at its place in the order of submission."""
         n = self.n
         if n + 1 == len(self._ids):
             self._grow()
@@ -289,7 +290,7 @@ class View:
         self.n = n + 1
 
     def remaining_now(self, now_s: float) -> FloatArray:
-        """Iterations left at `now_s`, by what was last settled and the rate since."""
+        """Iterations left at `now_s`."""
         left = np.empty(self.n)
         view_kernels.left_now(self._floats, now_s, left)
         return left

@@ -1,6 +1,6 @@
-"""The columns of the view, and what is done to all its rows at each decision, as kernels.
+"""The columns of the view, and the kernels that update its rows at each decision.
 
-They fill arrays that they are given: to hand one back to Python takes as long as a short kernel does.
+The kernels fill arrays of the caller, because returning a new array to Python takes as long as a short kernel.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from shoal.core.plan import (
 FLOATS = (
     "submit_s",  #: when the job arrived
     "weight",  #: the owner's weight among their own jobs
-    "total",  #: total iterations; nan when unknown
+    "total",  #: total iterations; nan if unknown
     "remaining",  #: iterations left at `settled_s`
     "rate",  #: iterations per second since `settled_s`
-    "settled_s",  #: when `remaining` was true; in the future while a job is between two shares
+    "settled_s",  #: the time of `remaining`; in the future while a job is reconfigured
     "first_start_s",  #: when it first got a share; inf before
-    "last_start_s",  #: when it last went from no share to some; inf before
+    "last_start_s",  #: when it last started or resumed; inf before
     "changed_s",  #: when its share last changed
     "attained_gpu_s",  #: GPU-seconds received up to `changed_s`
 )
 INTS = (
     "user",  #: index of the owner
     "min_gpus",
-    "max_gpus",  #: what it can use at most: its range, its profile and the cluster
+    "max_gpus",  #: the most it can use, by its range, its profile and the cluster
     "requested_gpus",
-    "gpus",  #: its share now
-    "gpu_type",  #: the type of its share now, -1 without one
-    "servers",  #: parameter servers of its share now
+    "gpus",  #: its current share
+    "gpu_type",  #: the GPU type of its current share; -1 without one
+    "servers",  #: the parameter servers of its current share
     "is_ps",  #: 1 for parameter-server jobs
     "generation",  #: version of its set of workers
 )
@@ -62,7 +62,7 @@ _USER, _MIN_GPUS, MAX_GPUS, _REQUESTED_GPUS = (
 _GPUS, _GPU_TYPE, _SERVERS, _IS_PS, _GENERATION = (
     INTS.index(name) for name in ("gpus", "gpu_type", "servers", "is_ps", "generation")
 )
-_SPEED_AT = len(INTS)  # where curves begin comes after these, a row for each type
+_SPEED_AT = len(INTS)  # the rows of `View.speed_at`, one per GPU type, follow these
 
 
 @kernel
@@ -79,7 +79,7 @@ def fill_row(
     is_ps: bool,
     now_s: float,
 ) -> None:
-    """A job that has just arrived and has no share; its limits are set apart."""
+    """Fill the row of a job that has just arrived. `View.set_profile` sets its limits."""
     for column in range(len(floats)):
         floats[column, row] = 0.0
     for column in range(len(ints)):
@@ -93,9 +93,9 @@ def fill_row(
 
 
 @kernel
-def close_up(ids: NDArray[np.int64], floats: FloatArray, ints: IntArray, row: int, n: int) -> None:
-    """Of `n` rows, those behind this one move up by one."""
-    behind = ids[row:n]  # loops over such slices move memory as a whole
+def remove_row(ids: NDArray[np.int64], floats: FloatArray, ints: IntArray, row: int, n: int) -> None:
+    """Remove one of `n` rows: the rows behind it move up by one."""
+    behind = ids[row:n]  # a loop over a slice compiles to one move of memory
     for i in range(len(behind) - 1):
         behind[i] = behind[i + 1]
     for column in range(len(floats)):
@@ -118,9 +118,9 @@ def left_now(floats: FloatArray, now_s: float, left: FloatArray) -> None:
 
 @kernel
 def sum_and_first_beyond(ints: IntArray, gpus: IntArray) -> tuple[int, int]:
-    """How many GPUs these shares are together, and the first that is neither none nor within its bounds, or -1.
+    """The sum of these shares, and the first row whose share is neither 0 nor within its bounds, or -1.
 
-    The most a job can use may be less than it requested, and a policy that does not resize gives it that.
+    A policy that does not resize gives a job its requested size, which may exceed the most that it can use.
     """
     given, beyond = 0, -1
     for row in range(len(gpus)):
@@ -144,7 +144,7 @@ def set_shares(
     now_s: float,
     changes: NDArray[np.int64],
 ) -> int:
-    """See `View.set_shares`; `changes` gets a line for each row that changes, `moved` is used up. Returns how many."""
+    """See `View.set_shares`. Write each change to `changes`, clear `moved`, and return the number of changes."""
     count = 0
     for releases in (True, False):
         for row in range(len(gpus)):
@@ -188,7 +188,7 @@ def go_on(
     now_s: float,
     ends: FloatArray,
 ) -> None:
-    """See `View.go_on`; `ends` gets a time for each change."""
+    """See `View.go_on`. Write the end of each changed row to `ends`."""
     for i in range(len(changes)):
         row, gpus = changes[i, ROW], changes[i, GPUS]
         done = floats[_RATE, row] * max(now_s - floats[_SETTLED_S, row], 0.0)

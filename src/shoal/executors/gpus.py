@@ -1,10 +1,12 @@
-"""Which NVIDIA GPUs this machine has, asked of NVML if its library is there; nothing is imported for it."""
+"""The NVIDIA GPUs of this machine, read with NVML (nvidia-ml-py)."""
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
+import importlib
 import re
 from dataclasses import dataclass
+from types import ModuleType
 
 from shoal.executors.base import GpuUsage
 
@@ -17,75 +19,74 @@ class Gpu:
     memory_bytes: int
 
 
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+class NvmlError(Exception):
+    """NVML is not installed or does not answer."""
 
 
-class _Rates(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
+def open_nvml() -> ModuleType:
+    """Load and initialise NVML. Raise NvmlError with the reason if that is not possible."""
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        raise NvmlError("the package nvidia-ml-py is not installed") from None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError_LibraryNotFound:
+        raise NvmlError("the NVIDIA driver's library libnvidia-ml.so.1 is not installed") from None
+    except nvml.NVMLError as error:
+        raise NvmlError(f"the NVIDIA driver does not answer: {error}") from None
+    return nvml
 
 
-class Meter:
-    """Asks the driver what GPUs do, by their UUID. Its library is opened once: that takes longer than asking."""
+class UsageMeter:
+    """Reads the usage of GPUs by their UUID. It initialises NVML once, because that takes longer than a reading."""
 
     def __init__(self) -> None:
-        self._nvml: ctypes.CDLL | None = None
+        self._nvml: ModuleType | None = None
 
     def read(self, uuid: str) -> GpuUsage | None:
-        """None where the driver does not say."""
-        if self._nvml is None:
-            self._nvml = _opened()
-        handle, rates, memory = ctypes.c_void_p(), _Rates(), _Memory()
-        nvml = self._nvml
-        if nvml is None or nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != 0:
+        """Return None if the driver does not tell."""
+        try:
+            self._nvml = nvml = self._nvml or open_nvml()
+        except NvmlError:
             return None
-        if nvml.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(rates)) != 0:
-            return None
-        if nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) != 0:
+        try:
+            handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+            rates = nvml.nvmlDeviceGetUtilizationRates(handle)
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        except nvml.NVMLError:
             return None
         return GpuUsage(float(rates.gpu), memory.used / 2**20)
 
 
-def _opened() -> ctypes.CDLL | None:
-    try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return None
-    return nvml if nvml.nvmlInit_v2() == 0 else None
-
-
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """(the GPUs, why there are none)."""
+    """Return the GPUs, and the reason if there are none."""
     try:
-        nvml = ctypes.CDLL("libnvidia-ml.so.1")
-    except OSError:
-        return (), "the NVIDIA driver's library libnvidia-ml.so.1 is not installed"
-    if nvml.nvmlInit_v2() != 0:
-        return (), "the NVIDIA driver does not answer"
+        nvml = open_nvml()
+    except NvmlError as error:
+        return (), str(error)
+    gpus = []
     try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return (), "the NVIDIA driver does not say how many GPUs there are"
-        gpus = tuple(g for i in range(count.value) if (g := _gpu(nvml, i)) is not None)
-        return gpus, "" if gpus else "the NVIDIA driver knows of no GPU"
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):  # one broken GPU does not hide the others
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                name, uuid = nvml.nvmlDeviceGetName(handle), nvml.nvmlDeviceGetUUID(handle)
+                gpus.append(Gpu(index, str(name), str(uuid), _memory_bytes(nvml, handle)))
+    except nvml.NVMLError as error:
+        return (), f"the NVIDIA driver does not count its GPUs: {error}"
     finally:
         nvml.nvmlShutdown()
+    return tuple(gpus), "" if gpus else "the NVIDIA driver finds no GPU"
 
 
-def _gpu(nvml: ctypes.CDLL, index: int) -> Gpu | None:
-    handle, text, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), _Memory()
-    if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-        return None
-    name = uuid = ""
-    if nvml.nvmlDeviceGetName(handle, text, len(text)) == 0:
-        name = text.value.decode(errors="replace")
-    if nvml.nvmlDeviceGetUUID(handle, text, len(text)) == 0:
-        uuid = text.value.decode(errors="replace")
-    nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-    return Gpu(index, name, uuid, int(memory.total))
+def _memory_bytes(nvml: ModuleType, handle: object) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError:
+        return 0  # GPUs that share the machine's memory do not report it
 
 
 def type_word(name: str) -> str:
-    """`NVIDIA A100-SXM4-80GB` as the word users write: `a100`."""
+    """The word that users write for a GPU type: `a100` for `NVIDIA A100-SXM4-80GB`."""
     words = re.findall(r"[a-z]*\d+[a-z]*", name.lower())
     return words[0] if words else re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"

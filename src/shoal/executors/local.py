@@ -24,7 +24,7 @@ from typing import Any
 
 from shoal.executors import shim
 from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
-from shoal.executors.gpus import Meter, find_gpus, type_word
+from shoal.executors.gpus import UsageMeter, find_gpus, type_word
 from shoal.executors.warm import Warmer, may_be_warm
 
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
@@ -70,7 +70,7 @@ class LocalExecutor:
         self._delayed: dict[str, asyncio.Task[None]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
         self._nodes = self._find_nodes(virtual_gpus)
-        self._meter = Meter()
+        self._meter = UsageMeter()
 
     def _find_nodes(self, virtual_gpus: int | None) -> tuple[NodeInfo, ...]:
         if virtual_gpus is None:

@@ -56,7 +56,7 @@ class Forest:
         total = np.zeros(len(rounded))
         for tree in range(leaves.shape[1]):  # in order: floating-point sums depend on it
             total += leaves[:, tree]
-        return total / leaves.shape[1]
+        return np.asarray(total / leaves.shape[1])
 
     def to_dict(self) -> dict[str, Any]:
         return {

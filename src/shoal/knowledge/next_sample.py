@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.knowledge.speed import SpeedFit, is_config
+from shoal.knowledge.speed_fit import SpeedFit, is_config
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shoal.knowledge.speed import SpeedFit, fit_speed, is_config, is_duration
+from shoal.knowledge.speed_fit import SpeedFit, fit_speed, is_config, is_duration
 from shoal.knowledge.speed_models import MODELS, Floats, SpeedModel
 from shoal.knowledge.unknown import Unknown
 

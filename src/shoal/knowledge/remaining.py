@@ -166,7 +166,7 @@ def _epochs_until_row(fit: CurveFit, goal: DropBelow, start: float, row: int, li
 def _std(fit: CurveFit, by_a: Floats, by_floor: Floats) -> Floats:
     var_a, cov, var_floor = fit.covariance.T
     variance = by_a**2 * var_a + 2 * by_a * by_floor * cov + by_floor**2 * var_floor
-    return np.sqrt(np.maximum(variance, 0.0))
+    return np.asarray(np.sqrt(np.maximum(variance, 0.0)))
 
 
 class ConvergenceEstimator:

@@ -102,7 +102,7 @@ def _is_needed(option: dataclasses.Field[Any]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class SizeCap:
     """The size beyond which a job wants no more (None: it is not held), and why in a sentence."""
 
     gpus: int | None
@@ -128,8 +128,8 @@ class SizeSearch:
         self.hold = self._begin(min_gpus)
 
     @staticmethod
-    def _begin(gpus: int) -> Hold:
-        return Hold(
+    def _begin(gpus: int) -> SizeCap:
+        return SizeCap(
             gpus,
             f"the autoscaler measures {counted(gpus, 'GPU')} before it lets it have more",
             searching=True,
@@ -139,7 +139,7 @@ class SizeSearch:
         """A step of `samples`, or the mean of some, with so many GPUs."""
         return self.engine.observe(gpus, step_s, samples)
 
-    def decide(self, progress: Progress | None = None) -> Hold | None:
+    def decide(self, progress: Progress | None = None) -> SizeCap | None:
         """The new hold, None if the last one stands."""
         decision = self.engine.decide(progress)
         size = counted(decision.gpus, "GPU")
@@ -147,19 +147,19 @@ class SizeSearch:
             case "Measuring" | "Waiting":
                 return None
             case "Unknown":
-                hold = Hold(None, f"the autoscaler lets it have any size: unknown, because {decision.why}")
+                hold = SizeCap(None, f"the autoscaler lets it have any size: unknown, because {decision.why}")
             case "Climb" | "Descend" | "Gather":
                 text = f"the autoscaler tries {size}: {decision.why}"
-                hold = Hold(decision.gpus, text, searching=True)
+                hold = SizeCap(decision.gpus, text, searching=True)
             case _:
-                hold = Hold(decision.gpus, f"the autoscaler holds it at {size}: {decision.why}")
+                hold = SizeCap(decision.gpus, f"the autoscaler holds it at {size}: {decision.why}")
         # A sentence with slightly other numbers is no news.
         if (hold.gpus, hold.searching) == (self.hold.gpus, self.hold.searching):
             return None
         self.hold = hold
         return hold
 
-    def rescaled(self, min_gpus: int, max_gpus: int) -> Hold:
+    def rescaled(self, min_gpus: int, max_gpus: int) -> SizeCap:
         """The owner has changed the range: search anew within it, from what was measured last."""
         self.engine.conditions_changed(min_gpus=min_gpus, max_gpus=max_gpus)
         start = min(max(self.engine.gpus, min_gpus), max_gpus)
@@ -176,7 +176,7 @@ class SizeSearch:
             kept = state["engine"]
             search = cls(asked, kept["min_gpus"], kept["max_gpus"], options)
             search.engine = Autoscaler.from_dict(kept, search.engine.options, asked.heuristic)
-            search.hold = Hold(*state["hold"])
+            search.hold = SizeCap(*state["hold"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ShoalError(f"the saved search cannot be read: {type(error).__name__} {error}") from None
         return search

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shoal.knowledge.counts import MOST, is_count
 from shoal.knowledge.next_sample import next_sample
 from shoal.knowledge.online_speed import OnlineSpeed, Prediction, Source
-from shoal.knowledge.speed import SpeedFit
+from shoal.knowledge.speed_fit import SpeedFit
 from shoal.knowledge.speed_models import ALL_REDUCE, Floats
 from shoal.knowledge.unknown import Unknown
 

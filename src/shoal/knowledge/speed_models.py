@@ -59,7 +59,7 @@ def _sync_ps_rows(configs: Floats) -> Floats:
 def _async_ps_rows(configs: Floats) -> Floats:
     servers, workers, _ = configs.T
     per_worker = np.stack([np.ones_like(workers), workers / servers, workers, servers], axis=1)
-    return per_worker / workers[:, None]
+    return np.asarray(per_worker / workers[:, None])
 
 
 def _allreduce_rows(configs: Floats) -> Floats:

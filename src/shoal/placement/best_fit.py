@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
-from shoal.placement.base import Unplaced
-from shoal.placement.checked import amount
-from shoal.placement.liquid_score import LAMBDA, Containers, Spot, hops_to
+from shoal.placement.liquid_score import LAMBDA, ContainerPlacement, Containers, hops_to
+from shoal.placement.placer import Unplaced
 from shoal.placement.topology import Topology
+from shoal.placement.validate import amount
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
@@ -48,7 +48,7 @@ def best_fit(
     lam: float = LAMBDA,
     topology: Topology | None = None,
     kept: Sequence[int] = (),
-) -> Spot | Unplaced:
+) -> ContainerPlacement | Unplaced:
     """Nodes for the containers of one job, `used` being the GPUs in use on each node.
 
     `kept` are nodes of workers that stay where they are (not counted in `used`), for a job without servers.
@@ -77,7 +77,7 @@ def best_fit(
         running = float(scores[node])
         at.put(node, is_ps)
         open_nodes[node] = at.mine[node] + used[node] < total[node] and variant is not BestFit.REMOVE_ALWAYS
-    return Spot(tuple(at.ps), tuple(at.workers), running)
+    return ContainerPlacement(tuple(at.ps), tuple(at.workers), running)
 
 
 def check_used(total: IntArray, used: IntArray) -> None:

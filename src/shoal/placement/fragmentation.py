@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from shoal.core.cluster import Cluster
 from shoal.core.plan import Placement
-from shoal.placement.checked import whole
+from shoal.placement.validate import whole
 
 IntArray = NDArray[np.int32]
 

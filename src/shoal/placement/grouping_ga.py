@@ -24,11 +24,11 @@ from shoal.core.cluster import Cluster
 from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.placement import ga_kernels as ga
-from shoal.placement.base import Unplaced
 from shoal.placement.best_fit import BestFit, best_fit, check_used
-from shoal.placement.checked import amount, whole
-from shoal.placement.liquid_score import DOMAIN_HOP, FAR_HOP, LAMBDA, RACK_HOP, Containers, Spot
+from shoal.placement.liquid_score import DOMAIN_HOP, FAR_HOP, LAMBDA, RACK_HOP, ContainerPlacement, Containers
+from shoal.placement.placer import Unplaced
 from shoal.placement.topology import Topology
+from shoal.placement.validate import amount, whole
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
@@ -136,12 +136,12 @@ class Batch:
             search.lam,
         )
 
-    def spots(self, node_of: IntArray) -> tuple[Spot, ...]:
+    def spots(self, node_of: IntArray) -> tuple[ContainerPlacement, ...]:
         """The plan by job."""
         out = []
         for job, low, high in zip(self.jobs, self.starts[:-1].tolist(), self.starts[1:].tolist()):
             nodes = tuple(node_of[low:high].tolist())
-            out.append(Spot(nodes[: job.ps], nodes[job.ps :], float("nan")))
+            out.append(ContainerPlacement(nodes[: job.ps], nodes[job.ps :], float("nan")))
         return tuple(out)
 
 
@@ -149,7 +149,7 @@ class Batch:
 class BatchPlan:
     """Where each job of the batch goes, and how it compares with best fit (both: lower is better)."""
 
-    spots: tuple[Spot | Unplaced, ...]
+    spots: tuple[ContainerPlacement | Unplaced, ...]
     value: float
     best_fit_value: float
     generations: int
@@ -181,7 +181,7 @@ def place_batch(
     taken = list(range(len(jobs)))
     while sum(jobs[j].total for j in taken) > free:
         taken.pop(int(rng.integers(len(taken))))
-    spots: list[Spot | Unplaced] = [
+    spots: list[ContainerPlacement | Unplaced] = [
         Unplaced(f"the batch does not fit on {free} free GPUs; it waits for the next") for _ in jobs
     ]
     if not taken:

@@ -24,7 +24,7 @@ from shoal.core.plan import Placement
 from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.placement import pack
-from shoal.placement.base import Placed
+from shoal.placement.placer import Placed
 
 IntArray = NDArray[np.int32]
 #: GPUs of one job by node.

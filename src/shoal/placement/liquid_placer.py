@@ -11,7 +11,7 @@ import numpy as np
 
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.keep_and_pack import KeepAndPack, Request
-from shoal.placement.liquid_score import LAMBDA, Containers, Spot
+from shoal.placement.liquid_score import LAMBDA, ContainerPlacement, Containers
 
 
 class LiquidPlacer(KeepAndPack):
@@ -43,6 +43,6 @@ class LiquidPlacer(KeepAndPack):
             return
         job = Containers(0, most)
         spot = best_fit(self._cluster, job, used, variant=self.variant, lam=self.lam, kept=kept)
-        if isinstance(spot, Spot):
+        if isinstance(spot, ContainerPlacement):
             for node in spot.worker_nodes[len(kept) :]:
                 self._give(request.held, node, 1)

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.placement.checked import amount, whole
 from shoal.placement.topology import Topology
+from shoal.placement.validate import amount, whole
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
@@ -67,7 +67,7 @@ class Containers:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ContainerPlacement:
     """Where the containers of one job are, and what that scored."""
 
     ps_nodes: tuple[int, ...]

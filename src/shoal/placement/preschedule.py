@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.placement.base import Unplaced
-from shoal.placement.checked import amount
+from shoal.placement.placer import Unplaced
+from shoal.placement.validate import amount
 
 #: Below this the GPU counts as idle, and after that many reports in a row it is.
 IDLE_UTILISATION, IDLE_REPORTS = 0.10, 2

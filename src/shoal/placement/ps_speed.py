@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.plan import Placement
-from shoal.placement.checked import amount, whole
+from shoal.placement.validate import amount, whole
 
 
 @dataclass(frozen=True, slots=True)

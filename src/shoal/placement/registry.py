@@ -19,18 +19,18 @@ from shoal.core.named import Named
 from shoal.core.options import make_options
 from shoal.core.plan import Placement
 from shoal.core.profile import Profile
-from shoal.placement.base import Placer
+from shoal.placement.placer import Placer
 from shoal.placement.speed_at import speed_at
 
 BUILT_IN = {
-    "auto": "shoal.placement.named:AUTO",
-    "pool": "shoal.placement.named:POOL",
-    "keep-and-pack": "shoal.placement.named:KEEP_AND_PACK",
-    "node-or-whole-nodes": "shoal.placement.named:NODE_OR_WHOLE_NODES",
-    "moving": "shoal.placement.named:MOVING",
-    "optimus": "shoal.placement.named:OPTIMUS",
-    "liquid": "shoal.placement.named:LIQUID",
-    "liquid-batch": "shoal.placement.named:LIQUID_BATCH",
+    "auto": "shoal.placement.built_in:AUTO",
+    "pool": "shoal.placement.built_in:POOL",
+    "keep-and-pack": "shoal.placement.built_in:KEEP_AND_PACK",
+    "node-or-whole-nodes": "shoal.placement.built_in:NODE_OR_WHOLE_NODES",
+    "moving": "shoal.placement.built_in:MOVING",
+    "optimus": "shoal.placement.built_in:OPTIMUS",
+    "liquid": "shoal.placement.built_in:LIQUID",
+    "liquid-batch": "shoal.placement.built_in:LIQUID_BATCH",
 }
 
 ENTRY_POINT_GROUP = "shoal.placements"

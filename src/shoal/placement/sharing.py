@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from shoal.placement.base import Unplaced
-from shoal.placement.checked import amount
+from shoal.placement.placer import Unplaced
+from shoal.placement.validate import amount
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a policy is: a rule that gives every active job a share, and what it must remember as plain data."""
+"""The interface of a policy: a rule that gives every active job a share, with its state as plain data."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from shoal.core.view import View
 
 
 class Policy(ABC):
-    """Subclass this (or `CountPolicy`) and name the class in the entry point group `shoal.policies`.
+    """Subclass this (or `CountPolicy`) and register the class in the entry point group `shoal.policies`.
 
-    A policy reads no clock and does no I/O. What it must remember between decisions is in `state()`; a
-    policy restored from it decides exactly as the one that was saved.
+    A policy reads no clock and does no I/O. All state that it keeps between decisions is in `state()` and in its
+    columns. A restored policy decides exactly like the one that was saved.
     """
 
     name: ClassVar[str]
-    #: One line for `shoal policy ls` and `--help`.
+    #: One line for `shoal policy ls`.
     summary: ClassVar[str] = ""
-    #: Columns of the view in which the policy keeps its own state of each job: read them with `view.column(name)`.
+    #: Columns of the view for the policy's own state of each job. `view.column(name)` returns one.
     columns: ClassVar[tuple[str, ...]] = ()
-    #: Whether jobs are resized within their range; otherwise they get the requested size or nothing.
+    #: Whether it resizes jobs within their range. Otherwise a job gets its requested size or nothing.
     elastic: ClassVar[bool] = True
-    #: Whether it must know how much work is left.
+    #: Whether it uses the amount of work left.
     needs_lengths: ClassVar[bool] = False
-    #: Whether it can decide on jobs that nobody knows the length of.
+    #: Whether it can decide on jobs of unknown length.
     takes_unknown_lengths: ClassVar[bool] = True
-    #: A frozen dataclass; each field is an option with its default.
+    #: A frozen dataclass. Each field is an option with its default.
     Options: ClassVar[type[Any]] = NoOptions
 
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
@@ -42,69 +42,69 @@ class Policy(ABC):
 
     @property
     def backfills(self) -> bool:
-        """Whether a job may pass others that do not fit."""
+        """Whether a later job may start before one that does not fit."""
         return True
 
     @abstractmethod
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
-        """The share of every row, at this moment."""
+        """The share of every row at `now_s`."""
 
     def wish_gpus(self, view: View) -> IntArray:
-        """What each job would get if it were alone: the bound below which it is owed a reason."""
+        """The share that each job would get if it were alone. A job with less gets a reason."""
         return view.max_gpus if self.elastic else view.requested_gpus
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
-        """The policy's own numbers behind a job's share, for `why`."""
+        """The policy's numbers behind a job's share, for `shoal why`."""
         return {}
 
     def report(self) -> dict[str, Any]:
-        """What else a run should tell of this policy (trades, migrations, ...), as plain data."""
+        """Further results of this policy for the report of a run (trades, migrations, ...), as plain data."""
         return {}
 
     def traded(self) -> FloatArray | None:
-        """[user, type] GPUs won and lost by trading now, for the fairness ledger; None without trades."""
+        """[user, type] GPUs that users gain or lose by trading now, for the fairness ledger; None without trading."""
         return None
 
     def entitled(self) -> FloatArray | None:
-        """[user, type] GPUs that users are due now, where the policy reckons it itself."""
+        """[user, type] GPUs that users are entitled to now, if the policy computes this itself."""
         return None
 
     def joined(self, job_id: int, now_s: float) -> None:
-        """A job has become active. Most policies need not know."""
+        """Called when a job becomes active. Most policies ignore it."""
 
     def left(self, job_id: int, now_s: float) -> None:
-        """A job has gone."""
+        """Called when a job has left."""
 
     def state(self) -> dict[str, Any]:
-        """What must be remembered, as plain data (JSON-able)."""
+        """The state of the policy as plain data that JSON can represent."""
         return {"rng": self.rng.bit_generator.state}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Continue from a saved state."""
         self.rng.bit_generator.state = state["rng"]
 
 
 class CountPolicy(Policy):
-    """A policy that gives out GPUs by number only and leaves types to the general rule.
+    """A policy that decides numbers of GPUs and does not choose GPU types.
 
-    On a cluster with one type of GPU `shares` is all there is. On a mixed cluster the numbers are turned
-    into GPUs of one type per job: each job, in order of submission, takes the type that is fastest for it
-    among those with enough GPUs left; what then is idle goes to jobs that wait, in the same order.
+    On a cluster with several types, `gpu_types.give_types` turns the numbers into GPUs of one type per job: each
+    job, in order of submission, takes the fastest type for it among those with enough GPUs left. GPUs that are
+    then idle go to waiting jobs, in the same order.
     """
 
     @abstractmethod
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
-        """GPUs for every row, out of `gpus` in all."""
+        """The number of GPUs of every row; their sum is at most `gpus`."""
 
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
-        """When to decide again though nothing happens."""
+        """When to decide again even if no event occurs."""
         return np.inf
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
         shares = self.shares(view, supply.total_gpus, now_s)
         if len(supply.gpus_of_type) == 1 or not len(view):
             return Decision(shares, wake_s=self.wake_s(view, shares, now_s))
-        from shoal.policies.types import give_types
+        from shoal.policies.gpu_types import give_types
 
         gpus, gpu_type, codes = give_types(
             view,

@@ -14,9 +14,9 @@ from shoal.policies.base import CountPolicy
 
 @kernel
 def fifo_shares(now: IntArray, want: IntArray, gpus: int, backfill: bool) -> IntArray:
-    """Who has GPUs keeps them; the others, in order, get what they want if it is still free.
+    """Running jobs keep their GPUs. The others, in order, get what they want if it is free.
 
-    Who runs at another size than it wants (its owner has changed it) comes before those who wait.
+    A job that runs at another size than it wants, because its owner changed it, precedes waiting jobs.
     """
     shares, free = np.zeros(len(want), np.int32), gpus
     for i in range(len(want)):
@@ -41,7 +41,7 @@ def fifo_shares(now: IntArray, want: IntArray, gpus: int, backfill: bool) -> Int
 
 @dataclass(frozen=True)
 class FifoOptions:
-    #: Later jobs may pass one that does not fit (as in the AFS evaluation); false: strict order.
+    #: Later jobs may start before one that does not fit (as in the AFS evaluation); false: strict order.
     backfill: bool = True
 
 
@@ -49,8 +49,8 @@ class Fifo(CountPolicy):
     """Running jobs keep their GPUs; waiting jobs start in order of arrival.
 
     A job gets exactly its request if it fits, else nothing. Order: (time scheduled, arrival). With
-    `backfill` a later job may pass one that does not fit (AFS, NSDI'21, baselines); without it the first
-    job that does not fit blocks all behind it (Tiresias' simulator).
+    `backfill`, a later job may start before one that does not fit (AFS, NSDI'21, baselines). Without it, the
+    first job that does not fit blocks all later ones (Tiresias' simulator).
     """
 
     name = "fifo"

@@ -1,4 +1,4 @@
-"""Tiresias with the Gittins index: the distribution of service times is known, not each job's."""
+"""Tiresias with the Gittins index: the distribution of service times is known, not that of each job."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from shoal.policies.tiresias import TiresiasL, TiresiasOptions
 def gittins_table(service: FloatArray) -> FloatArray:
     """Gittins index of a job that has attained 0, s_1, s_2, ..., for sorted samples s of the service.
 
-    G(a) = sup_d P(S - a <= d | S > a) / E[min(S - a, d) | S > a]; over samples the supremum is reached at
+    G(a) = sup_d P(S - a <= d | S > a) / E[min(S - a, d) | S > a]. Over samples, the supremum is attained at
     some d = s_j - a. A job beyond the largest sample has index 0.
     """
     k = len(service)
     total = np.concatenate((np.zeros(1), np.cumsum(service)))
     index = np.zeros(k + 1)
-    for i in range(k):  # the first i samples are behind the job
+    for i in range(k):  # the job has attained more than the first i samples
         a = service[i - 1] if i > 0 else 0.0
         for j in range(i + 1, k + 1):
             done = j - i
@@ -35,7 +35,7 @@ def gittins_table(service: FloatArray) -> FloatArray:
 
 
 def _default_service() -> tuple[float, ...]:
-    """A heavy-tailed stand-in: quantiles of a log-normal, median 15 GPU-minutes, sigma 2."""
+    """A heavy-tailed default: quantiles of a log-normal with median 15 GPU-minutes and sigma 2."""
     from scipy.special import ndtri
 
     quantiles = (np.arange(200) + 0.5) / 200
@@ -61,12 +61,12 @@ class TiresiasGOptions(TiresiasOptions):
 class TiresiasG(TiresiasL):
     """Two-dimensional Gittins index (Gu et al., NSDI'19): lengths unknown, their distribution known.
 
-    As Tiresias-L, but inside a queue the job with the largest Gittins index goes first: with S the service
-    that jobs need in all and a what the job has had,
+    Like Tiresias-L, but inside a queue the job with the largest Gittins index goes first. With S the total
+    service of a job and a the service it has attained,
 
         G(a) = sup_d P(S - a <= d | S > a) / E[min(S - a, d) | S > a],
 
-    the best ratio of the chance to finish within d more to the service that it costs.
+    the best ratio of the probability to finish within d more service to the expected service spent.
     """
 
     name = "tiresias-g"

@@ -14,13 +14,13 @@ from shoal.policies.base import CountPolicy
 def max_min_shares(order: IntArray, min_gpus: IntArray, max_gpus: IntArray, gpus: int) -> IntArray:
     """Round robin, one GPU per pass, up to each job's maximum, until the GPUs run out.
 
-    The same as handing them out one by one, found from the water level: all jobs get min(level, max) for
-    the largest level that fits, and the rest go one each to the first jobs that can still take one.
+    The result is computed by water filling: all jobs get min(level, max) for the largest level that fits, and
+    the GPUs left go one each to the first jobs that can take one more.
     """
     n = len(order)
     shares = np.zeros(n, np.int32)
     left = gpus
-    # The first pass gives the minimum: a gang starts whole or not at all.
+    # The first pass gives the minimum, because a job runs with at least its minimum or not at all.
     for row in order:
         if min_gpus[row] <= left:
             shares[row] = min_gpus[row]
@@ -30,7 +30,7 @@ def max_min_shares(order: IntArray, min_gpus: IntArray, max_gpus: IntArray, gpus
     low, high = 0, 0
     for i in range(n):
         high = max(high, max_gpus[i])
-    while low < high:  # the largest level that needs no more than is left
+    while low < high:  # bisect for the largest level that fits
         level = (low + high + 1) // 2
         need = 0
         for i in range(n):
@@ -55,10 +55,10 @@ def max_min_shares(order: IntArray, min_gpus: IntArray, max_gpus: IntArray, gpus
 
 
 class MaxMin(CountPolicy):
-    """Every job gets the same number of GPUs, as far as it can use them.
+    """Every job gets the same number of GPUs, up to the number that it can use.
 
     Jobs in order (time scheduled, arrival); round robin, one GPU per pass up to max_gpus until the GPUs
-    run out (AFS, NSDI'21, baselines). A pass counts a job's minimum as one step.
+    run out (AFS, NSDI'21, baselines). The first pass gives a job its minimum.
     """
 
     name = "max-min"

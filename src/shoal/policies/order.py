@@ -1,4 +1,4 @@
-"""Gang by gang in a given order: the rule that all policies of fixed sizes share."""
+"""Gang by gang in a given order: the common rule of policies that do not resize."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from shoal.core.compiled import kernel
 
 @kernel
 def fill_in_order(order: IntArray, want: IntArray, free: int, backfill: bool) -> IntArray:
-    """Give each job of `order` exactly what it wants if that is still free, else nothing.
+    """Give each job of `order` exactly what it wants if that many GPUs are free, else nothing.
 
-    With `backfill` later jobs may pass one that does not fit; without, the first misfit ends the round.
+    With `backfill`, later jobs may start before one that does not fit. Without it, the first job that does not
+    fit ends the round.
     """
     shares = np.zeros(len(want), np.int32)
     for row in order:

@@ -1,4 +1,4 @@
-"""Policies by name: those of Shoal, and those that other packages add by an entry point."""
+"""Policies by name: those of Shoal, and those that other packages register as entry points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUILT_IN = {
     "tiresias-g": "shoal.policies.gittins:TiresiasG",
     "max-min": "shoal.policies.max_min:MaxMin",
     "themis": "shoal.policies.themis:Themis",
-    "optimus": "shoal.policies.optimus:Optimus",
+    "optimus": "shoal.policies.optimus.optimus:Optimus",
     "afs-l": "shoal.policies.afs.afs_l:AfsL",
     "afs-p": "shoal.policies.afs.afs_p:AfsP",
     "gandiva-fair": "shoal.policies.gandiva_fair.gandiva_fair:GandivaFair",
@@ -30,12 +30,11 @@ BUILT_IN = {
 
 ENTRY_POINT_GROUP = "shoal.policies"
 
-
 _POLICIES = Named("policy", ENTRY_POINT_GROUP, BUILT_IN)
 
 
 def policy_names() -> list[str]:
-    """All policies that can be named."""
+    """The names of all policies."""
     return _POLICIES.names()
 
 
@@ -52,7 +51,7 @@ def policy_class(name: str) -> type[Policy]:
 
 
 def policy_classes() -> dict[str, type[Policy]]:
-    """All policies that can be used, by name; `unusable_policies` are left out."""
+    """All usable policies, by name."""
     found = {}
     for name in policy_names():
         with suppress(ShoalError):
@@ -61,18 +60,18 @@ def policy_classes() -> dict[str, type[Policy]]:
 
 
 def unusable_policies() -> list[str]:
-    """Why policies of other packages cannot be used, a line each."""
-    told = []
+    """Why policies of other packages cannot be used, one line each."""
+    reasons = []
     for name in policy_names():
         try:
             policy_class(name)
         except ShoalError as error:
-            told.append(str(error))
-    return told
+            reasons.append(str(error))
+    return reasons
 
 
 def make_policy(name: str, options: dict[str, str] | None = None, seed: int = 0) -> Policy:
-    """A policy ready to decide."""
+    """Create a policy from its name and the text of its options."""
     cls = policy_class(name)
     made: Any = make_options(cls, options or {})
     return cls(made, rng=np.random.default_rng(seed))

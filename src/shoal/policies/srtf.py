@@ -7,8 +7,8 @@ import numpy as np
 from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy
+from shoal.policies.gpu_types import times_as_requested
 from shoal.policies.order import fill_in_order
-from shoal.policies.types import times_as_requested
 
 
 class _Shortest(CountPolicy):
@@ -21,7 +21,7 @@ class _Shortest(CountPolicy):
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         if view.requested_gpus.sum() <= gpus:
-            return view.requested_gpus.copy()  # all fit, in whatever order
+            return view.requested_gpus.copy()  # all fit in any order
         order = np.argsort(self.key(view, now_s), kind="stable").astype(np.int32)
         return fill_in_order(order, view.requested_gpus, gpus, True)
 
@@ -33,7 +33,7 @@ class _Shortest(CountPolicy):
 class Srtf(_Shortest):
     """Shortest remaining time first: order by L_j(req) = r_j / p_j(req), ascending.
 
-    Preemptive, all or nothing at the requested size; later jobs may pass one that does not fit.
+    Preemptive, all or nothing at the requested size; later jobs may start before one that does not fit.
     Tiresias (NSDI'19) and AFS (NSDI'21) use it as the baseline that knows every length.
     """
 
@@ -47,7 +47,7 @@ class Srtf(_Shortest):
 class Srsf(_Shortest):
     """Shortest remaining service first: order by req_j x L_j(req), the remaining GPU-time, ascending.
 
-    Otherwise as SRTF (Tiresias, NSDI'19).
+    The rest is as in SRTF (Tiresias, NSDI'19).
     """
 
     name = "srsf"

@@ -12,12 +12,12 @@ from shoal.core.compiled import kernel
 from shoal.core.options import at_least_a_second
 from shoal.core.view import View
 from shoal.policies.base import CountPolicy
-from shoal.policies.types import times_as_requested
+from shoal.policies.gpu_types import times_as_requested
 
 
 @kernel
 def grant_in_order(order: IntArray, least: IntArray, most: IntArray, free: int) -> IntArray:
-    """Each job of `order` gets min(what is left, its demand), or nothing below its minimum."""
+    """Give each job of `order` min(free GPUs, its demand), or nothing if that is below its minimum."""
     shares = np.zeros(len(most), np.int32)
     for row in order:
         if free == 0:
@@ -31,7 +31,7 @@ def grant_in_order(order: IntArray, least: IntArray, most: IntArray, free: int) 
 
 @dataclass(frozen=True)
 class ThemisOptions:
-    #: GPUs are leased until the next multiple of this time; then all are offered again.
+    #: Leases end at multiples of this time. All GPUs are then offered again.
     lease_s: float = 1200.0
 
     def __post_init__(self) -> None:
@@ -39,15 +39,15 @@ class ThemisOptions:
 
 
 class Themis(CountPolicy):
-    """Finish-time fairness (Mahajan et al., NSDI'20): help the job that is treated worst.
+    """Finish-time fairness (Mahajan et al., NSDI'20): the job with the worst finish-time fairness goes first.
 
         rho = T_shared / T_ideal
         T_shared = time since submission + remaining time at the requested size
         T_ideal = total GPU-time / min(M / mean number of active jobs, requested size)
 
-    When leases end, GPUs are granted to the job with the largest rho, min(what is left, its demand), then
-    to the next. Between lease ends running jobs keep what they have and free GPUs go to waiting jobs, again
-    by rho. The auction of the paper, in which jobs bid their own rho, is not modelled: rho is computed.
+    When leases end, the job with the largest rho gets min(free GPUs, its demand), then the next one.
+    Between lease ends, running jobs keep their GPUs, and free GPUs go to waiting jobs, again by rho. The
+    auction of the paper, in which jobs bid their rho, is not modelled: rho is computed.
     """
 
     name = "themis"
@@ -71,14 +71,14 @@ class Themis(CountPolicy):
         whole_s = times_as_requested(view, view.total)
         contention = max(self._active_sum / max(self._events, 1), 1.0)
         ideal = whole_s * want / np.minimum(max(gpus, 1) / contention, want)
-        # Jobs that nobody hindered are treated alike (1), whatever the last digit says.
+        # Rounded, so that jobs that were never delayed all have rho = 1 exactly.
         return np.round((now_s - view.submit_s + left_s) / ideal, 9)
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         self._active_sum += len(view)
         self._events += 1
         if view.requested_gpus.sum() <= gpus:
-            return view.requested_gpus.copy()  # all fit, whoever is treated worst
+            return view.requested_gpus.copy()  # all fit in any order
         if now_s >= self._lease_end_s:
             self._lease_end_s = self._next_lease_s(now_s)
             order = np.argsort(-self.rho(view, gpus, now_s), kind="stable").astype(np.int32)
@@ -97,7 +97,7 @@ class Themis(CountPolicy):
     def wake_s(self, view: View, shares: IntArray, now_s: float) -> float:
         if not (shares < view.requested_gpus).any():
             return np.inf
-        # Where all requests fit but not by their types, no lease was begun.
+        # If all requests fit by number but not by type, no lease has started.
         return self._lease_end_s if self._lease_end_s > now_s else self._next_lease_s(now_s)
 
     def _next_lease_s(self, now_s: float) -> float:

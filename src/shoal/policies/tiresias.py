@@ -1,4 +1,4 @@
-"""Tiresias: least attained service, in a few queues, with gangs."""
+"""Tiresias: least attained service in a few queues, for gangs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shoal.core.view import View
 from shoal.policies.base import CountPolicy
 from shoal.policies.order import fill_in_order
 
-#: Services and times are sums of floats; a threshold counts as reached this little below it.
+#: Services and times are sums of floats, so a threshold counts as reached slightly below it.
 _NEARLY = 1 - 1e-12
 
 
 @dataclass(frozen=True)
 class TiresiasOptions:
-    #: Whose options they are, for errors: people know a policy by the name they typed.
+    #: The policy name in error messages.
     policy: ClassVar[str] = "tiresias-l"
-    #: GPU-seconds at which a job sinks to the next queue; one value makes two queues.
+    #: Service in GPU-seconds at which a job is demoted to the next queue; one value makes two queues.
     thresholds_gpu_s: tuple[float, ...] = (180_000.0,)
-    #: What counts as service: since-start (GPU-time since it last got GPUs; the AFS evaluation) or
-    #: attained (all GPU-time so far; Tiresias itself).
+    #: What counts as service: since-start (GPU-time since the job last started; as in the AFS evaluation) or
+    #: attained (all GPU-time so far; as in Tiresias).
     service: str = "since-start"
-    #: A waiting job returns to the first queue after waiting this many times as long as it ran; 0: never.
+    #: A waiting job is promoted to the first queue after waiting this many times as long as its last run; 0: never.
     promote: float = 0.0
 
     def __post_init__(self) -> None:
@@ -48,19 +48,19 @@ class TiresiasOptions:
 class TiresiasL(CountPolicy):
     """Two-dimensional least attained service (Gu et al., NSDI'19), lengths unknown.
 
-    A job's service is its GPUs x time. Jobs start in the first of two or more queues and sink when their
-    service reaches a threshold; lower queues run only on what the upper ones leave. All or nothing at the
-    requested size, and later jobs may pass one that does not fit. With `promote` k a job that has waited k
-    times as long as it ran goes back to the first queue: ahead of the others there (since-start), or at its
-    end with its service forgotten (attained).
+    The service of a job is its GPUs x time. Jobs start in the first of two or more queues and are demoted when
+    their service reaches a threshold. Lower queues get only the GPUs that upper queues leave. All or nothing
+    at the requested size; later jobs may start before one that does not fit. With `promote` k, a job that has
+    waited k times as long as its last run returns to the first queue: ahead of the other jobs there
+    (since-start), or behind them with its service reset (attained).
 
-    service=since-start is how the AFS authors evaluate it: service counts since the job last got its GPUs,
-    and sinking lasts until it gets GPUs again; inside a queue, order of (first start, arrival).
-    service=attained is Tiresias' own: all service counts; inside a queue jobs stand in the order in which
-    they entered it, those who run before those who wait.
+    service=since-start is the variant of the AFS authors: service counts since the job last started, and a job
+    stays demoted until it starts again. The order inside a queue is (first start, arrival).
+    service=attained is Tiresias itself: all service counts. Inside a queue, jobs are in the order in which they
+    entered it, running jobs before waiting ones.
 
     State of each job: its queue (-1: promoted), the service it had attained when it was promoted, the length of
-    its last run, and its place in line.
+    its last run, and its position in its queue.
     """
 
     name = "tiresias-l"
@@ -75,12 +75,12 @@ class TiresiasL(CountPolicy):
         running = view.gpus > 0
         return np.where(running, (now_s - np.where(running, view.last_start_s, now_s)) * view.gpus, 0.0)
 
-    def sink_and_promote(self, view: View, now_s: float) -> None:
+    def demote_and_promote(self, view: View, now_s: float) -> None:
         thresholds = np.array(self.options.thresholds_gpu_s) * _NEARLY
         queue = np.searchsorted(thresholds, self.service_now(view, now_s), side="right")
-        sinks = queue > np.maximum(view.column("queue"), 0)  # who is promoted has not sunk
-        view.column("queue")[sinks] = queue[sinks]
-        view.column("place_in_line")[sinks] = 0  # no place yet: behind all who have one
+        demoted = queue > np.maximum(view.column("queue"), 0)
+        view.column("queue")[demoted] = queue[demoted]
+        view.column("place_in_line")[demoted] = 0  # no position yet: behind all jobs with one
         running = view.gpus > 0
         view.column("last_run_s")[running] = (now_s - view.last_start_s)[running]
         if self.options.promote > 0:
@@ -100,13 +100,13 @@ class TiresiasL(CountPolicy):
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         if self.options.service == "since-start" and view.requested_gpus.sum() <= gpus:
-            # No queue matters now: who has sunk will still have when one does, and who starts, starts anew.
+            # All jobs run, so queues do not matter. Demotion is computed again when they do.
             view.column("queue")[view.gpus == 0] = 0
             return view.requested_gpus.copy()
-        self.sink_and_promote(view, now_s)
+        self.demote_and_promote(view, now_s)
         order = self.order(view, now_s)
         shares = fill_in_order(order, view.requested_gpus, gpus, True)
-        # In a queue those who run stand before those who wait, each in the order they had.
+        # In a queue, running jobs precede waiting ones; otherwise the order stays.
         line = order[np.argsort(shares[order] == 0, kind="stable")]
         view.column("place_in_line")[line] = np.arange(1, len(line) + 1)
         starts = (shares > 0) & (view.gpus == 0)
@@ -126,7 +126,7 @@ class TiresiasL(CountPolicy):
         served = np.where(kept, self.service_now(view, now_s)[run], 0.0)
         if self.options.service == "attained":
             served = (view.attained_now(now_s) - view.column("promoted_at_gpu_s"))[run]
-        # Where all requests fit, but not by their types, nobody was made to sink: what is passed is not ahead.
+        # If all requests fit by number but not by type, no job was demoted above: skip thresholds already passed.
         queue = np.maximum(
             view.column("queue")[run], np.searchsorted(thresholds * _NEARLY, served, side="right")
         )
@@ -136,7 +136,7 @@ class TiresiasL(CountPolicy):
             starve = np.flatnonzero(waiting & (view.column("queue") > 0))
             if len(starve):
                 due = view.changed_s[starve] + self.options.promote * view.column("last_run_s")[starve]
-                # A job stopped by this very decision starts to wait now.
+                # A job that this decision preempts starts to wait now.
                 due = np.where(
                     view.gpus[starve] > 0,
                     now_s + self.options.promote * view.column("last_run_s")[starve],

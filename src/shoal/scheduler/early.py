@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shoal.placement.base import Unplaced
+from shoal.placement.placer import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
 from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler

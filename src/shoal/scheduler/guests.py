@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from shoal.placement.base import Unplaced
+from shoal.placement.placer import Unplaced
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
 from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler

@@ -11,7 +11,7 @@ from shoal.core.cluster import Cluster
 from shoal.core.events import Capped
 from shoal.core.job import Job
 from shoal.core.profile import Profile
-from shoal.placement.base import Placer
+from shoal.placement.placer import Placer
 from shoal.policies.base import Policy
 from shoal.scheduler.scheduler import Scheduler
 

@@ -33,7 +33,7 @@ from shoal.core.profile import Profile
 from shoal.core.reason import Reason
 from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.placement.base import Placed, Placer, PoolPlacer
+from shoal.placement.placer import Placed, Placer, PoolPlacer
 from shoal.policies.base import Policy
 from shoal.scheduler.contract import checked
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler

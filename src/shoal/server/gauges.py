@@ -1,87 +1,123 @@
-"""Numbers of this moment for Prometheus; what has happened is counted in `metrics`."""
+"""Current values for Prometheus, computed at each scrape. `metrics` counts what has happened."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
-from shoal.server.api.models import Resize
-from shoal.server.metrics import Labels
+from prometheus_client import Metric
+from prometheus_client.metrics_core import GaugeMetricFamily
 
-if TYPE_CHECKING:
-    from shoal.server.api.routes.common import Server
+from shoal.executors.base import NodeInfo
+from shoal.server.loop.devices import Devices
+from shoal.server.services.loop_view import LoopView
+from shoal.server.services.reasons import Reasons
+from shoal.server.services.shares import Shares
+from shoal.server.store.store import Store
 
-Gauge = tuple[str, str, Mapping[Labels, float]]
-#: Reasons are found one by one; so many, and then whatever else waits has its turn.
+#: Values of a family by the values of its labels, in the order of the label names.
+Values = Mapping[tuple[str, ...], float]
+#: Jobs to explain before other tasks of the event loop get a turn.
 SLICE = 25
 
 
-async def gauges(s: Server) -> list[Gauge]:
-    jobs, fragmented = await _jobs(s)
-    c = s.conductor
-    shares = s.answers.shares().items
-    due = {
-        (("user", line.user),): line.gpus / line.entitled_gpus for line in shares if line.entitled_gpus > 0
-    }
-    elastic = c.crews[Resize.LIVE]
-    ages = {(("node", node),): age_s for node, age_s in elastic.heartbeat_age_s().items()}  # type: ignore[attr-defined]
-    return [
-        ("jobs", "Unfinished jobs, by owner, state and why they do not have all they could use.", jobs),
-        ("gpus", "GPUs by owner, type and state.", _gpus(s, fragmented)),
-        ("user_gpus", "GPUs held by a user.", {(("user", line.user),): float(line.gpus) for line in shares}),
-        ("fair_share_ratio", "GPUs held by a user against those it is due; 1 is exactly fair.", due),
-        ("agent_heartbeat_age_seconds", "Since the most silent worker of a node was heard.", ages),
-        ("guest_jobs", "Jobs on a GPU of another: sharing it, or preparing.", _guests(s)),
-        (
-            "unmet_jobs",
-            "Jobs that were given GPUs which others have not let go yet.",
-            {(): float(len(c.unmet))},
-        ),
-        ("store_bytes", "Size of the store.", {(): float(s.store.size_bytes())}),
-        ("last_event", "Number of the last event.", {(): float(s.hub.last_id)}),
-    ]
+class GaugeLoop(LoopView, Protocol):
+    """What the gauges need of the control loop."""
+
+    @property
+    def nodes(self) -> Sequence[NodeInfo]: ...
+
+    @property
+    def devices(self) -> Devices: ...
+
+    def heartbeat_age_s(self) -> dict[str, float]: ...
 
 
-async def _jobs(s: Server) -> tuple[Counter[Labels], bool]:
-    """(jobs by labels, whether one waits though enough GPUs for it are free)."""
-    found: Counter[Labels] = Counter()
-    fragmented = False
-    for i, job in enumerate(list(s.conductor.jobs.values())):
-        if i % SLICE == SLICE - 1:
-            await asyncio.sleep(0)
-        if job.is_over:
-            continue
-        reason = s.answers.reasons.reason(job)
-        code = reason.code if reason else ""
-        fragmented = fragmented or (code == "Fragmented" and not job.gpus)
-        found[("reason", code), ("state", job.life.state.value), ("user", job.user)] += 1
-    return found, fragmented
+class Gauges:
+    def __init__(
+        self,
+        loop: GaugeLoop,
+        store: Store,
+        shares: Shares,
+        reasons: Reasons,
+        last_event: Callable[[], int],
+    ) -> None:
+        self._loop, self._store, self._shares = loop, store, shares
+        self._reasons, self._last_event = reasons, last_event
+
+    async def collect(self) -> list[Metric]:
+        jobs, fragmented = await self._jobs()
+        lines = self._shares.show().items
+        held: Values = {(line.user,): line.gpus for line in lines}
+        ratio: Values = {
+            (line.user,): line.gpus / line.entitled_gpus for line in lines if line.entitled_gpus > 0
+        }
+        ages: Values = {(node,): age_s for node, age_s in self._loop.heartbeat_age_s().items()}
+        return [
+            _gauge(
+                "jobs",
+                "Unfinished jobs, by owner, state and why they do not have all they could use.",
+                jobs,
+                ("user", "state", "reason"),
+            ),
+            _gauge(
+                "gpus", "GPUs by owner, type and state.", self._gpus(fragmented), ("user", "type", "state")
+            ),
+            _gauge("user_gpus", "GPUs held by a user.", held, ("user",)),
+            _gauge("fair_share_ratio", "GPUs held by a user over GPUs due; 1 is fair.", ratio, ("user",)),
+            _gauge("agent_heartbeat_age_seconds", "Age of a node's oldest heartbeat.", ages, ("node",)),
+            _gauge("guest_jobs", "Jobs on a GPU of another job.", self._colocated(), ("user", "as")),
+            _gauge("unmet_jobs", "Jobs given GPUs that others still hold.", {(): len(self._loop.unmet)}),
+            _gauge("store_bytes", "Size of the store.", {(): self._store.size_bytes()}),
+            _gauge("last_event", "Id of the last event.", {(): self._last_event()}),
+        ]
+
+    async def _jobs(self) -> tuple[Counter[tuple[str, ...]], bool]:
+        """(jobs by labels, whether a job waits although enough GPUs for it are free)."""
+        found: Counter[tuple[str, ...]] = Counter()
+        fragmented = False
+        for i, job in enumerate(list(self._loop.jobs.values())):
+            if i % SLICE == SLICE - 1:
+                await asyncio.sleep(0)
+            if job.is_over:
+                continue
+            reason = self._reasons.reason(job)
+            code = reason.code if reason else ""
+            fragmented = fragmented or (code == "Fragmented" and not job.gpus)
+            found[job.user, job.life.state.value, code] += 1
+        return found, fragmented
+
+    def _colocated(self) -> Counter[tuple[str, ...]]:
+        jobs = [job for job in self._loop.jobs.values() if job.lodges]
+        return Counter((job.user, "preparing" if job.early else "guest") for job in jobs)
+
+    def _gpus(self, fragmented: bool) -> Values:
+        """Held GPUs by user. Free GPUs are fragmented if they would suffice for a job that waits, else idle."""
+        found: dict[tuple[str, ...], float] = {}
+
+        def add(state: str, gpu_type: str, user: str, gpus: float) -> None:
+            key = (user, gpu_type, state)
+            found[key] = found.get(key, 0.0) + gpus
+
+        nodes = self._loop.nodes
+        for i, node in enumerate(nodes):
+            free = node.gpus - self._loop.devices.used_of(i)
+            add("fragmented", node.gpu_type, "", free if fragmented else 0)
+            add("idle", node.gpu_type, "", 0 if fragmented else free)
+        for job in self._loop.jobs.values():
+            for worker in job.workers.values():
+                if worker.holds_gpu and worker.device[0] >= 0:
+                    add("allocated", nodes[worker.device[0]].gpu_type, job.user, 1)
+        for state in ("borrowed", "lent"):
+            for user, gpu_type, gpus in self._shares.rates(state):
+                add(state, gpu_type, user, gpus)
+        return found
 
 
-def _guests(s: Server) -> Counter[Labels]:
-    lodging = [job for job in s.conductor.jobs.values() if job.lodges]
-    return Counter((("as", "preparing" if job.early else "guest"), ("user", job.user)) for job in lodging)
-
-
-def _gpus(s: Server, fragmented: bool) -> Counter[Labels]:
-    """Held ones by user; free ones are idle, or fragmented if a job waits that they would suffice for."""
-    c = s.conductor
-    found: Counter[Labels] = Counter()
-
-    def add(state: str, gpu_type: str, user: str, gpus: float) -> None:
-        found[("state", state), ("type", gpu_type), ("user", user)] += gpus
-
-    for i, node in enumerate(c.nodes):
-        free = node.gpus - c.devices.used_of(i)
-        add("fragmented", node.gpu_type, "", free if fragmented else 0)
-        add("idle", node.gpu_type, "", 0 if fragmented else free)
-    for job in c.jobs.values():
-        for worker in job.workers.values():
-            if worker.holds_gpu and worker.device[0] >= 0:
-                add("allocated", c.nodes[worker.device[0]].gpu_type, job.user, 1)
-    for state in ("borrowed", "lent"):
-        for user, gpu_type, gpus in s.answers.ledger_rates(state):
-            add(state, gpu_type, user, gpus)
-    return found
+def _gauge(name: str, help_: str, values: Values, labels: Iterable[str] = ()) -> Metric:
+    family = GaugeMetricFamily(f"shoal_{name}", help_, labels=tuple(labels))
+    for key, value in sorted(values.items()):
+        family.add_metric(key, float(value))
+    return family

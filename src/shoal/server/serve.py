@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import signal
@@ -30,6 +29,7 @@ async def serve(options: Options) -> None:
         import uvicorn
 
         from shoal.server.control import Control
+        from shoal.server.http_server import HttpServer
 
         control = Control(options, home=home)
         if sock is None:
@@ -38,38 +38,36 @@ async def serve(options: Options) -> None:
         home.release()
         raise
     await control.start(sock)
-    config = uvicorn.Config(
-        control.app,
-        log_config=None,
-        access_log=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_keep_alive=30,
-        lifespan="off",
-        server_header=False,
-    )
-    server = uvicorn.Server(config)
-    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, control.shut_down, False)
-    task = asyncio.create_task(server._serve([sock]))
-    while not server.started and not task.done():
-        await asyncio.sleep(0.01)
-    control.home.announce(control.server.address, __version__)
-    log.info("listening at %s", control.server.address)
+    server = HttpServer(
+        uvicorn.Config(
+            control.app,
+            log_config=None,
+            access_log=False,
+            limit_concurrency=MAX_CONNECTIONS,
+            timeout_keep_alive=30,
+            lifespan="off",
+            server_header=False,
+        )
+    )
+    serving = await server.start(sock)
+    control.home.announce(control.process.address, __version__)
+    log.info("listening at %s", control.process.address)
     quiet_memory()
     control.executor.warm_up()
-    await asyncio.wait([task, asyncio.create_task(control.done.wait())], return_when=asyncio.FIRST_COMPLETED)
+    asked_to_end = asyncio.create_task(control.done.wait())
+    await asyncio.wait([serving, asked_to_end], return_when=asyncio.FIRST_COMPLETED)
     await control.close()
-    server.should_exit = True
-    server.force_exit = True
-    with contextlib.suppress(asyncio.CancelledError, asyncio.TimeoutError):
-        await asyncio.wait_for(task, 5)
+    await server.stop(serving)
 
 
 def quiet_memory() -> None:
-    """What was imported stays for good: without looking through it again and again, a full collection of garbage
-    takes milliseconds instead of a third of a second, in which no decision could be made."""
+    """Exclude imported modules from garbage collection.
+
+    A full collection then takes milliseconds instead of a third of a second, during which no decision is made.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)

@@ -1,4 +1,4 @@
-"""Kernels are compiled when they are first used, once on a machine: when that begins, and how long it takes."""
+"""Numba compiles a kernel when it is first used, and caches it on disk: when that begins, and how long it takes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from numba.core.event import TimingListener, install_listener
 
 
-class Compiling(TimingListener):  # type: ignore[misc, unused-ignore]
-    """Hears of every kernel that numba compiles; those it finds on disk cost next to nothing."""
+class Compiling(TimingListener):  # type: ignore[misc, unused-ignore] # numba has no type hints
+    """Receives numba's events. Loading a kernel from the cache is not one."""
 
     def __init__(self, begins: Callable[[], None] | None) -> None:
         super().__init__()
@@ -29,6 +29,6 @@ class Compiling(TimingListener):  # type: ignore[misc, unused-ignore]
 
 @contextmanager
 def compiling(begins: Callable[[], None] | None = None) -> Iterator[Compiling]:
-    """Call `begins` when the first kernel is compiled within this context, and count the seconds of all."""
-    with install_listener("numba:compile", Compiling(begins)) as heard:
-        yield heard
+    """Call `begins` when the first kernel is compiled in this context, and add up the time of all kernels."""
+    with install_listener("numba:compile", Compiling(begins)) as listener:
+        yield listener

@@ -20,15 +20,15 @@ from shoal.core.job import Job, Kind
 from shoal.core.ledger import Ledger
 from shoal.core.plan import PAUSE, START, Placement, Plan, Reconfigure
 from shoal.core.profile import Profile
-from shoal.placement.base import Placer
+from shoal.placement.placer import Placer
 from shoal.placement.speed_at import speed_at
 from shoal.policies.base import Policy
 from shoal.scheduler.scheduler import Scheduler
-from shoal.sim.beliefs import Beliefs, Knowledge, beliefs_for
 from shoal.sim.costs import Costs
-from shoal.sim.fragments import FragmentationMeter
+from shoal.sim.fragmentation_meter import FragmentationMeter
 from shoal.sim.interrupts import Interrupt, is_interrupt
-from shoal.sim.record import Record
+from shoal.sim.known_profiles import Knowledge, KnownProfiles, known_profiles_for
+from shoal.sim.run_record import RunRecord
 
 if TYPE_CHECKING:
     from shoal.sim.autoscaling import SizeSearches
@@ -37,7 +37,7 @@ FINISH, _SWITCH, _MEASURE, _SEARCH = 0, 1, 2, 3
 _INF = math.inf
 
 #: A share and where it is: (GPUs, type, placement, servers).
-Spot = tuple[int, str, Placement, int]
+Allocation = tuple[int, str, Placement, int]
 
 #: Called now and then with (simulated time, jobs done, jobs in all); returns False to stop.
 Progress = Callable[[float, int, int], bool]
@@ -64,7 +64,7 @@ class Simulation:
         self.jobs = tuple(jobs)
         self.profiles = [profiles[job.model] for job in self.jobs]
         self.cluster = cluster
-        self.beliefs = beliefs_for(
+        self.known = known_profiles_for(
             knowledge or Knowledge(), self.jobs, self.profiles, cluster, np.random.default_rng(seed)
         )
         self.scheduler = Scheduler(cluster, policy, placer)
@@ -78,7 +78,7 @@ class Simulation:
         names = tuple(u.name for u in users)
         self.ledger = Ledger(names, cluster.gpu_types, start_s=start_s) if len(users) > 1 else None
         self._tickets = np.array([u.tickets for u in users])
-        self.record = Record.empty(policy.name, self.jobs, cluster.total_gpus)
+        self.record = RunRecord.empty(policy.name, self.jobs, cluster.total_gpus)
         n = len(self.jobs)
         # The truth about each job: iterations left at `since`, the rate from then on, and the share that
         # trains (which lags behind the scheduler's while newcomers prepare).
@@ -86,16 +86,16 @@ class Simulation:
         self._rate = [0.0] * n
         self._since = [0.0] * n
         self._gpus = [0] * n
-        self._spot: list[Spot] = [(0, "", (), 0)] * n
+        self._spot: list[Allocation] = [(0, "", (), 0)] * n
         self._version = [0] * n
         self._waiting_from = [job.submit_s for job in self.jobs]
         #: Where a job is being led while newcomers prepare, and when they are ready.
-        self._target: dict[int, tuple[Spot, float]] = {}
+        self._target: dict[int, tuple[Allocation, float]] = {}
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._pushed = 0
         self._used = 0  # GPUs given out
         self._given = [0] * n
-        self._changes = memoryview(self.record.changes)
+        self._changes = self.record.changes.data
         self._running = 0  # jobs that have any
         self._speed_tables: dict[tuple[int, str], list[float]] = {}
         #: Whether parameter servers are on a node of their own, not beside their workers.
@@ -115,7 +115,7 @@ class Simulation:
 
     def run(
         self, progress: Progress | None = None, every: int = 100, interrupt: Interrupt | None = None
-    ) -> Record:
+    ) -> RunRecord:
         """Run to the end of the trace, or until `progress` says to stop.
 
         Who looks at `interrupted` afterwards may hand in an `interrupt`: the record is of what is known by then.
@@ -177,7 +177,7 @@ class Simulation:
                 else:
                     events += self._search(j, now)
             while arrived < total and submit_s[arrived] <= now:
-                events.append(Submitted(arrived, jobs[arrived], self.beliefs.profile(arrived)))
+                events.append(Submitted(arrived, jobs[arrived], self.known.profile(arrived)))
                 if self._searches:
                     events += self._searches.begin(arrived)
                 arrived += 1
@@ -200,8 +200,10 @@ class Simulation:
             record.end_s = now
             if not (self._running or heap or len(plan.changes) or arrived < total):
                 break  # nothing runs, comes or was started: a policy that wakes up finds it so for ever
-            told = progress and scheduler.plans % every == 0
-            if interrupt.asked or (told and not progress(now, done, total)):
+            stop = interrupt.asked
+            if not stop and progress is not None and scheduler.plans % every == 0:
+                stop = not progress(now, done, total)
+            if stop:
                 record.interrupted = True
                 break
 
@@ -271,7 +273,7 @@ class Simulation:
 
     def _is_plain(self) -> bool:
         """Whether shares change at once, as the scheduler knows they do, and nobody adds to that: most large runs."""
-        added = self._meter or self._searches or type(self.beliefs) is not Beliefs
+        added = self._meter or self._searches or type(self.known) is not KnownProfiles
         if type(self) is not Simulation or added or self.costs.kind != "none" or not self.cluster.pooled:
             return False
         return all(job.kind is Kind.ALL_REDUCE and job.iterations for job in self.jobs)
@@ -312,7 +314,9 @@ class Simulation:
         self._running += (gpus > 0) - (self._given[j] > 0)
         self._given[j] = gpus
 
-    def _reach(self, j: int, spot: Spot, verb: str, pending: tuple[Spot, float] | None, now: float) -> None:
+    def _reach(
+        self, j: int, spot: Allocation, verb: str, pending: tuple[Allocation, float] | None, now: float
+    ) -> None:
         """Lead the job from the share that trains to its new one, as the cost model says."""
         costs, had = self.costs, self._gpus[j]
         if verb == "start" or costs.kind == "none" or (had and spot == self._spot[j]):
@@ -328,11 +332,13 @@ class Simulation:
         else:
             self._prepare(j, spot, pending, now)
 
-    def _stand_still(self, j: int, spot: Spot, seconds: float, now: float) -> None:
+    def _stand_still(self, j: int, spot: Allocation, seconds: float, now: float) -> None:
         self.record.paused_s[j] += seconds
         self._train(j, spot, now + seconds)
 
-    def _prepare(self, j: int, spot: Spot, pending: tuple[Spot, float] | None, now: float) -> None:
+    def _prepare(
+        self, j: int, spot: Allocation, pending: tuple[Allocation, float] | None, now: float
+    ) -> None:
         """Newcomers prepare while the old workers train on; those still wanted go on preparing."""
         ready = now + self.costs.prepare_s
         if pending and pending[0][1] == spot[1] and spot[0] <= pending[0][0]:
@@ -350,27 +356,27 @@ class Simulation:
         self.record.paused_s[j] += self.costs.pause_s
         self._train(j, spot, now + self.costs.pause_s)
 
-    def _train(self, j: int, spot: Spot, at_s: float) -> None:
+    def _train(self, j: int, spot: Allocation, at_s: float) -> None:
         """From `at_s` on the job trains with this share."""
         rate = self._speed(j, spot)
         self._gpus[j], self._spot[j], self._rate[j], self._since[j] = spot[0], spot, rate, at_s
         self._observe(j, rate, at_s)
         self._push(at_s + self._left[j] / rate if rate > 0 else _INF, FINISH, j)
-        if self.beliefs.measure_after_s is not None:
-            self._push(at_s + self.beliefs.measure_after_s, _MEASURE, j)
+        if self.known.measure_after_s is not None:
+            self._push(at_s + self.known.measure_after_s, _MEASURE, j)
         if self._searches:
             self._search_after(j, at_s)
 
     def _observe(self, j: int, rate: float, at_s: float) -> None:
-        self.scheduler.observe(j, self.beliefs.remaining(j, self._left[j]), rate, at_s)
+        self.scheduler.observe(j, self.known.remaining(j, self._left[j]), rate, at_s)
 
     def _measure(self, j: int) -> list[Event]:
         """A job has trained a while at its share: its step time is measured, and beliefs follow."""
         gpus, gpu_type, placement, servers = self._spot[j]
         if self._rate[j] <= 0:
             return []
-        believed = self.beliefs.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers)
-        return [] if believed is None else [Measured(j, believed)]
+        estimate = self.known.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers)
+        return [] if estimate is None else [Measured(j, estimate)]
 
     def _search_after(self, j: int, at_s: float) -> None:
         assert self._searches
@@ -394,7 +400,7 @@ class Simulation:
             self._left[j] = left if left > 0.0 else 0.0
             self._since[j] = now
 
-    def _speed(self, j: int, spot: Spot) -> float:
+    def _speed(self, j: int, spot: Allocation) -> float:
         gpus, gpu_type, placement, servers = spot
         if len(placement) > 1 or servers:
             return speed_at(self.profiles[j], gpu_type, gpus, placement, servers, apart=self.servers_apart)

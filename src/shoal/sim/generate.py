@@ -17,9 +17,9 @@ from scipy.special import ndtr, ndtri
 
 from shoal.core.errors import ShoalError, did_you_mean
 from shoal.core.profile import Profile
-from shoal.sim.inputs.pool import Pool, assign_models
+from shoal.sim.inputs.column_values import ITERATIONS, SUBMIT_S
+from shoal.sim.inputs.model_pool import ModelPool, assign_models
 from shoal.sim.inputs.table import FloatArray, IntArray
-from shoal.sim.inputs.values import ITERATIONS, SUBMIT_S
 
 Arrivals = Literal["poisson", "diurnal", "bursty"]
 ARRIVALS: tuple[str, ...] = get_args(Arrivals)
@@ -67,7 +67,8 @@ class Durations:
         part = rng.choice(len(self.weight), count, p=np.array(self.weight) / sum(self.weight))
         mu, sigma = np.array(self.mu)[part], np.array(self.sigma)[part]
         below = ndtr((np.log(longest_s) - mu) / sigma)
-        return np.maximum(np.exp(mu + sigma * ndtri(rng.random(count) * below)), 1.0)
+        drawn: FloatArray = np.exp(mu + sigma * ndtri(rng.random(count) * below))
+        return np.maximum(drawn, 1.0)
 
 
 #: By the smallest size a mixture holds for. Fitted to the durations of the flat Philly trace by expectation
@@ -128,7 +129,7 @@ class Recipe:
 
 def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Generator) -> pl.DataFrame:
     """A trace in the native format. The same recipe, profiles and seed give the same trace."""
-    pool = Pool.of(profiles, recipe.gpu_type)
+    pool = ModelPool.of(profiles, recipe.gpu_type)
     for_sizes, for_durations, for_models, for_arrivals, for_users = rng.spawn(5)
     requested = _sizes(recipe, pool, for_sizes)
     duration_s = _durations(requested, recipe.longest_s, for_durations)
@@ -154,7 +155,7 @@ def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Gen
     )
 
 
-def _sizes(recipe: Recipe, pool: Pool, rng: np.random.Generator) -> IntArray:
+def _sizes(recipe: Recipe, pool: ModelPool, rng: np.random.Generator) -> IntArray:
     """Requested GPUs, out of the sizes that the cluster has and some model runs at."""
     sizes = np.array([s for s, share in recipe.sizes.items() if share > 0], np.int64)
     runs = [any(c.min_gpus <= s <= c.max_gpus for c in pool.curves) for s in sizes.tolist()]
@@ -195,7 +196,7 @@ def _by_rate(at: FloatArray, span_s: float) -> FloatArray:
     rate = np.array(PHILLY_HOURS)[hour % 24] * np.array(PHILLY_DAYS)[hour // 24 % 7]
     edges = np.minimum(np.arange(hours + 1) * HOUR_S, span_s)
     total = np.concatenate(([0.0], np.cumsum(rate * np.diff(edges))))
-    return np.interp(at * total[-1], total, edges)
+    return np.asarray(np.interp(at * total[-1], total, edges))
 
 
 def _bursts(count: int, span_s: float, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
@@ -213,8 +214,8 @@ def _bursts(count: int, span_s: float, rng: np.random.Generator) -> tuple[FloatA
 
 def _stretched(submit_s: FloatArray, span_s: float) -> FloatArray:
     """The same times moved and scaled to begin at 0 and end at `span_s`, so that the load is met exactly."""
-    width = submit_s[-1] - submit_s[0]
-    return (submit_s - submit_s[0]) * (span_s / width if width > 0 else 0.0)
+    width = float(submit_s[-1] - submit_s[0])
+    return np.asarray((submit_s - submit_s[0]) * (span_s / width if width > 0 else 0.0))
 
 
 def _users(recipe: Recipe, burst: IntArray, rng: np.random.Generator) -> IntArray:

@@ -1,8 +1,8 @@
-"""Ctrl-C, heeded between two decisions; in a command SIGTERM and SIGHUP do the same, and its exit code tells which.
+"""Signals that end a simulation: Ctrl-C, and in a command also SIGTERM and SIGHUP.
 
-Python raises it wherever it happens to be. In the middle of a compiled kernel that becomes another error, in the
-middle of a decision it leaves half of it behind, and while a compiled kernel is written to disk it may leave the new
-name of an old one. Only compiling, which may take many seconds, is broken off.
+The first signal ends the simulation between two decisions, and the results so far are kept. Raising
+`KeyboardInterrupt` at once would leave a decision half made. A second signal does raise it, because a
+decision, or the compilation of a kernel, may take long. The exit code of a command is 128 plus the first signal.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-#: Where compiling must not be broken off: C calls Python there, or what was compiled is written.
-_NOT_IN = ("llvmlite.binding.executionengine", "numba.core.caching")
-_A_MOMENT_S = 0.02
-#: What asks a command to end.
+#: The signals that ask a command to end.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stop:
-    """Breaks a command off. Who asks again while it is on its way out does not wait for it."""
+    """Signal handler of a command. The first signal raises `KeyboardInterrupt`; a second one exits at once."""
 
     def __init__(self) -> None:
-        #: The signal that came first.
+        #: The number of the first signal; 0 if there was none.
         self.first = 0
-        self.on_its_way_out = False
+        self.exiting = False
 
     @property
     def exit_code(self) -> int:
@@ -39,31 +36,30 @@ class Stop:
 
     def __call__(self, signal_number: int, frame: FrameType | None) -> None:
         self.note(signal_number)
-        if self.on_its_way_out:
+        if self.exiting:
             os._exit(self.exit_code)
-        self.on_its_way_out = True
+        self.exiting = True
         raise KeyboardInterrupt
 
 
-#: Of this process: it runs one command.
+#: One per process, because a process runs one command.
 stop = Stop()
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end what is done here as Ctrl-C does. What is ignored, as by nohup, stays ignored."""
-    usual = (signal.SIG_DFL, signal.default_int_handler)
-    before = _set(stop, usual)
+    """Handle SIGTERM and SIGHUP like Ctrl-C. A signal that the process ignores, as under nohup, stays ignored."""
+    before = _set(stop, (signal.SIG_DFL, signal.default_int_handler))
     try:
         yield
     finally:
-        # Once interrupted, the process ends with that exit code whatever comes: Python would not hear of it any more.
+        # After an interrupt, the process exits with that exit code. Ignore signals that come while it exits.
         _restore(dict.fromkeys(before, signal.SIG_IGN) if stop.first else before)
 
 
 @contextmanager
 def handled_by(handler: Any) -> Iterator[None]:
-    """Hand what would break off to a handler. Where another handles it, or in another thread, nothing is changed."""
+    """Use this handler in place of `stop` or Python's own. Do nothing if another is set, or in another thread."""
     before = _set(handler, (signal.default_int_handler, stop))
     try:
         yield
@@ -73,13 +69,13 @@ def handled_by(handler: Any) -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[Callable[[], None]]:
-    """Let signals wait until what is yielded is called: processes that are started before that never hear of them."""
+    """Block signals until the yielded function is called. Processes started before that never receive them."""
     from multiprocessing import resource_tracker
 
     def release() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-    resource_tracker.ensure_running()  # or the first process would start it, and that lets signals through
+    resource_tracker.ensure_running()  # or the first process would start it, which unblocks signals
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield release
@@ -88,7 +84,7 @@ def held() -> Iterator[Callable[[], None]]:
 
 
 def _set(handler: Any, in_place_of: tuple[Any, ...]) -> dict[signal.Signals, Any]:
-    """Set the handler of signals that have one of these; what they had."""
+    """Replace the handler of each signal that has one of these; return the replaced handlers."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     before = {number: signal.getsignal(number) for number in SIGNALS}
@@ -104,55 +100,28 @@ def _restore(before: dict[signal.Signals, Any]) -> None:
 
 
 class Interrupt:
-    """Whether the user asked to stop. Who asks again, because it takes long, is obeyed at once."""
+    """Signal handler of a simulation: records that the user asked to stop. A second signal raises at once."""
 
     def __init__(self) -> None:
         self.asked = False
-        #: A Ctrl-C that came where nothing can be broken off comes again from here.
-        self._echo: threading.Timer | None = None
 
     def __call__(self, signal_number: int, frame: FrameType | None) -> None:
         stop.note(signal_number)
-        again, self._echo = self._echo is None and self.asked, None
-        if _is_in(frame, *_NOT_IN):
-            self._echo = threading.Timer(_A_MOMENT_S, os.kill, (os.getpid(), signal.SIGINT))
-            self._echo.start()
-            return
-        self.asked = True
-        if again or _is_in(frame, "numba.core.compiler_machinery"):
+        if self.asked:
             raise KeyboardInterrupt
-
-    def forget(self) -> None:
-        if self._echo:
-            self._echo.cancel()
+        self.asked = True
 
 
 @contextmanager
 def heeded() -> Iterator[Interrupt]:
-    """Keep Ctrl-C, or what else ends this command, for whoever looks."""
+    """Record signals in the yielded object, which the simulation checks between decisions."""
     interrupt = Interrupt()
-    try:
-        with handled_by(interrupt):
-            yield interrupt
-    finally:
-        interrupt.forget()
-
-
-def saves(frame: FrameType | None) -> bool:
-    """Whether a compiled kernel is being written to disk in this frame, or read."""
-    return _is_in(frame, "numba.core.caching")
-
-
-def _is_in(frame: FrameType | None, *modules: str) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__") in modules:
-            return True
-        frame = frame.f_back
-    return False
+    with handled_by(interrupt):
+        yield interrupt
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether this is Ctrl-C, or what a compiled kernel makes of it."""
+    """Whether this is a `KeyboardInterrupt`, or the `SystemError` that a compiled kernel turns it into."""
     return isinstance(error, KeyboardInterrupt) or (
         isinstance(error, SystemError) and isinstance(error.__cause__, KeyboardInterrupt)
     )

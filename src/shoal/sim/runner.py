@@ -23,25 +23,25 @@ from shoal.core.profile import ANY_TYPE, Interpolation, Profile
 from shoal.core.words import listed
 from shoal.knowledge.marginal_utility import right_share
 from shoal.knowledge.unknown import Unknown
-from shoal.placement.base import Placer
+from shoal.placement.placer import Placer
 from shoal.placement.preschedule import PreRule
 from shoal.placement.ps_speed import is_measured
 from shoal.placement.registry import Setting, make_placer
 from shoal.placement.sharing import SharingRule
 from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy, policy_class
-from shoal.sim.beliefs import Knowledge
 from shoal.sim.compiling import compiling
 from shoal.sim.costs import MEASURED_RESTART_S, Costs
 from shoal.sim.engine import Progress, Simulation
 from shoal.sim.inputs import cluster_with_users_of, read_cluster, read_jobs, read_profiles
-from shoal.sim.inputs.needs import jobs_without, read_uses
-from shoal.sim.inputs.pool import common_type
-from shoal.sim.inputs.values import MOST_GPUS
+from shoal.sim.inputs.column_values import MOST_GPUS
+from shoal.sim.inputs.model_pool import common_type
+from shoal.sim.inputs.needs_file import jobs_without, read_uses
 from shoal.sim.interrupts import heeded
-from shoal.sim.metrics import summary
-from shoal.sim.record import Record
-from shoal.sim.sharing import SharingSimulation, Use
+from shoal.sim.known_profiles import Knowledge
+from shoal.sim.run_record import RunRecord
+from shoal.sim.sharing_simulation import SharingSimulation, Use
+from shoal.sim.summary import summary
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Inputs:
 @dataclass(frozen=True)
 class Result:
     summary: dict[str, Any]
-    record: Record
+    record: RunRecord
     inputs: Inputs
 
 
@@ -200,7 +200,7 @@ def _place_matters(inputs: Inputs) -> bool:
     )
 
 
-class _Believed:
+class _EstimatedProfiles:
     """What the scheduler of a run believes of its jobs; set once there is a scheduler."""
 
     profiles: Mapping[int, Profile] = MappingProxyType({})
@@ -210,11 +210,11 @@ class _Believed:
 
 
 def placer_for(
-    setup: Setup, cluster: Cluster, policy: Policy, believed: Callable[[], Mapping[int, Profile]]
+    setup: Setup, cluster: Cluster, policy: Policy, estimates: Callable[[], Mapping[int, Profile]]
 ) -> Placer:
     """Where shares go, by the setup's placement; moves cost what its cost model says."""
     setting = Setting(
-        cluster, policy.elastic, believed, setup.costs.move_s, setup.servers_apart, policy=policy.name
+        cluster, policy.elastic, estimates, setup.costs.move_s, setup.servers_apart, policy=policy.name
     )
     return make_placer(setup.placement, setting)
 
@@ -243,13 +243,13 @@ def run(
     """
     inputs = inputs or load(setup)
     policy = _policy_of(setup)
-    believed = _Believed()
+    estimates = _EstimatedProfiles()
     simulation = _make_simulation(setup, inputs)(
         inputs.jobs,
         inputs.profiles,
         inputs.cluster,
         policy,
-        placer=placer_for(setup, inputs.cluster, policy, believed),
+        placer=placer_for(setup, inputs.cluster, policy, estimates),
         costs=setup.costs,
         knowledge=setup.knowledge,
         seed=setup.seed,
@@ -257,7 +257,7 @@ def run(
         timeline=setup.timeline,
         servers_apart=setup.servers_apart,
     )
-    believed.profiles = simulation.scheduler.profiles
+    estimates.profiles = simulation.scheduler.profiles
     began = time.perf_counter()
     with compiling(compiles) as compiled, _failing_by_itself(type(policy)), heeded() as interrupt:
         record = simulation.run(progress, interrupt=interrupt)

@@ -11,7 +11,11 @@ for epoch in job.epochs(10):
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
+
+if find_spec("torch") is None:
+    raise ImportError("shoal.torch needs PyTorch: pip install torch")
 
 from shoal.torch.gradients import Sync, all_reduce
 from shoal.torch.job import Job

@@ -23,9 +23,9 @@ from shoal.torch.processes import Processes
 from shoal.torch.zygote import Zygote
 from shoal.wire import events as ev
 from shoal.wire.auth import new_secret, write_secret
-from shoal.wire.coordinator import Timing
 from shoal.wire.messages import Answer, Ask, Report, Resize
 from shoal.wire.service import ControlService, JobHandle
+from shoal.wire.state import Timing
 
 _T = TypeVar("_T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 from collections.abc import Callable
@@ -177,4 +178,8 @@ def dumps(value: Any) -> bytes:
 def as_bytes(tensor: Tensor) -> memoryview:
     """The tensor's bytes; without a copy if it is contiguous in host memory."""
     flat = tensor.detach().cpu().contiguous().view(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    if not flat.numel():
+        return memoryview(b"")
+    buffer = (ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr())  # Tensor.numpy() needs NumPy
+    buffer.tensor = flat  # type: ignore[attr-defined]  # the memory lives as long as the view
+    return memoryview(buffer).cast("B")

@@ -331,7 +331,7 @@ class Session:
     @property
     def partial(self) -> bool:
         """This worker has received only part of the state."""
-        return self._member.torn
+        return self._member.partial
 
     def recover(self) -> tuple[Plan, bool]:
         """Wait for the generation of the survivors and enter it. See `enter`."""

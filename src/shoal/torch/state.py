@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
 import torch
 from shoal.torch.gradients import batch_counts, parameter_lines, running_stats
 from shoal.torch.packing import (
@@ -34,8 +32,13 @@ from shoal.torch.packing import (
     unfit,
     window,
 )
-from shoal.wire.views import first_difference
+from shoal.wire.signature import first_difference
 from torch import Tensor, nn
+
+try:
+    import numpy as np
+except ImportError:  # PyTorch runs without it
+    np = None
 
 CHECKPOINT_VERSION = 3
 
@@ -56,7 +59,9 @@ class StateBox(dict[str, Any]):
 
 
 def random_state(cuda: bool) -> dict[str, Any]:
-    state = {"torch": torch.get_rng_state(), "numpy": np.random.get_state(), "python": random.getstate()}
+    state = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if np is not None:
+        state["numpy"] = np.random.get_state()
     if cuda:
         state["cuda"] = torch.cuda.get_rng_state()
     return state
@@ -64,7 +69,8 @@ def random_state(cuda: bool) -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    np.random.set_state(state["numpy"])
+    if np is not None and "numpy" in state:
+        np.random.set_state(state["numpy"])
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -72,7 +78,8 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed % 2**63)
-    np.random.seed(seed % 2**32)
+    if np is not None:
+        np.random.seed(seed % 2**32)
     random.seed(seed)
 
 

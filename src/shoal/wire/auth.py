@@ -1,12 +1,15 @@
-"""Who may speak: a challenge-response with the job's secret, and sealed frames after it.
+"""Authentication: a challenge-response with the job's secret, and sealed frames after it.
 
     server -> client   magic, protocol number, nonce_s
     client -> server   job, nonce_c, HMAC(secret, "client" | purpose | job | nonce_s | nonce_c)
     server -> client   HMAC(secret, "server" | the same), or the reason for refusing
 
-The secret itself never travels. Both ends prove that they know it, so a worker cannot be lured to a false
-coordinator either. Frames after the handshake carry a MAC over a running number and the body under keys made from
-both nonces: nothing can be slipped in, repeated, left out or turned round. Contents are not encrypted.
+The secret itself is never sent. Both ends prove that they know it, so a worker does not follow a false coordinator
+either. Frames after the handshake carry a MAC over a running number and the body, under keys derived from both nonces.
+A frame that is inserted, repeated, left out or sent back is therefore detected. Contents are not encrypted.
+
+Why our own code and not TLS alone: it authenticates each job by its secret, without certificates, on one machine.
+Between machines it runs inside TLS (`tls=` of `Channel.open` and `ControlService.start`), which adds encryption.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ MIN_SECRET_BYTES = 16
 
 
 class AuthError(WireError):
-    """The peer does not know the secret, speaks another protocol, or refuses us."""
+    """The peer does not know the secret, speaks another protocol, or refuses this end."""
 
 
 def new_secret() -> bytes:
@@ -38,7 +41,7 @@ def new_secret() -> bytes:
 
 
 def read_secret(path: str | Path) -> bytes:
-    """A secret from a file that only its owner can read."""
+    """Read a secret from a file. Only its owner may be able to read the file."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
@@ -51,7 +54,7 @@ def read_secret(path: str | Path) -> bytes:
 
 
 def write_secret(path: str | Path, secret: bytes) -> None:
-    """Write a secret so that at no moment anyone else can read it."""
+    """Write a secret to a new file that only its owner can read from the start."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secret.hex().encode())
 
@@ -67,19 +70,19 @@ def check_secret(secret: bytes) -> bytes:
 
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
-    # Each part with its length, so that no two lists of parts give the same input.
+    # Each part carries its length, so that two lists of parts never give the same input.
     return hmac.new(secret, b"".join(len(p).to_bytes(4, "big") + p for p in parts), hashlib.sha256).digest()
 
 
 def challenge() -> tuple[bytes, bytes]:
-    """What a server sends first, and the nonce in it."""
+    """The first bytes a server sends, and the nonce in them."""
     nonce = os.urandom(NONCE_BYTES)
     return MAGIC + PROTOCOL.to_bytes(2, "big") + nonce, nonce
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Of one connection: one key for each direction."""
+    """The keys of one connection, one for each direction."""
 
     client_to_server: bytes
     server_to_client: bytes
@@ -91,7 +94,7 @@ def _keys(secret: bytes, context: tuple[bytes, ...]) -> Keys:
 
 @dataclass(frozen=True, slots=True)
 class ClientProof:
-    """The client's side, after it has seen the challenge."""
+    """The client's side, after it has received the challenge."""
 
     request: bytes
     expected: bytes
@@ -130,7 +133,7 @@ class ClientProof:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client claims; nothing of it is to be believed before `prove`."""
+    """What a client claims. Do not trust any of it before `prove`."""
 
     purpose: str
     job: str
@@ -157,7 +160,7 @@ class Request:
         return request
 
     def prove(self, secret: bytes, nonce_s: bytes) -> tuple[bytes, Keys]:
-        """The server's answer and the connection's keys; AuthError if the client does not know the secret."""
+        """Return the answer and the connection's keys. Raise AuthError if the client does not know the secret."""
         context = (self.purpose.encode(), self.job.encode(), nonce_s, self.nonce)
         if not hmac.compare_digest(self.proof, _mac(secret, b"client", *context)):
             raise AuthError("wrong secret or unknown job")

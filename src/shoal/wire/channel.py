@@ -1,24 +1,36 @@
-"""A connection that has passed the handshake, in two forms: blocking (workers) and asyncio (the control plane)."""
+"""A connection that has passed the handshake, in two forms: blocking (workers) and asyncio (the control plane).
+
+Both run on a plain socket, or inside TLS where the caller passes an `ssl.SSLContext`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from shoal.wire import auth
 from shoal.wire.auth import AuthError, ClientProof, Keys, Request, Seal
 from shoal.wire.messages import Message, WireError, decode, encode
+from shoal.wire.tls import TlsStream
 
 HANDSHAKE_TIMEOUT_S = 5.0
+SEND_TIMEOUT_S = 10
+"""How long a peer that does not read may block the sender."""
 MAX_STRANGERS = 64
-"""Connections to one port that have not shown yet that they know the secret."""
+"""Connections to one port that have not proved yet that they know the secret."""
 SecretOf = Callable[[str, str], bytes | None]
-"""(job, purpose) -> its secret, or None for a job that is not known here."""
+"""(job, purpose) -> its secret, or None for an unknown job."""
+
+
+class Readable(Protocol):
+    def recv_into(self, view: memoryview, /) -> int: ...
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -28,16 +40,16 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def receive_exactly(sock: socket.socket, size: int, deadline_s: float | None = None) -> bytes:
+def receive_exactly(sock: Readable, size: int, deadline_s: float | None = None) -> bytes:
     data = bytearray(size)
     receive_into(sock, memoryview(data), deadline_s)
     return bytes(data)
 
 
-def receive_into(sock: socket.socket, view: memoryview, deadline_s: float | None = None) -> None:
-    """`deadline_s`, of time.monotonic: for all of it, so that no one can hold us byte by byte."""
+def receive_into(sock: Readable, view: memoryview, deadline_s: float | None = None) -> None:
+    """Fill `view`. `deadline_s` (of time.monotonic) limits the whole read, so a peer cannot stall it byte by byte."""
     while view:
-        if deadline_s is not None:
+        if deadline_s is not None and isinstance(sock, socket.socket):
             sock.settimeout(max(0.001, deadline_s - time.monotonic()))
         count = sock.recv_into(view)
         if not count:
@@ -46,12 +58,20 @@ def receive_into(sock: socket.socket, view: memoryview, deadline_s: float | None
 
 
 def connect(
-    address: str, secret: bytes, job: str, purpose: str, timeout_s: float = 10.0
+    address: str,
+    secret: bytes,
+    job: str,
+    purpose: str,
+    timeout_s: float = 10.0,
+    tls: ssl.SSLContext | None = None,
 ) -> tuple[socket.socket, Keys]:
-    """Connect and prove to each other that both know the secret."""
-    sock = socket.create_connection(parse_address(address), timeout=timeout_s)
+    """Connect. Both ends prove that they know the secret."""
+    host, port = parse_address(address)
+    sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_hostname=host)
         proof = ClientProof.make(receive_exactly(sock, auth.CHALLENGE_BYTES), secret, job, purpose)
         _send_short(sock, proof.request)
         keys = proof.check(_receive_short(sock))
@@ -63,7 +83,7 @@ def connect(
 
 
 def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:
-    """The server's side of `connect`, for a socket that was accepted."""
+    """The server's side of `connect`, for an accepted socket."""
     deadline_s = time.monotonic() + HANDSHAKE_TIMEOUT_S
     sock.settimeout(HANDSHAKE_TIMEOUT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -81,7 +101,7 @@ def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:
 
 def _judge(body: bytes, secret_of: SecretOf, nonce: bytes) -> tuple[Request, bytes, Keys]:
     request = Request.parse(body)
-    # An unknown job is answered exactly as a wrong secret, so that names of jobs cannot be probed.
+    # An unknown job and a wrong secret get the same answer, so that nobody can probe for names of jobs.
     secret = secret_of(request.job, request.purpose) or auth.new_secret()
     answer, keys = request.prove(secret, nonce)
     return request, answer, keys
@@ -99,18 +119,25 @@ def _receive_short(sock: socket.socket, deadline_s: float | None = None) -> byte
 
 
 class Channel:
-    """Blocking, for a worker or a client: one thread may receive while others send."""
+    """Blocking, for a worker or a client. One thread may receive while others send."""
 
     def __init__(self, sock: socket.socket, keys: Keys) -> None:
-        self._sock = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        self._sock = TlsStream(sock, SEND_TIMEOUT_S) if isinstance(sock, ssl.SSLSocket) else sock
         self._out, self._in = Seal(keys.client_to_server), Seal(keys.server_to_client)
         self._sending = threading.Lock()
-        # A peer that does not read must not block the sender for ever.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", 10, 0))
 
     @classmethod
-    def open(cls, address: str, secret: bytes, job: str, purpose: str, timeout_s: float = 10.0) -> Channel:
-        return cls(*connect(address, secret, job, purpose, timeout_s))
+    def open(
+        cls,
+        address: str,
+        secret: bytes,
+        job: str,
+        purpose: str,
+        timeout_s: float = 10.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> Channel:
+        return cls(*connect(address, secret, job, purpose, timeout_s, tls))
 
     def send(self, message: Message) -> None:
         body = encode(message)
@@ -128,7 +155,7 @@ class Channel:
 
 
 class AsyncChannel:
-    """The server's end, in asyncio."""
+    """The server's end, in asyncio. TLS, if any, is the business of the asyncio server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Keys) -> None:
         self._reader, self._writer = reader, writer
@@ -160,7 +187,7 @@ class AsyncChannel:
         return request, cls(reader, writer, keys)
 
     def send(self, message: Message) -> None:
-        """Queue a message; a peer that does not read is cut off rather than let memory grow."""
+        """Queue a message. A peer that does not read is disconnected before its queue fills the memory."""
         if self._writer.is_closing():
             return
         self._writer.write(self._out.wrap(encode(message)))

@@ -1,113 +1,140 @@
-"""Life and death of a job's workers, and how the survivors go on."""
+"""Lost workers: how a loss is noticed, and how the survivors continue."""
 
 from __future__ import annotations
 
 from shoal.wire import events as ev
-from shoal.wire.events import StopWorker
+from shoal.wire.events import Effect, Emit, StopWorker
 from shoal.wire.messages import Kind, Phase
-from shoal.wire.planning import Planning
-from shoal.wire.views import WorkerView, resume_step
+from shoal.wire.planning import issue
+from shoal.wire.state import CoordinatorState, WorkerView
+
+_ENDED = (Phase.LEFT, Phase.FINISHED)
 
 
-class Losses(Planning):
-    def _check_life(self, view: WorkerView) -> None:
-        silent_s = self._now_s - view.heard_s
-        status, timing = view.status, self.timing
-        limit_s = timing.away_timeout_s if status.away else timing.heartbeat_timeout_s
-        if view.connected and silent_s > limit_s:
-            self._lose(view, f"no sign of life for {silent_s:.1f} s")
-        elif not view.connected and view.met and silent_s > timing.reconnect_s:
-            self._lose(view, "its connection closed")
-        elif status.phase is Phase.STARTING and self._now_s - view.since_s > timing.start_s:
-            self._lose(view, f"not ready after {timing.start_s:.0f} s")
-        elif status.phase is Phase.ACTIVE and not self.recovering and self._hangs(view):
-            self._lose(view, f"did not arrive at step {view.arrived + 1} where the others wait")
+def check_liveness(state: CoordinatorState, view: WorkerView, now_s: float) -> list[Effect]:
+    """Give up a worker that is silent, disconnected, does not start, or holds the others up."""
+    silent_s = now_s - view.heard_s
+    status, timing = view.status, state.timing
+    limit_s = timing.away_timeout_s if status.away else timing.heartbeat_timeout_s
+    if view.connected and silent_s > limit_s:
+        return give_up(state, view, f"no sign of life for {silent_s:.1f} s")
+    if not view.connected and view.met and silent_s > timing.reconnect_s:
+        return give_up(state, view, "its connection closed")
+    if status.phase is Phase.STARTING and now_s - view.since_s > timing.start_s:
+        return give_up(state, view, f"not ready after {timing.start_s:.0f} s")
+    if status.phase is Phase.ACTIVE and not state.recovering and _hangs(state, view, now_s):
+        return give_up(state, view, f"did not arrive at step {view.arrived + 1} where the others wait")
+    return []
 
-    def _hangs(self, view: WorkerView) -> bool:
-        """Others wait for it at a step where it has not arrived for a long time.
 
-        Rank 0 may evaluate or save for minutes between two steps; that is no reason to end it.
-        """
-        peers = [
-            p
-            for w in view.status.members
-            if (p := self.workers.get(w)) and p.alive and p.status.generation == view.status.generation
-        ]
-        ahead = [p.arrived_s for p in peers if p.arrived > view.arrived]
-        limit_s = self.timing.away_s if view.status.away else self.timing.hang_s
-        return bool(ahead) and self._now_s - max(*ahead, view.arrived_s) > limit_s
+def _hangs(state: CoordinatorState, view: WorkerView, now_s: float) -> bool:
+    """Whether others have waited too long for it at a step.
 
-    def _lose(self, view: WorkerView, why: str) -> None:
-        self._gone(view, why)
-        self._effects.append(StopWorker(view.worker, kill=True, why=why))
+    Rank 0 may evaluate or save for minutes between two steps, so a worker that is away has more time.
+    """
+    generation = view.status.generation
+    peers = [p for p in state.alive(view.status.members) if p.status.generation == generation]
+    ahead = [p.arrived_s for p in peers if p.arrived > view.arrived]
+    limit_s = state.timing.away_s if view.status.away else state.timing.hang_s
+    return bool(ahead) and now_s - max(*ahead, view.arrived_s) > limit_s
 
-    def _gone(self, view: WorkerView, why: str, quiet: bool = False) -> None:
-        """The worker is no more. Only the loss of one who may hold state and was to go on breaks anything."""
-        view.alive, view.connected = False, False
-        self.target = tuple(w for w in self.target if w != view.worker)
-        self.stragglers.forget(view.worker)
-        expected = view.stopping or view.status.phase in (Phase.LEFT, Phase.FINISHED)
-        member = view.worker in self.crew
-        if not expected and not quiet:
-            self._emit(ev.WorkerLost(view.worker, why, member))
-        if member and view.status.phase not in (Phase.LEFT, Phase.FINISHED):
-            self._break()
-        elif self.pending and not self.pending.committed and view.worker in self.pending.plan.members:
-            self.pending = None
 
-    def _notice_broken_steps(self) -> None:
-        """A member that halted of itself saw a collective fail. Find who died, or re-form with the same members."""
-        if self.recovering:
-            return
-        crew = self._alive(self.crew)
-        halted = [v for v in crew if v.status.phase is Phase.HALTED and v.status.generation > self.dead]
-        if not halted:
-            return
-        cut_off = [v for v in crew if not v.connected]
-        for view in cut_off:
-            self._lose(view, "its connection closed and a step broke")
-        if not cut_off and self._now_s - min(v.halted_s for v in halted) >= self.timing.settle_s:
-            self._break()
+def give_up(state: CoordinatorState, view: WorkerView, why: str) -> list[Effect]:
+    """Count a worker as lost and kill its process."""
+    return [*remove(state, view, why), StopWorker(view.worker, kill=True, why=why)]
 
-    def _recover(self) -> None:
-        crew = self._alive(self.crew)
-        over = (Phase.FINISHED, Phase.LEFT, Phase.FAILED)
-        for view in crew:
-            stopped = view.status.phase in (Phase.HALTED, Phase.READY) and view.status.dead >= self.dead
-            if not stopped and view.status.phase not in over:
-                return
-        holders = [v for v in crew if v.status.phase is Phase.HALTED and not v.status.torn]
-        # Who had only a part of the state waits to be given it again.
-        self.recovering = False
-        if not holders:
-            self._strand()
-            return
-        ends = [v.status.step for w in self.crew if (v := self.workers[w]).status.phase in over]
-        resume = resume_step([(v.status.step, v.status.holds) for v in holders], ends)
-        able = [
-            v for v in holders if v.status.step == resume or (v.status.holds and v.status.step == resume - 1)
-        ]
-        for view in holders:
-            if view not in able:
-                self._discard(view, "it is behind the others")
-        members = tuple(v.worker for v in able)
-        self.crew = members
-        self._issue(Kind.RECOVER, members, holders=members, resume=resume)
 
-    def _strand(self) -> None:
-        """No one holds the state any more. Those who are ready, or a new target, start from the checkpoint."""
-        self.active, self.crew = None, ()
+def remove(state: CoordinatorState, view: WorkerView, why: str, quiet: bool = False) -> list[Effect]:
+    """Take a worker that has ended out of the job.
 
-    def _tell_if_stranded(self) -> None:
-        nothing = self.active is None and not self.crew and self.paused is None and not self.pausing
-        stranded = nothing and bool(self.workers) and not any(v.alive for v in self.workers.values())
-        if stranded and not self.stranded:
-            self._emit(ev.JobStranded(self.checkpoint, "no worker is left"))
-        self.stranded = stranded
+    Its generation breaks only if the worker may hold state and was to continue.
+    """
+    _mark_dead(state, view)
+    state.stragglers.forget(view.worker)
+    expected = view.stopping or view.status.phase in _ENDED
+    participant = view.worker in state.participants
+    effects: list[Effect] = []
+    if not expected and not quiet:
+        effects.append(Emit(ev.WorkerLost(view.worker, why, participant)))
+    if participant and view.status.phase not in _ENDED:
+        state.break_generation()
+    elif state.pending and not state.pending.committed and view.worker in state.pending.plan.members:
+        state.pending = None
+    return effects
 
-    def _discard(self, view: WorkerView, why: str) -> None:
-        """During a recovery: a worker that cannot be a member of what comes next."""
-        view.alive, view.connected = False, False
-        self.target = tuple(w for w in self.target if w != view.worker)
-        self._emit(ev.WorkerLost(view.worker, why, True))
-        self._effects.append(StopWorker(view.worker, kill=True, why=why))
+
+def notice_broken_steps(state: CoordinatorState, now_s: float) -> list[Effect]:
+    """A member that halted by itself saw a collective fail. Find the lost worker, or re-form the same members."""
+    if state.recovering:
+        return []
+    participants = state.alive(state.participants)
+    halted = [v for v in participants if v.status.phase is Phase.HALTED and v.status.generation > state.dead]
+    if not halted:
+        return []
+    effects: list[Effect] = []
+    disconnected = [v for v in participants if not v.connected]
+    for view in disconnected:
+        effects += give_up(state, view, "its connection closed and a step broke")
+    if not disconnected and now_s - min(v.halted_s for v in halted) >= state.timing.settle_s:
+        state.break_generation()
+    return effects
+
+
+def recover(state: CoordinatorState) -> list[Effect]:
+    """Once all survivors have stopped: form a generation of those that hold the state of the last completed step."""
+    participants = state.alive(state.participants)
+    over = (*_ENDED, Phase.FAILED)
+    for view in participants:
+        stopped = view.status.phase in (Phase.HALTED, Phase.READY) and view.status.dead >= state.dead
+        if not stopped and view.status.phase not in over:
+            return []
+    state.recovering = False
+    # Workers with partial state receive it again in a later generation.
+    holders = [v for v in participants if v.status.phase is Phase.HALTED and not v.status.partial]
+    if not holders:
+        state.active, state.participants = None, ()
+        return []
+    ends = [v.status.step for w in state.participants if (v := state.workers[w]).status.phase in over]
+    resume = resume_step([(v.status.step, v.status.holds) for v in holders], ends)
+    able = [v for v in holders if v.status.step == resume or (v.status.holds and v.status.step == resume - 1)]
+    effects: list[Effect] = []
+    for view in holders:
+        if view not in able:
+            effects += _discard(state, view, "it is behind the others")
+    state.participants = tuple(v.worker for v in able)
+    issue(state, Kind.RECOVER, state.participants, holders=state.participants, resume=resume)
+    return effects
+
+
+def resume_step(holders: list[tuple[int, bool]], ends: list[int]) -> int:
+    """The step that all continue from, given (steps done, holds the gradients of the next) of each halted survivor.
+
+    The vote that ends a step completes only if every member has complete gradients. So if a worker is ahead, those
+    behind hold the gradients. If all hold them, all can apply them. Otherwise none has applied them and the step is
+    repeated.
+    """
+    furthest = max([done for done, _ in holders] + ends)
+    if all(holds and done == furthest for done, holds in holders):
+        return furthest + 1
+    return furthest
+
+
+def announce_if_stranded(state: CoordinatorState) -> list[Effect]:
+    """Emit `JobStranded` once when no worker is left. A new target then starts from the checkpoint."""
+    no_state = state.active is None and not state.participants and state.paused is None and not state.pausing
+    stranded = no_state and bool(state.workers) and not any(v.alive for v in state.workers.values())
+    first_time = stranded and not state.stranded
+    state.stranded = stranded
+    return [Emit(ev.JobStranded(state.checkpoint, "no worker is left"))] if first_time else []
+
+
+def _discard(state: CoordinatorState, view: WorkerView, why: str) -> list[Effect]:
+    """During a recovery: end a worker that cannot be a member of the next generation."""
+    _mark_dead(state, view)
+    lost = ev.WorkerLost(view.worker, why, was_member=True)
+    return [Emit(lost), StopWorker(view.worker, kill=True, why=why)]
+
+
+def _mark_dead(state: CoordinatorState, view: WorkerView) -> None:
+    view.alive, view.connected = False, False
+    state.target = tuple(w for w in state.target if w != view.worker)

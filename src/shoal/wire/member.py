@@ -68,7 +68,7 @@ class Member:
     members: tuple[str, ...] = ()
     done: int = 0
     holds: bool = False
-    torn: bool = False
+    partial: bool = False
     away: bool = True
     dead: int = 0
     seen: int = 0
@@ -181,7 +181,7 @@ class Member:
         apply = self.phase is Phase.HALTED and self.done == plan.resume - 1
         self._into(plan)
         if plan.kind is Kind.FIRST:
-            self.torn = plan.members[0] != self.worker
+            self.partial = plan.members[0] != self.worker
         else:
             self.done = plan.resume
         return apply
@@ -189,15 +189,15 @@ class Member:
     def joined(self, plan: Plan, step: int) -> None:
         """A newcomer has heard from the holders that they switch after `step`; the state is on its way."""
         self._into(plan)
-        self.done, self.torn = step, True
+        self.done, self.partial = step, True
 
     def state_complete(self, step: int) -> None:
-        self.torn, self.done = False, step
+        self.partial, self.done = False, step
 
     def _into(self, plan: Plan) -> None:
         self.phase, self.generation, self.members = Phase.ACTIVE, plan.number, plan.members
         self.plan, self.committed, self.agreed, self.formed = None, False, False, 0
-        self.holds, self.torn, self.seen = False, False, max(self.seen, plan.number)
+        self.holds, self.partial, self.seen = False, False, max(self.seen, plan.number)
 
     # Steps
 
@@ -237,9 +237,9 @@ class Member:
 
     def retreat(self) -> None:
         """Its generation is dead and it has not been given the whole state: wait for another one."""
-        assert self.torn
+        assert self.partial
         assert self.aborted
-        self.phase, self.torn, self.members, self.done = Phase.READY, False, (), 0
+        self.phase, self.partial, self.members, self.done = Phase.READY, False, (), 0
 
     def left(self) -> None:
         """Gave its place up, without a switch."""
@@ -260,7 +260,7 @@ class Member:
             members=self.members,
             step=self.done,
             holds=self.holds,
-            torn=self.torn,
+            partial=self.partial,
             away=self.away,
             formed=self.formed,
             broken=self.broken,

@@ -1,4 +1,4 @@
-"""The control service: one port, many jobs. The asynchronous shell around `JobCoordinator`.
+"""The control service: one port, many jobs. The asynchronous shell around `shoal.wire.coordinator`.
 
     service = ControlService(executor, on_event=...)
     await service.start("127.0.0.1", 0)
@@ -6,9 +6,9 @@
     job.set_target(["train-7.0", "train-7.1"])
     async for event in job.events(): ...
 
-The service may die at any time: training goes on, and workers reconnect to a service at the same address whose
-jobs were added with `restore=` (the last dictionary given to `on_change`) or, failing that, with nothing: what
-the workers say is then believed.
+The service may die at any time. Training continues, and workers reconnect to a service at the same address whose jobs
+were added with `restore=` (the last dictionary given to `on_change`). Without `restore`, the coordinator takes over
+what the workers report.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
+from shoal.wire import coordinator
 from shoal.wire import events as ev
 from shoal.wire.auth import AuthError
-from shoal.wire.channel import MAX_STRANGERS, AsyncChannel
-from shoal.wire.coordinator import JobCoordinator, Timing
+from shoal.wire.channel import HANDSHAKE_TIMEOUT_S, MAX_STRANGERS, AsyncChannel
 from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
 from shoal.wire.messages import Answer, Ask, Hello, Message, Report, Resize, Status, WireError
+from shoal.wire.state import CoordinatorState, Timing
 
 log = logging.getLogger("shoal.wire")
 
@@ -49,12 +51,12 @@ class JobHandle:
     def __init__(
         self,
         service: ControlService,
-        coordinator: JobCoordinator,
+        state: CoordinatorState,
         secret: bytes,
         on_change: Callable[[dict[str, Any]], None] | None,
         on_request: Callable[[Resize | Ask], Answer] | None,
     ) -> None:
-        self.coordinator, self.secret = coordinator, secret
+        self.state, self.secret = state, secret
         self.on_request = on_request
         self._service, self._on_change = service, on_change
         self._channels: dict[str, AsyncChannel] = {}
@@ -65,17 +67,22 @@ class JobHandle:
 
     @property
     def job(self) -> str:
-        return self.coordinator.job
+        return self.state.job
+
+    @property
+    def coordinator(self) -> CoordinatorState:
+        """What the coordinator knows. Read it; only the methods of this class change it."""
+        return self.state
 
     def set_target(self, workers: list[str]) -> None:
         """Reconfigure to these workers; an empty list pauses the job. Returns at once, newer calls win."""
-        self._run(self.coordinator.set_target(workers, time.monotonic()))
+        self._run(coordinator.set_target(self.state, workers, time.monotonic()))
 
     def ask_checkpoint(self) -> None:
-        self._run(self.coordinator.ask_checkpoint(time.monotonic()))
+        self._run(coordinator.ask_checkpoint(self.state, time.monotonic()))
 
     def stop(self, why: str) -> None:
-        self._run(self.coordinator.stop(why, time.monotonic()))
+        self._run(coordinator.stop(self.state, why, time.monotonic()))
 
     def exited(self, worker: str, why: str) -> None:
         """The executor saw the process end. What it said before it ended is read first."""
@@ -87,7 +94,7 @@ class JobHandle:
         if worker in self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed[worker].wait(), 1.0)
-        self._run(self.coordinator.exited(worker, why, time.monotonic()))
+        self._run(coordinator.exited(self.state, worker, why, time.monotonic()))
 
     async def events(self) -> AsyncIterator[ev.JobEvent]:
         queue: asyncio.Queue[ev.JobEvent] = asyncio.Queue()
@@ -100,16 +107,16 @@ class JobHandle:
 
     def excuse(self, late_s: float) -> None:
         """No worker could be heard for so long."""
-        for view in self.coordinator.workers.values():
+        for view in self.state.workers.values():
             view.heard_s += late_s
 
     def tick(self) -> None:
-        self._run(self.coordinator.tick(time.monotonic()))
+        self._run(coordinator.tick(self.state, time.monotonic()))
 
     def _run(self, effects: list[Effect]) -> None:
         # The new state is on record before anyone acts on it.
         if self._on_change is not None:
-            state = self.coordinator.to_dict()
+            state = self.state.to_dict()
             if state != self._saved:
                 self._saved = state
                 self._on_change(state)
@@ -132,24 +139,24 @@ class JobHandle:
         if not isinstance(hello, Hello):
             raise WireError("expected Hello")
         worker = hello.worker
-        if worker in self.coordinator.workers and not self.coordinator.workers[worker].alive:
+        if worker in self.state.workers and not self.state.workers[worker].alive:
             raise WireError(f"worker {worker!r} was given up")
         if worker in self._channels:
             self._channels[worker].close()
         closed = self._closed[worker] = asyncio.Event()
         self._channels[worker] = channel
-        self._run(self.coordinator.connected(worker, time.monotonic()))
+        self._run(coordinator.connected(self.state, worker, time.monotonic()))
         try:
             while True:
                 message = await channel.receive()
                 if not isinstance(message, (Status, Report)):
                     raise WireError(f"a worker does not send {type(message).__name__}")
-                self._run(self.coordinator.received(worker, message, time.monotonic()))
+                self._run(coordinator.received(self.state, worker, message, time.monotonic()))
         finally:
             closed.set()
             if self._channels.get(worker) is channel:
                 del self._channels[worker]
-                self._run(self.coordinator.disconnected(worker, time.monotonic()))
+                self._run(coordinator.disconnected(self.state, worker, time.monotonic()))
 
     async def _serve_client(self, channel: AsyncChannel) -> None:
         while True:
@@ -176,9 +183,12 @@ class ControlService:
         self._strangers = 0
         self._connections: set[asyncio.Task[Any]] = set()
 
-    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
-        """Listen; the address for the workers is returned and kept in `address`."""
-        self._server = await asyncio.start_server(self._accept, host, port)
+    async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> str:
+        """Listen, inside TLS if a context is given. Return the address for the workers (also in `address`)."""
+        timeout_s = None if tls is None else HANDSHAKE_TIMEOUT_S
+        self._server = await asyncio.start_server(
+            self._accept, host, port, ssl=tls, ssl_handshake_timeout=timeout_s
+        )
         bound = self._server.sockets[0].getsockname()
         self.address = f"{bound[0]}:{bound[1]}"
         self._ticker = asyncio.create_task(self._tick())
@@ -199,10 +209,10 @@ class ControlService:
         if job in self.jobs:
             raise ValueError(f"job {job!r} is already here")
         if restore is not None:
-            coordinator = JobCoordinator.from_dict(restore, time.monotonic(), timing)
+            state = CoordinatorState.from_dict(restore, time.monotonic(), timing)
         else:
-            coordinator = JobCoordinator(job, timing, pause_path)
-        handle = self.jobs[job] = JobHandle(self, coordinator, secret, on_change, on_request)
+            state = CoordinatorState(job, pause_path, timing=timing or Timing())
+        handle = self.jobs[job] = JobHandle(self, state, secret, on_change, on_request)
         return handle
 
     def remove(self, job: str) -> None:

@@ -1,26 +1,24 @@
-"""Apathetic Future Share, lengths known."""
+"""Apathetic Future Share with known job lengths (AFS-L)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shoal.core.arrays import FloatArray, IntArray
-from shoal.core.compiled import kernel
+from shoal.core.compiled import inlined, kernel
 from shoal.core.errors import ShoalError
 from shoal.core.stable_order import stable_order
 from shoal.core.view import View
-from shoal.policies.afs.tournament import hand_out
-from shoal.policies.afs.tournament_from_zero import hand_out_from_zero
+from shoal.policies.afs.gains import gains, hand_out_to_gap
 from shoal.policies.base import CountPolicy
+from shoal.policies.gpu_types import reference_curves
 from shoal.policies.order import times_at
-from shoal.policies.types import reference_curves
 
 
 @kernel
-def first_shares(
+def start_shortest_first(
     remaining: FloatArray,
     speeds: FloatArray,
     at: IntArray,
@@ -29,54 +27,107 @@ def first_shares(
     gpus: int,
     share: IntArray,
 ) -> int:
-    """Everyone's first GPUs, as far as they go; returns how many GPUs are left.
+    """Give jobs their minimum, the shortest job first (of equal jobs the later one); return the GPUs left.
 
-    If nobody's next GPU doubles its speed, a job without a share goes before all that have one, and among
-    those without the shortest goes first (the later one of two that are equal). Else this rule does not say
-    who goes first, nothing is given and -1 is returned for what is left: see `hand_out_from_zero`.
+    This is what the rule does unless some job's second step at least doubles its speed: a job without a
+    share then precedes every job that has one. If there is such a job, nothing is given.
     """
-    n, need = len(remaining), 0
+    n = len(remaining)
     for j in range(n):
-        need += min_gpus[j]
         a = at[j] + min_gpus[j]
-        if min_gpus[j] < max_gpus[j] and not speeds[a + 1] < 2 * speeds[a]:
-            return -1
-    if need <= gpus:
-        for j in range(n):
-            share[j] = min_gpus[j]
-        return gpus - need
-    start = np.empty(n)
-    for j in range(n):
-        start[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
-    left = gpus
-    for k in stable_order(start):
+        if min_gpus[j] < max_gpus[j] and speeds[a + 1] >= 2 * speeds[a]:
+            return gpus
+    length = np.empty(n)
+    for j in range(n):  # in reverse, so that the later of equal jobs comes first
+        length[n - 1 - j] = remaining[j] / speeds[at[j] + min_gpus[j]]
+    for k in stable_order(length):
         j = n - 1 - k
-        if min_gpus[j] <= left:
+        if min_gpus[j] <= gpus:
             share[j] = min_gpus[j]
-            left -= min_gpus[j]
-            if left == 0:
-                break
-    return left
+            gpus -= min_gpus[j]
+    return gpus
 
 
 @kernel
-def _give_first_and_further(
+def hand_out_by_length(
+    share: IntArray,
     remaining: FloatArray,
     speeds: FloatArray,
     at: IntArray,
     min_gpus: IntArray,
     max_gpus: IntArray,
     gpus: int,
-    share: IntArray,
-) -> int:
-    """All GPUs, where everyone's first ones can be told at once; else none, and -1 is returned."""
-    left = first_shares(remaining, speeds, at, min_gpus, max_gpus, gpus, share)
-    if left > 0:
-        hand_out(share, remaining, speeds, at, max_gpus, left)
-    return left
+) -> None:
+    """Hand out GPUs one by one, each to the winner of a left fold of the rule over the jobs, in row order.
+
+    The first step of a job without a share is its minimum. It takes part while that many GPUs are left. It is
+    longer than every job with a share, and gains 1 as the longer job.
+
+    The fold is not repeated in full. `chain` holds its successive winners. The GPU that is handed out changes
+    only the last of them, so the next fold continues there, with the winner before it.
+    """
+    n = len(share)
+    length, short, long_ = np.empty(n), np.empty(n), np.empty(n)
+    for j in range(n):
+        length[j], short[j], long_[j] = _terms(
+            remaining[j], speeds, at[j], share[j], min_gpus[j], max_gpus[j]
+        )
+    chain, top, j = np.empty(n, np.int32), -1, 0
+    largest_min = gpus + 1  # of the jobs without a share; unknown at first
+    while gpus > 0:
+        if gpus < largest_min:
+            largest_min, top, j = 0, -1, 0
+            for i in range(n):
+                if share[i] == 0 and min_gpus[i] > gpus:
+                    short[i] = long_[i] = -np.inf
+                elif share[i] == 0:
+                    largest_min = max(largest_min, min_gpus[i])
+        while j < n:
+            if top < 0:
+                wins = short[j] > -np.inf
+            elif _is_longer(j, chain[top], share, length):
+                wins = long_[j] > short[chain[top]]
+            else:
+                wins = short[j] >= long_[chain[top]]
+            if wins:
+                top += 1
+                chain[top] = j
+            j += 1
+        if top < 0:
+            break
+        w = chain[top]
+        step = 1 if share[w] > 0 else min_gpus[w]
+        share[w] += step
+        gpus -= step
+        length[w], short[w], long_[w] = _terms(
+            remaining[w], speeds, at[w], share[w], min_gpus[w], max_gpus[w]
+        )
+        top, j = top - 1, w
 
 
-def _afs_l_shares(
+@inlined
+def _terms(
+    remaining: float, speeds: FloatArray, at: int, gpus: int, least: int, cap: int
+) -> tuple[float, float, float]:
+    """Remaining time (without a share: at the minimum), and the gains as the shorter and as the longer job."""
+    if gpus >= cap:
+        return 0.0, -np.inf, -np.inf
+    if gpus == 0:
+        return remaining / speeds[at + least], np.inf, 1.0
+    short, long_ = gains(speeds, at, gpus, cap)
+    return remaining / speeds[at + gpus], short, long_
+
+
+@inlined
+def _is_longer(a: int, b: int, share: IntArray, length: FloatArray) -> bool:
+    """Whether job a has more time remaining than job b; a job without a share has more than one with a share."""
+    if (share[a] == 0) != (share[b] == 0):
+        return share[a] == 0
+    return length[a] > length[b]
+
+
+@kernel
+def afs_l_shares(
     remaining: FloatArray,
     speeds: FloatArray,
     at: IntArray,
@@ -84,17 +135,12 @@ def _afs_l_shares(
     max_gpus: IntArray,
     gpus: int,
 ) -> IntArray:
-    """Shares of AFS-L for jobs in order of submission; `speeds[at[j] + n]` is the speed of j with n GPUs."""
+    """Shares of AFS-L for jobs in order of submission; `speeds[at[j] + n]` is the speed of job j with n GPUs."""
     share = np.zeros(len(remaining), np.int32)
-    if _give_first_and_further(remaining, speeds, at, min_gpus, max_gpus, gpus, share) < 0:
-        left = hand_out_from_zero(share, remaining, speeds, at, min_gpus, max_gpus, gpus)
-        if left > 0:
-            hand_out(share, remaining, speeds, at, max_gpus, left)
+    left = start_shortest_first(remaining, speeds, at, min_gpus, max_gpus, gpus, share)
+    left = hand_out_to_gap(share, speeds, at, max_gpus, left)
+    hand_out_by_length(share, remaining, speeds, at, min_gpus, max_gpus, left)
     return share
-
-
-#: For other kernels. `AfsL` itself runs it as it stands, so that only what a cluster needs is compiled.
-afs_l_shares = kernel(_afs_l_shares)
 
 
 _FOLDS = ("submission", "shortest")
@@ -102,8 +148,8 @@ _FOLDS = ("submission", "shortest")
 
 @dataclass(frozen=True)
 class AfsLOptions:
-    #: The order in which jobs are compared: by submission, as the authors' results are made with, or the
-    #: shortest remaining time (at the minimum share) first.
+    #: The order in which jobs are compared: by submission, as in the authors' simulator, or by remaining time
+    #: at the minimum share, shortest first.
     fold: str = "submission"
 
     def __post_init__(self) -> None:
@@ -112,17 +158,21 @@ class AfsLOptions:
 
 
 class AfsL(CountPolicy):
-    """AFS-L: each GPU goes to the job that the rule prefers, from no shares, at every event.
+    """AFS-L (Hwang et al., NSDI'21): balance short jobs against efficient jobs, GPU by GPU.
 
-    Let a be the job with the shorter remaining time L = r/p at the present shares and b the longer one, p
-    the speed now and p' with one GPU more. The GPU goes to b iff
+    At every event all shares are computed anew, from zero. Each GPU goes to the job that the rule prefers.
+    Let a be the job with the shorter remaining time L = r / p at the current shares and b the longer one, p the
+    current speed and p' the speed with one more GPU. The GPU goes to b if
 
         (p'_b - p_b) / p'_b  >  (p'_a - p_a) / p_a,
 
-    else to a: efficiency against shortness, with b's future rate taken to be just its own p'_b, the
-    "apathetic future" (Hwang et al., NSDI'21). Of two jobs without a share the shorter at its first GPUs
-    goes first. The relation is not transitive, so it matters in which order the candidates are compared: a
-    left fold in order of submission, or as `fold` says. Jobs at their maximum take no part.
+    and to a otherwise. The rule assumes that b keeps the speed p'_b in the future: the "apathetic future". Of two
+    jobs without a share, the one that is shorter at its minimum share is preferred. A job at its maximum
+    takes no part.
+
+    The rule is not transitive, so the order of comparison matters. It is a left fold: the first job is the
+    candidate, and each later job replaces the candidate if the rule prefers it. Jobs are compared in the
+    order that `fold` selects.
     """
 
     name = "afs-l"
@@ -134,18 +184,18 @@ class AfsL(CountPolicy):
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         left, (at, most) = view.remaining_now(now_s), reference_curves(view)
         if self.options.fold == "submission":
-            return _afs_l_shares(left, view.speeds, at, view.min_gpus, most, gpus)
+            return afs_l_shares(left, view.speeds, at, view.min_gpus, most, gpus)
         rows = np.argsort(times_at(left, view.speeds, at, view.min_gpus), kind="stable")
         shares = np.empty(len(view), np.int32)
-        shares[rows] = _afs_l_shares(left[rows], view.speeds, at[rows], view.min_gpus[rows], most[rows], gpus)
+        shares[rows] = afs_l_shares(left[rows], view.speeds, at[rows], view.min_gpus[rows], most[rows], gpus)
         return shares
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
         return marginal_evidence(view, row, view.remaining_now(now_s))
 
 
-def marginal_evidence(view: View, row: int, remaining: NDArray[np.float64]) -> dict[str, float | int | str]:
-    """Remaining time now, and what one GPU more of its type would make of the speed."""
+def marginal_evidence(view: View, row: int, remaining: FloatArray) -> dict[str, float | int | str]:
+    """Remaining time at the current share, and the relative speedup that one more GPU of its type would bring."""
     gpus, gpu_type = view.gpus[row], view.gpu_type[row]
     evidence: dict[str, float | int | str] = {}
     if not gpus:

@@ -14,9 +14,8 @@ from shoal.core.options import at_least_a_second
 from shoal.core.reason import Code
 from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.policies.afs.coins import BY_COIN
-from shoal.policies.afs.tournament import hand_out
-from shoal.policies.afs.tournament_by_gain import hand_out_by_gain
+from shoal.policies.afs.afs_l import hand_out_by_length
+from shoal.policies.afs.afs_p import hand_out_by_gain
 from shoal.policies.base import Policy
 from shoal.policies.gandiva_fair import homes, kernels, pools
 from shoal.policies.gandiva_fair.accounts import Accounts
@@ -92,7 +91,6 @@ class FairAfs(Policy):
         self.quantum_end_s = -np.inf
         self.balance_at_s = 0.0
         self._gpu_types: tuple[str, ...] = ()
-        self._jobs, self._nonce = (0, 0), 0
 
     # -- the decision ------------------------------------------------------------------------------
 
@@ -230,7 +228,6 @@ class FairAfs(Policy):
         passed = np.where(rigid, view.column("lag_gpu_s") / np.maximum(rate, kernels.NO_RATE), 0.0)
         least = np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32)
         shares = np.zeros(len(view), np.int32)
-        nonce = self._nonce_for(view)
         for t, gpus in enumerate(supply.gpus_of_type.tolist()):
             here = types == t
             pool, limit, due, most = pools.form_pools(
@@ -251,7 +248,7 @@ class FairAfs(Policy):
             else:
                 pools.share_pools_by_gain(
                     pool, granted, view.gpus, kept & (view.gpu_type == t), view.column("turns_had"), view.first_start_s,
-                    view.speeds, at, view.min_gpus, limit, BY_COIN, nonce, shares,
+                    view.speeds, at, view.min_gpus, limit, shares,
                 )  # fmt: skip
             left = gpus - int(shares[here].sum())
             if left > 0:
@@ -259,11 +256,11 @@ class FairAfs(Policy):
             if left > 0:  # what is left goes by AFS over all users
                 most = np.where(here & ~rigid, limit, 0).astype(np.int32)
                 if by_length:
-                    hand_out(shares, remaining, view.speeds, at, most, left)
+                    hand_out_by_length(shares, remaining, view.speeds, at, view.min_gpus, most, left)
                 else:
                     rows = np.flatnonzero((shares > 0) & (shares < most)).astype(np.int32)
                     if len(rows):
-                        hand_out_by_gain(shares, rows, view.speeds, at, most, left, BY_COIN, nonce)
+                        hand_out_by_gain(shares, rows, view.speeds, at, most, left)
         begins = ~rigid & (shares > 0) & ~(kept & (shares == view.gpus))
         view.column("turn_end_s")[begins] = now_s + self.options.turn_s
         return shares
@@ -299,13 +296,6 @@ class FairAfs(Policy):
             view.column("type_plus_1")[row] = t + 1.0
             if not rigid[row]:
                 view.column("turn_end_s")[row] = now_s + self.options.turn_s
-
-    def _nonce_for(self, view: View) -> int:
-        """What coins are made from: the same as long as the jobs are, or shares would change for nothing."""
-        jobs = (len(view), int(view.job_ids.sum()))
-        if jobs != self._jobs:
-            self._jobs, self._nonce = jobs, int(self.rng.integers(1 << 62))
-        return self._nonce
 
     def _wake_s(self, view: View, shares: IntArray, rigid: BoolArray, types: IntArray, now_s: float) -> float:
         """The end of the quantum while gangs wait or pools have fractions to come; the end of a turn."""
@@ -361,7 +351,6 @@ class FairAfs(Policy):
             "moved_s": {str(j): at for j, at in self.moved_s.items()},
             "quantum_end_s": float(self.quantum_end_s) if np.isfinite(self.quantum_end_s) else None,
             "balance_at_s": self.balance_at_s,
-            "coins": [*self._jobs, self._nonce],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -375,5 +364,3 @@ class FairAfs(Policy):
         self.moved_s = {int(j): at for j, at in state["moved_s"].items()}
         self.quantum_end_s = -np.inf if state["quantum_end_s"] is None else state["quantum_end_s"]
         self.balance_at_s = state["balance_at_s"]
-        jobs, ids, self._nonce = state["coins"]
-        self._jobs = (jobs, ids)

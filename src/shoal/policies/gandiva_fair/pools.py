@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from shoal.core.compiled import inlined, inner, kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.afs.afs_l import afs_l_shares
-from shoal.policies.afs.afs_p import starting_shares
-from shoal.policies.afs.tournament_by_gain import hand_out_by_gain
+from shoal.policies.afs.afs_p import hand_out_by_gain, start_in_order
 from shoal.policies.gandiva_fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
 
 Rows = NDArray[np.int64]
@@ -184,8 +183,6 @@ def share_pools_by_gain(
     at: IntArray,
     min_gpus: IntArray,
     cap: IntArray,
-    tie: int,
-    nonce: int,
     shares: IntArray,
 ) -> None:
     """Shares of the jobs of each pool out of its grant, by AFS-P."""
@@ -195,11 +192,11 @@ def share_pools_by_gain(
         if len(mine) == 0 or gpus == 0:
             continue
         others, keep = _by_turns(mine, gpus, now_gpus, kept, turns, first_start_s)
-        out, started, left = starting_shares(others, keep, now_gpus[mine], min_gpus[mine], gpus)
+        out, started, left = start_in_order(others, keep, now_gpus[mine], min_gpus[mine], gpus)
         begin, most = at[mine], cap[mine]
         for line in (started, _those_of(keep)):
             if left > 0:
-                hand_out_by_gain(out, line, speeds, begin, most, left, tie, nonce)
+                hand_out_by_gain(out, line, speeds, begin, most, left)
                 left = int(gpus) - _sum(out)
         for k in range(len(mine)):
             shares[mine[k]] = out[k]

@@ -1,4 +1,4 @@
-"""The HTTP application: routes, errors and limits around one `Server`."""
+"""The HTTP application: routes, errors and limits around the `Services`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from fastapi.openapi.utils import get_openapi
 
 from shoal import __version__
 from shoal.server.api import errors
-from shoal.server.api.limits import Limits
+from shoal.server.api.limits import Buckets, Limits
 from shoal.server.api.routes import cluster, jobs, nodes, people, watch
-from shoal.server.api.routes.common import Server
+from shoal.server.api.routes.common import Services
 
 PREFIX = "/api/v1"
 
 
-def make_app(server: Server | None = None) -> FastAPI:
-    """The application; without a server it can only describe itself."""
+def make_app(services: Services | None = None, buckets: Buckets | None = None) -> FastAPI:
+    """The application. Without services it can only describe itself; `buckets` limit each client's requests."""
     app = FastAPI(
         title="Shoal",
         version="v1",
@@ -31,9 +31,9 @@ def make_app(server: Server | None = None) -> FastAPI:
     app.include_router(cluster.outside)
     errors.install(app)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
-    if server is not None:
-        app.state.server = server
-        app.add_middleware(Limits, count=server.conductor.metrics.requests.add)
+    if services is not None:
+        app.state.services = services
+        app.add_middleware(Limits, answered=services.metrics.answered, buckets=buckets)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Errors of the API: each class is one status and one code; every answer has the same form."""
+"""Errors as answers of the API: all have the same form."""
 
 from __future__ import annotations
 
@@ -11,53 +11,13 @@ from starlette.exceptions import HTTPException
 
 from shoal.core.errors import ShoalError
 from shoal.server.loop.lifecycle import WrongState
-from shoal.server.services.verbs import Conflict, Infeasible
+from shoal.server.services.errors import RequestError
 from shoal.server.store.store import StoreDown, StoreFull
 
 log = logging.getLogger("shoal.server")
 
 
-class ApiError(ShoalError):
-    status, code, hint = 500, "unexpected", None
-
-    def __init__(self, message: str, hint: str | None = None) -> None:
-        super().__init__(message)
-        self.hint = hint or self.hint
-
-
-class Unauthorized(ApiError):
-    status, code = 401, "unauthorized"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "no valid token was given",
-            "send `Authorization: Bearer TOKEN`; an admin makes tokens with `shoal token create`",
-        )
-
-
-class Forbidden(ApiError):
-    status, code = 403, "forbidden"
-
-
-class NotFound(ApiError):
-    status, code = 404, "not_found"
-
-
-class Busy(ApiError):
-    status, code = 429, "busy"
-
-
-class Invalid(ApiError):
-    status, code = 422, "invalid"
-
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
-        self.field = field
-
-
 _STATUS: tuple[tuple[type[ShoalError], int, str, str | None], ...] = (
-    (Infeasible, 422, "infeasible", None),
-    (Conflict, 409, "conflict", None),
     (WrongState, 409, "conflict", None),
     (StoreFull, 507, "disk_full", "free some space; nothing is lost"),
     (StoreDown, 503, "store_down", "see `shoal doctor`"),
@@ -78,14 +38,12 @@ def _one_line(error: Exception) -> str:
 
 
 def install(app: FastAPI) -> None:
-    """Give every error its form."""
+    """Handle every error of the application."""
 
     @app.exception_handler(ShoalError)
     async def shoal_error(_: Request, error: ShoalError) -> JSONResponse:
-        if isinstance(error, ApiError):
-            return answer(
-                error.status, error.code, _one_line(error), error.hint, getattr(error, "field", None)
-            )
+        if isinstance(error, RequestError):
+            return answer(error.status, error.code, _one_line(error), error.hint, error.field)
         for kind, status, code, hint in _STATUS:
             if isinstance(error, kind):
                 return answer(status, code, _one_line(error), hint)

@@ -39,8 +39,10 @@ class Buckets:
 class Limits:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, *, count: Callable[..., None], buckets: Buckets | None = None) -> None:
-        self.app, self._count = app, count
+    def __init__(
+        self, app: ASGIApp, *, answered: Callable[[int], None], buckets: Buckets | None = None
+    ) -> None:
+        self.app, self._answered = app, answered
         self._buckets = buckets or Buckets(RATE_PER_S, BURST)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -74,7 +76,7 @@ class Limits:
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(status=str(message["status"]))
+                self._answered(message["status"])
             await send(message)
 
         await self.app(scope, counting, noting)
@@ -85,5 +87,5 @@ class Limits:
     async def _refuse(
         self, status: int, code: str, text: str, hint: str, scope: Scope, receive: Receive, send: Any
     ) -> None:
-        self._count(status=str(status))
+        self._answered(status)
         await answer(status, code, text, hint)(scope, receive, send)

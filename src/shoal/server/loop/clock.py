@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from shoal.executors.shim import boot_id
 
@@ -67,6 +67,14 @@ def _moved(ledger: dict[str, Any], jump_s: float) -> dict[str, Any]:
     state = ledger["state"]
     times = [at_s + jump_s for at_s in state["times"]]
     return ledger | {"state": state | {"now_s": state["now_s"] + jump_s, "times": times}}
+
+
+@overload
+def as_time(seconds: float) -> datetime: ...
+
+
+@overload
+def as_time(seconds: float | None) -> datetime | None: ...
 
 
 def as_time(seconds: float | None) -> datetime | None:

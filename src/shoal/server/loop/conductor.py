@@ -24,6 +24,7 @@ from shoal.core.events import (
     Cancelled,
     Event,
     Finished,
+    Held,
     TicketsChanged,
     Timer,
 )
@@ -34,6 +35,7 @@ from shoal.server.loop.book import Book
 from shoal.server.loop.clock import Clock
 from shoal.server.loop.crew import Crew
 from shoal.server.loop.devices import Devices
+from shoal.server.loop.drain import lose_node, node_back
 from shoal.server.loop.elastic import Elastic
 from shoal.server.loop.gang import Gang
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
@@ -110,8 +112,12 @@ class Conductor:
         self.usage = Usage(self)
         self.book = Book(store.get("ledger"), self.cluster, self.now_s())
         gang = Gang(self)
-        elastic = Elastic(self)
-        self.crews: dict[Resize, Crew] = {Resize.NEVER: gang, Resize.RESTART: gang, Resize.LIVE: elastic}
+        self.elastic = Elastic(self)
+        self.crews: dict[Resize, Crew] = {
+            Resize.NEVER: gang,
+            Resize.RESTART: gang,
+            Resize.LIVE: self.elastic,
+        }
         executor.on_exit = self._exited
 
     # -- making and restoring ----------------------------------------------------------------------
@@ -345,6 +351,43 @@ class Conductor:
         """The scheduler is no longer to reckon with this job."""
         if job.id in self.scheduler.jobs:
             self.post(Cancelled(job.id))
+
+    # -- what services ask of it -------------------------------------------------------------------
+
+    def cancel(self, job: LiveJob) -> None:
+        """Withdraw the job from the scheduler and end its workers."""
+        self.withdraw(job)
+        job.target = {}
+        self.crews[job.resize].cancel(job)
+        self._flush()
+
+    def hold(self, job: LiveJob) -> None:
+        job.target = {}
+        self.post(Held(job.id, True))
+        self.soon(job)
+
+    def release(self, job: LiveJob) -> None:
+        self.post(Held(job.id, False))
+        self.soon(job)  # a co-located job may go on where it was
+
+    def kill(self, worker_id: str) -> None:
+        self.executor.stop(worker_id, kill=True)
+
+    def ask_checkpoint(self, job: LiveJob) -> bool:
+        """Ask the job's workers for a checkpoint. False if they cannot be asked."""
+        if job.resize is Resize.LIVE:
+            self.elastic.ask_checkpoint(job)
+        return job.resize is Resize.LIVE
+
+    def lose_node(self, node: int) -> None:
+        lose_node(self, node)
+
+    def node_back(self, node: int) -> None:
+        node_back(self, node)
+
+    def heartbeat_age_s(self) -> dict[str, float]:
+        """By node: age of the oldest heartbeat of its workers."""
+        return self.elastic.heartbeat_age_s()
 
     # -- time and memory ---------------------------------------------------------------------------
 

@@ -63,7 +63,7 @@ class CrewBase:
         first = verb is Verb.START and job.life.started_s is None
         job.life = apply(job.life, verb, self.c.then_s(job), message)
         if first:
-            self.c.metrics.queue_wait.observe(job.life.waiting_s, user=job.user)
+            self.c.metrics.queue_wait.labels(user=job.user).observe(job.life.waiting_s)
         self.c.outbox.job(job)
         self.c.outbox.event(verb.value, message or _SENTENCE[verb], job, **data)
 

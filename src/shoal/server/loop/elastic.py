@@ -140,7 +140,7 @@ class Elastic(News):
         target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
         if target and (tuple(target) != coordinator.target or coordinator.pausing):
             if coordinator.pending is not None:
-                self.c.metrics.superseded.add()
+                self.c.metrics.superseded.inc()
             try:
                 handle.set_target(target)
                 self._aimed_s[job.id] = self.c.now_s()

@@ -63,7 +63,7 @@ class News(CrewBase):
             worker = job.workers.get(worker_id)
             if worker is not None:
                 if worker.state != ACTIVE:
-                    self.c.metrics.lost_gpu_s.add(max(now_s - worker.started_s, 0.0), cause="start")
+                    self.c.metrics.lost_gpu_s.labels(cause="start").inc(max(now_s - worker.started_s, 0.0))
                 worker.rank, worker.state = rank, ACTIVE
                 self.c.outbox.worker(worker_id, rank=rank, state=ACTIVE)
         job.generation, job.refused = event.generation, 0
@@ -77,9 +77,9 @@ class News(CrewBase):
             text = f"{before} -> {gpus} workers at step {event.step} (generation {event.generation})"
             self.c.outbox.event("job.resized", text, job, **data)
             direction = "grow" if gpus > before else "shrink" if gpus < before else "replace"
-            self.c.metrics.resizes.add(direction=direction, outcome="done")
+            self.c.metrics.resizes.labels(direction=direction, outcome="done").inc()
             if job.id in self._aimed_s:
-                self.c.metrics.resize.observe(now_s - self._aimed_s[job.id], phase="prepare")
+                self.c.metrics.resize.labels(phase="prepare").observe(now_s - self._aimed_s[job.id])
         self._aimed_s.pop(job.id, None)
         self.c.profiles.tell_length(job)
         self.c.sharing.began(job)
@@ -90,9 +90,9 @@ class News(CrewBase):
         if event.pause_s > known:
             self._pauses[job.id, event.generation] = event.pause_s
             job.stalled_s += event.pause_s - known
-            self.c.metrics.lost_gpu_s.add((event.pause_s - known) * job.gpus, cause="resize")
+            self.c.metrics.lost_gpu_s.labels(cause="resize").inc((event.pause_s - known) * job.gpus)
         if not known:
-            self.c.metrics.resize.observe(event.pause_s, phase="pause")
+            self.c.metrics.resize.labels(phase="pause").observe(event.pause_s)
 
     def _on_Measured(self, job: LiveJob, event: ev.Measured) -> None:
         worker, report = job.workers.get(event.worker), event.report

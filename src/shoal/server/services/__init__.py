@@ -1,1 +1,1 @@
-"""The verbs and questions of the API: submit, cancel, why, what-if, users."""
+"""What people do and ask: one module per verb. Each change is in the store before it is carried out."""

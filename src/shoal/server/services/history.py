@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from shoal.core.job import GpuRange
 from shoal.core.words import counted
 from shoal.server.api import models as m
-from shoal.server.api.errors import Invalid
 from shoal.server.api.models import JobState
 from shoal.server.loop.clock import as_time
 from shoal.server.loop.live_job import job_ref
+from shoal.server.services.errors import Invalid
+from shoal.server.services.loop_view import LoopView
+from shoal.server.store.store import Row, Store
 
-if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
-
-Row = dict[str, Any]
 #: What an event leaves a job in; its GPUs are in the data of those that give it some.
 STATE_AFTER = {
     "job.submitted": JobState.PENDING,
@@ -87,20 +84,20 @@ def fold(events: Iterable[Row]) -> dict[int, Then]:
 
 
 class History:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c, self.store = conductor, conductor.store
+    def __init__(self, loop: LoopView, store: Store) -> None:
+        self._loop, self._store = loop, store
 
     def why(self, row: Row, at_s: float, may_see: bool) -> m.Why:
         """The answer to `shoal why JOB --at TIME`."""
         when = as_time(at_s)
         if at_s < row["submitted_s"]:
             raise Invalid(f"at: {row['name']} was submitted later, at {as_time(row['submitted_s'])}", "at")
-        if at_s > self.c.now_s():
+        if at_s > self._loop.now_s():
             raise Invalid("at: this time is yet to come", "at")
-        jobs = fold(self.store.events_of_jobs_at(at_s, TYPES))
+        jobs = fold(self._store.events_of_jobs_at(at_s, TYPES))
         mine = jobs.pop(row["id"], None)
         if mine is None:  # over by then
-            own = self.store.events(job=row["id"], type="job.", until_s=at_s, limit=100_000)
+            own = self._store.events(job=row["id"], type="job.", until_s=at_s, limit=100_000)
             mine = fold(own)[row["id"]]
         holders = [j for j in jobs.values() if j.gpus]
         waits = mine.state is JobState.PENDING
@@ -122,7 +119,7 @@ class History:
 
     def _reason(self, job: Then, holders: list[Then], at_s: float) -> m.Reason | None:
         """What can still be said for certain: who held what. The policy's own numbers are gone, unless it took."""
-        total = self.c.cluster.total_gpus
+        total = self._loop.scheduler.cluster.total_gpus
         free = total - sum(j.gpus for j in holders) - job.gpus
         evidence: dict[str, float | int | str] = {"gpus": job.gpus, "free_gpus": max(free, 0)}
         evidence |= {"min_gpus": job.min_gpus, "max_gpus": job.max_gpus, "holders": len(holders)}
@@ -166,16 +163,18 @@ class History:
         rows = [
             row
             for kind in ("policy.changed", "server.started")
-            for row in self.store.events(type=kind, until_s=at_s, tail=1)
+            for row in self._store.events(type=kind, until_s=at_s, tail=1)
         ]
         if rows:
-            return str(max(rows, key=lambda row: row["id"])["data"].get("policy", self.c.policy_name))
-        later = self.store.events(type="policy.changed", since_s=at_s, limit=1)
-        return str(later[0]["data"].get("before", self.c.policy_name) if later else self.c.policy_name)
+            return str(max(rows, key=lambda row: row["id"])["data"].get("policy", self._loop.policy_name))
+        later = self._store.events(type="policy.changed", since_s=at_s, limit=1)
+        return str(
+            later[0]["data"].get("before", self._loop.policy_name) if later else self._loop.policy_name
+        )
 
     def preempted(self, row: Row, may_see: bool) -> m.Preemption | None:
         """The last time that the scheduler took GPUs from it for others."""
-        events = self.store.events_of_job(row["id"], ["job.target"])
+        events = self._store.events_of_job(row["id"], ["job.target"])
         taken = [e for e in events if e["data"].get("by")]
         if not taken:
             return None
@@ -183,7 +182,7 @@ class History:
         data = event["data"]
         by = [found for i in data["by"] if (found := self._ref(i, row["user"], may_see)) is not None]
         names = ", ".join(ref.name or f"a job of {ref.user}" for ref in by) or "other jobs"
-        policy = data.get("policy", self.c.policy_name)
+        policy = data.get("policy", self._loop.policy_name)
         verb = "all its GPUs" if not data["to_gpus"] else counted(data["from_gpus"] - data["to_gpus"], "GPU")
         return m.Preemption(
             at=as_time(event["at_s"]),
@@ -197,10 +196,10 @@ class History:
         )
 
     def _ref(self, job_id: int, user: str, may_see: bool) -> m.JobRef | None:
-        live = self.c.jobs.get(job_id)
+        live = self._loop.jobs.get(job_id)
         if live is not None:
             return job_ref(live, may_see or live.user == user)
-        row = self.store.job(job_id)
+        row = self._store.job(job_id)
         if row is None:
             return None
         return m.JobRef(

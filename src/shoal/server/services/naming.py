@@ -53,3 +53,8 @@ def _inline(command: list[str]) -> list[str] | None:
         if words and words[0] not in _PREAMBLE:
             return words
     return None
+
+
+def printable(text: str) -> str:
+    """The text with what UTF-8 cannot encode replaced."""
+    return text.encode("utf-8", "replace").decode()

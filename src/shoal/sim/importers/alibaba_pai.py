@@ -18,8 +18,8 @@ import polars as pl
 
 from shoal.core.errors import InputError
 from shoal.sim.importers.trace import BadRow, Trace, bad_rows, good_rows, leave_out
+from shoal.sim.inputs.column_values import MOST_GPUS, column_of_numbers, names, numbers
 from shoal.sim.inputs.table import Columns, Problems, Table, check_text, first_fields, read_head, read_table
-from shoal.sim.inputs.values import MOST_GPUS, column_of_numbers, names, numbers
 
 TASK_COLUMNS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time",

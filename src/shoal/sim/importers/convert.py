@@ -12,9 +12,9 @@ import polars as pl
 from shoal.core.errors import InputError
 from shoal.core.profile import Profile
 from shoal.sim.importers.trace import BadRow, Trace, leave_out, only_clusters, refuse_bad_rows
-from shoal.sim.inputs.limits import no_profile
-from shoal.sim.inputs.pool import Pool, assign_models, named_models
-from shoal.sim.inputs.values import ITERATIONS, SUBMIT_S
+from shoal.sim.inputs.column_values import ITERATIONS, SUBMIT_S
+from shoal.sim.inputs.model_pool import ModelPool, assign_models, named_models
+from shoal.sim.inputs.size_limits import no_profile
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None
     if wishes.gpus is not None:
         why = f"asked for more than {wishes.gpus} GPUs"
         jobs = leave_out(jobs, left_out, why, pl.col("requested_gpus") > wishes.gpus)
-    pool = Pool.of(profiles, wishes.gpu_type)
+    pool = ModelPool.of(profiles, wishes.gpu_type)
     without = [model for model in profiles if model not in pool.models]
     jobs, bad = _with_models(jobs, pool, wishes, trace.model_field, without)
     if bad and not wishes.skip_bad:
@@ -96,7 +96,7 @@ def _in_order(jobs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _with_models(
-    jobs: pl.DataFrame, pool: Pool, wishes: Wishes, model_field: str, without: Sequence[str]
+    jobs: pl.DataFrame, pool: ModelPool, wishes: Wishes, model_field: str, without: Sequence[str]
 ) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
     """The jobs with the position of their model in the pool (-1: none fits); unknown names are bad.
 
@@ -123,7 +123,7 @@ def _with_models(
 
 
 def _with_work(
-    jobs: pl.DataFrame, pool: Pool, left_out: dict[str, int], *, on_one_type: bool
+    jobs: pl.DataFrame, pool: ModelPool, left_out: dict[str, int], *, on_one_type: bool
 ) -> pl.DataFrame:
     no_model = "asked for more GPUs than any model runs on"
     jobs = leave_out(jobs, left_out, no_model, pl.col("pool") < 0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 
 from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out
+from shoal.sim.inputs.column_values import counts, names, numbers
 from shoal.sim.inputs.table import Columns, Problems, read_table
-from shoal.sim.inputs.values import counts, names, numbers
 
 
 def read_durations(path: str | Path, columns: Columns, *, what: str) -> Trace:

@@ -18,6 +18,7 @@ from shoal.core.errors import InputError
 from shoal.sim.importers.durations import read_durations
 from shoal.sim.importers.throughputs import THROUGHPUT, Speeds, check_size, speeds_of
 from shoal.sim.importers.trace import Trace
+from shoal.sim.inputs.column_values import MOST_GPUS, check_within, counts, numbers
 from shoal.sim.inputs.table import (
     Columns,
     Problems,
@@ -27,7 +28,6 @@ from shoal.sim.inputs.table import (
     read_head,
     read_table,
 )
-from shoal.sim.inputs.values import MOST_GPUS, check_within, counts, numbers
 
 _OPTIONAL = ("job_id", "model_name", "batch_size", "ddl")
 

@@ -20,8 +20,8 @@ import polars as pl
 from shoal.core.errors import InputError
 from shoal.sim.importers.throughputs import THROUGHPUT, Speeds, check_size, speeds_of
 from shoal.sim.importers.trace import Trace, bad_rows, good_rows, leave_out
+from shoal.sim.inputs.column_values import MOST_GPUS, counts, names, numbers
 from shoal.sim.inputs.table import Columns, Problems, check_text, printable, read_head, read_table
-from shoal.sim.inputs.values import MOST_GPUS, counts, names, numbers
 
 SEVEN = (
     "job_type", "command", "num_steps_arg", "needs_data_dir", "total_steps", "arrival_time", "scale_factor",

@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 
 from shoal.sim.importers.trace import Trace, times, trace_of
+from shoal.sim.inputs.column_values import counts, names, numbers
 from shoal.sim.inputs.table import Columns, Problems, read_table
-from shoal.sim.inputs.values import counts, names, numbers
 
 COLUMNS = Columns(
     ("job_id", "user", "vc", "gpu_num", "submit_time", "duration"), ("state",), allow_others=True

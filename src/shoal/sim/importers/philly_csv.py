@@ -11,8 +11,8 @@ from pathlib import Path
 import polars as pl
 
 from shoal.sim.importers.trace import Trace, times, trace_of
+from shoal.sim.inputs.column_values import counts, names, numbers
 from shoal.sim.inputs.table import Columns, Problems, read_table
-from shoal.sim.inputs.values import counts, names, numbers
 
 COLUMNS = Columns(("timestamp", "duration", "num_gpus"), ("gpu_time", "cluster"), allow_others=True)
 

@@ -114,9 +114,10 @@ def _seconds(record: dict[str, Any], key: str) -> float | None:
 def _list(record: dict[str, Any], key: str) -> list[Any]:
     if key not in record:
         raise _Malformed(key, "this key is missing")
-    if not isinstance(record[key], list):
-        raise _Malformed(key, f"is not a list but {_shown(record[key])}")
-    return record[key]
+    value = record[key]
+    if not isinstance(value, list):
+        raise _Malformed(key, f"is not a list but {_shown(value)}")
+    return value
 
 
 def _mappings(record: dict[str, Any], key: str) -> list[dict[str, Any]]:

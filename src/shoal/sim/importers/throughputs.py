@@ -9,7 +9,7 @@ from pathlib import Path
 import polars as pl
 
 from shoal.core.errors import InputError
-from shoal.sim.inputs.values import SECONDS_PER_ITERATION
+from shoal.sim.inputs.column_values import SECONDS_PER_ITERATION
 
 #: The published tables have about a megabyte; what is much larger is another file, given by mistake.
 MOST_BYTES = 64 << 20

@@ -1,9 +1,9 @@
 """What the simulator reads and writes: jobs, profiles and clusters as files, checked line by line."""
 
-from shoal.sim.inputs.cluster import read_cluster
-from shoal.sim.inputs.jobs import cluster_with_users_of, read_jobs
-from shoal.sim.inputs.profiles import profiles_of, read_profiles
-from shoal.sim.inputs.write import (
+from shoal.sim.inputs.cluster_file import read_cluster
+from shoal.sim.inputs.jobs_file import cluster_with_users_of, read_jobs
+from shoal.sim.inputs.profiles_file import profiles_of, read_profiles
+from shoal.sim.inputs.write_files import (
     check_not_read,
     check_table_name,
     check_writable,

@@ -16,7 +16,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from shoal.core.errors import InputError, did_you_mean
-from shoal.sim.inputs.lines import scan_lines, unclosed_quote
+from shoal.sim.inputs.line_index import scan_lines, unclosed_quote
 
 BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
@@ -61,7 +61,7 @@ class Table:
     ragged_message: Callable[[int], str] = str
 
     def __len__(self) -> int:
-        return self.frame.height
+        return int(self.frame.height)
 
     def has(self, column: str) -> bool:
         return column in self.frame.columns

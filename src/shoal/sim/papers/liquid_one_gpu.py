@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.placement.base import Unplaced
+from shoal.placement.placer import Unplaced
 from shoal.placement.preschedule import Running, find_ending_gpu, may_enter
 from shoal.placement.sharing import GpuUse, find_shared_gpu
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shoal.core.cluster import Cluster
 from shoal.placement.best_fit import BestFit, best_fit
 from shoal.placement.grouping_ga import Search, place_batch
-from shoal.placement.liquid_score import Containers, Spot
+from shoal.placement.liquid_score import ContainerPlacement, Containers
 from shoal.placement.ps_speed import LAYOUT_TIME_S, LAYOUTS, layout, layout_time_s
 
 IntArray = NDArray[np.int32]
@@ -37,12 +37,14 @@ PARALLEL = 5
 
 def pick_random(free: IntArray, rng: Rng) -> list[int]:
     """Any free GPU for each container."""
-    return rng.permutation(np.repeat(np.arange(len(free)), free))[: JOB.total].tolist()
+    gpus = np.repeat(np.arange(len(free)), free)
+    return [int(node) for node in rng.permutation(gpus)[: JOB.total]]
 
 
 def pick_even(free: IntArray, rng: Rng) -> list[int]:
     """Each container on the node that has most free: never together where that can be avoided."""
-    free, nodes = free.copy(), []
+    free = free.copy()
+    nodes: list[int] = []
     for _ in range(JOB.total):
         nodes.append(int(np.argmax(free)))
         free[nodes[-1]] -= 1
@@ -52,18 +54,20 @@ def pick_even(free: IntArray, rng: Rng) -> list[int]:
 def pick_kubernetes(free: IntArray, rng: Rng) -> list[int]:
     """As the default scheduler of Kubernetes: the least used node wins, a random one of equals; pods of a
     job come in any order."""
-    free, nodes = free.copy(), []
+    free = free.copy()
+    nodes: list[int] = []
     for _ in range(JOB.total):
         best = np.flatnonzero(free == free.max())
         nodes.append(int(rng.choice(best)))
         free[nodes[-1]] -= 1
-    return rng.permutation(nodes).tolist()
+    return [int(node) for node in rng.permutation(nodes)]
 
 
 def pick_hived(free: IntArray, rng: Rng) -> list[int]:
     """As HiveD: the fullest node that holds the job, else as few nodes as possible. It knows cells of GPUs,
     not the roles of containers: which of them goes where is left to chance."""
-    free, nodes = free.copy(), []
+    free = free.copy()
+    nodes: list[int] = []
     while len(nodes) < JOB.total:
         want = JOB.total - len(nodes)
         holds = np.where(free >= min(want, free.max()), free, 99)
@@ -71,13 +75,13 @@ def pick_hived(free: IntArray, rng: Rng) -> list[int]:
         take = min(want, int(free[node]))
         nodes += [node] * take
         free[node] -= take
-    return rng.permutation(nodes).tolist()
+    return [int(node) for node in rng.permutation(nodes)]
 
 
 def pick_liquid(cluster: Cluster, variant: BestFit) -> Pick:
     def pick(free: IntArray, rng: Rng) -> list[int]:
         spot = best_fit(cluster, JOB, cluster.gpus_of_node - free, variant=variant)
-        assert isinstance(spot, Spot)
+        assert isinstance(spot, ContainerPlacement)
         return [*spot.ps_nodes, *spot.worker_nodes]
 
     return pick
@@ -163,7 +167,7 @@ def batch(nodes: int, rng: Rng, search: Search) -> dict[str, Any]:
             continue
         plan = place_batch(cluster, [JOB] * count, cluster.gpus_of_node - run.free, rng, search)
         for spot in plan.spots:
-            assert isinstance(spot, Spot)
+            assert isinstance(spot, ContainerPlacement)
             run.start(now_s, run.queue.pop(0), [*spot.ps_nodes, *spot.worker_nodes])
     return run.figures()
 

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.placement.optimus_place import TaskPlacement, place
 from shoal.placement.ps_speed import TRAFFIC, step_time_s
-from shoal.policies import drf, optimus_ps, tetris
+from shoal.placement.task_placement import TaskPlacement, place
+from shoal.policies.optimus import drf, parameter_servers, tetris
 
 FloatArray = NDArray[np.float64]
 
@@ -113,7 +113,7 @@ def make_jobs(setting: Setting, rng: np.random.Generator, exchange: float = 1.0)
         model = str(rng.choice(sorted(MODELS)))
         theta, batch = np.array(MODELS[model][0]), MODELS[model][1]
         fitted = theta * errors.uniform(1 - setting.speed_error, 1 + setting.speed_error, len(theta))
-        speed, seen = optimus_ps.sync_speed(
+        speed, seen = parameter_servers.sync_speed(
             np.array([theta * [1, 1, exchange, 1, 1], fitted]),
             np.array([batch, batch]),
             MAX_TASKS,
@@ -150,9 +150,10 @@ def simulate(setting: Setting, scheduler: str, seed: int) -> dict[str, float]:
             for i, job in enumerate(active):
                 rows = placed.of(i)
                 tasks = (int(placed.placed_ps[i]), int(placed.placed_workers[i]))
-                lost_s = setting.restart_s if tasks != job.tasks and sum(tasks) else 0.0
+                is_placed = tasks != (0, 0)
+                lost_s = setting.restart_s if tasks != job.tasks and is_placed else 0.0
                 job.tasks = tasks
-                if sum(tasks):
+                if is_placed:
                     run_s, restart_s = run_s + SLOT_S, restart_s + lost_s
                     _run(job, rows, now_s + lost_s, SLOT_S - lost_s)
         now_s += SLOT_S
@@ -197,7 +198,7 @@ def _schedule(active: list[_Job], capacity: FloatArray, allocate_by: str, place_
     if allocate_by == "drf":
         ps = workers = drf.allocate(bundle, total, skip_misfits=True)
     else:
-        tasks = optimus_ps.allocate(
+        tasks = parameter_servers.allocate(
             np.array([j.left * j.length_factor for j in active]),
             np.array([j.seen for j in active]),
             ps_needs,

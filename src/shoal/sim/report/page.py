@@ -15,8 +15,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from shoal import __version__
-from shoal.sim.report.columns import pack_numbers, pack_words
-from shoal.sim.report.grid import Buckets, coarsen, fold
+from shoal.sim.report.packed_columns import pack_numbers, pack_words
+from shoal.sim.report.time_buckets import Buckets, coarsen, fold
 from shoal.sim.report.timelines import short
 
 HERE = Path(__file__).parent

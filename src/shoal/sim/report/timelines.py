@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shoal.core.profile import Profile
-from shoal.sim.record import Record
+from shoal.sim.run_record import RunRecord
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
@@ -17,7 +17,7 @@ IntArray = NDArray[np.int64]
 UNIT_S = 0.1
 
 
-def work_gpu_s(record: Record, profiles: dict[str, Profile], gpu_type: str) -> FloatArray:
+def work_gpu_s(record: RunRecord, profiles: dict[str, Profile], gpu_type: str) -> FloatArray:
     """GPU-seconds each job needs at the size it asked for: how long it is, whatever the policy."""
     out = np.zeros(len(record.jobs))
     for i, job in enumerate(record.jobs):
@@ -29,14 +29,14 @@ def work_gpu_s(record: Record, profiles: dict[str, Profile], gpu_type: str) -> F
     return out
 
 
-def changes_by_job(record: Record) -> tuple[IntArray, IntArray]:
+def changes_by_job(record: RunRecord) -> tuple[IntArray, IntArray]:
     """(order, first): entries `order[first[j]:first[j + 1]]` of the change log are job j's, in time order."""
     jobs = np.asarray(record.change_job, np.int64)
     order = np.argsort(jobs, kind="stable")
     return order, np.searchsorted(jobs[order], np.arange(len(record.jobs) + 1))
 
 
-def timelines(record: Record) -> dict[str, Any]:
+def timelines(record: RunRecord) -> dict[str, Any]:
     """How often the share of each job changed (`points`), when and to what, of one job after the other.
 
     `at` are differences to the change before, of the first one to the submission of the job, in units of `unit_s`.

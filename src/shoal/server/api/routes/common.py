@@ -1,25 +1,37 @@
-"""What the routes share: who asks, which job is meant, cursors."""
+"""What the routes share: the services, who asks, which job is meant, cursors."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Query, Request
 
-from shoal.core.errors import did_you_mean
 from shoal.server.api import models as m
 from shoal.server.api.auth import Gate, Who
-from shoal.server.api.errors import Invalid, NotFound
 from shoal.server.api.hub import Hub
-from shoal.server.home import Home
-from shoal.server.loop.conductor import Conductor
+from shoal.server.gauges import Gauges
 from shoal.server.loop.live_job import LiveJob
-from shoal.server.services.answers import Answers
+from shoal.server.metrics import Metrics
+from shoal.server.services.change import ChangeJob
+from shoal.server.services.errors import Invalid
 from shoal.server.services.history import History
-from shoal.server.services.verbs import Conflict, Verbs
+from shoal.server.services.job_logs import WorkerDirectory
+from shoal.server.services.jobs import Jobs
+from shoal.server.services.naming import printable
+from shoal.server.services.nodes import Nodes
+from shoal.server.services.policy import PolicyInForce
+from shoal.server.services.reasons import Reasons
+from shoal.server.services.shares import Shares
+from shoal.server.services.status import Status
+from shoal.server.services.submit import Submit
+from shoal.server.services.tokens import Tokens
+from shoal.server.services.users import Users
+from shoal.server.services.what_if import WhatIf
+from shoal.server.services.why import Why
 from shoal.server.store.store import Store
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -38,73 +50,54 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@dataclass(slots=True)
-class Server:
+@dataclass(frozen=True, slots=True)
+class Services:
     """All that a request may need."""
 
-    conductor: Conductor
-    store: Store
-    verbs: Verbs
-    answers: Answers
-    history: History
     gate: Gate
     hub: Hub
-    home: Home
-    started_s: float
-    address: str = ""
-    pid: int = 0
-    shut_down: Any = None
+    metrics: Metrics
+    gauges: Gauges
+    store: Store
+    worker_directory: WorkerDirectory
+    jobs: Jobs
+    submit: Submit
+    change: ChangeJob
+    reasons: Reasons
+    why: Why
+    what_if: WhatIf
+    history: History
+    shares: Shares
+    policy: PolicyInForce
+    nodes: Nodes
+    users: Users
+    tokens: Tokens
+    status: Status
+    shut_down: Callable[[bool], None]
 
 
-# Asynchronous, though they wait for nothing: FastAPI would call plain functions in other threads.
-async def get_server(request: Request) -> Server:
-    server: Server = request.app.state.server
-    return server
+# Asynchronous, although they wait for nothing: FastAPI would call plain functions in other threads.
+async def get_services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
 
 
 async def get_who(request: Request) -> Who:
-    return (await get_server(request)).gate.who(request)
+    services = await get_services(request)
+    return services.gate.who(request.headers.get("authorization", ""))
 
 
-S = Annotated[Server, Depends(get_server)]
+S = Annotated[Services, Depends(get_services)]
 W = Annotated[Who, Depends(get_who)]
 JobId = Annotated[str, Path(max_length=100, description="Number or name of a job.", examples=["17"])]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=4000)]
 
 
-def find_row(s: Server, who: Who, job: str) -> dict[str, Any]:
-    """The job that is meant, if this one may see it."""
-    row = None
-    if job.isascii() and job.isdigit() and len(job) < 18:
-        row = s.store.job(int(job))
-    elif all(31 < ord(c) != 127 and not 0xD800 <= ord(c) < 0xE000 for c in job):
-        row = s.store.job_named(job, who.only)
-    if row is None or (who.only is not None and row["user"] != who.only):
-        names = {j.name for j in s.conductor.jobs.values() if who.sees_all or j.user == who.user}
-        hint = did_you_mean(job, names) if names and len(names) < 1000 else None
-        if hint is None or not hint.startswith("did you mean"):
-            hint = "`shoal ps -a` lists the jobs you may see"
-        raise NotFound(f"there is no job {printable(job)!r}", hint)
-    return row
-
-
-def printable(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-def find_live(s: Server, who: Who, job: str) -> LiveJob:
-    """The same, if it is not over."""
-    row = find_row(s, who, job)
-    live = s.conductor.jobs.get(row["id"])
-    if live is None:
-        raise Conflict(f"job {row['name']} is over: it {row['state']}")
-    return live
-
-
-def live_to_change(s: Server, who: Who, job: str) -> LiveJob:
+def live_to_change(s: Services, who: Who, job: str) -> LiveJob:
+    """An unfinished job that this user may change."""
     who.must_change()
-    live = find_live(s, who, job)
+    live = s.jobs.find_live(job, who.only)
     who.must_change(live.user)
     return live
 
@@ -114,16 +107,14 @@ def number(cursor: str | None, what: str = "cursor") -> int | None:
     if cursor is None or cursor == "":
         return None
     if not (cursor.isascii() and cursor.isdigit() and len(cursor) < 18):
-        raise Invalid(f"{what}: {printable(cursor[:40])!r} is not one that was given out", what)
+        raise Invalid(f"{what}: the server did not give out {printable(cursor[:40])!r}", what)
     return int(cursor)
 
 
 def seconds(at: datetime | None, what: str = "since") -> float | None:
-    """A time as seconds since 1970; without a zone it is UTC."""
+    """A time as seconds since 1970. A time without a zone is UTC."""
     if at is None:
         return None
-    from datetime import UTC
-
     try:
         found = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except (OverflowError, ValueError):

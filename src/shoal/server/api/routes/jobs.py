@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Response
 
 from shoal.server.api import models as m
-from shoal.server.api.errors import Invalid
 from shoal.server.api.routes.common import (
     ERRORS,
     Cursor,
@@ -17,19 +15,14 @@ from shoal.server.api.routes.common import (
     Limit,
     S,
     W,
-    find_live,
-    find_row,
     live_to_change,
     number,
     seconds,
 )
-from shoal.server.loop.needs import needs_of
-from shoal.server.services.auto import size_of
-from shoal.server.services.verbs import Conflict
+from shoal.server.services.errors import Invalid
 from shoal.server.store.store import ACTIVE_STATES
 
 router = APIRouter(tags=["jobs"], responses=ERRORS)
-SLICE = 25
 Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[\x21-\x7e]+$")]
 
 
@@ -37,13 +30,9 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, patt
 async def submit(spec: m.JobSpec, response: Response, s: S, who: W, idempotency_key: Key = None) -> m.Job:
     """Submit a job. The answer comes when it is on record; whether it starts at once is in its state."""
     who.must_change()
-    size = await size_of(s.conductor, spec, who.user, s.verbs.most_gpus)
-    needs = await needs_of(s.conductor, spec, who.user)
-    job_id, new = s.verbs.submit(spec, who.user, key=idempotency_key, size=size, needs=needs)
+    job_id, new = await s.submit.submit(spec, who.user, key=idempotency_key)
     response.status_code = 201 if new else 200
-    row = s.store.job(job_id)
-    assert row is not None
-    return s.answers.job(row)
+    return s.jobs.by_id(job_id, workers=False)
 
 
 @router.get("/jobs", response_model=m.JobList)
@@ -79,67 +68,53 @@ async def list_jobs(
         limit=limit,
     )
     more = str(rows[-1]["id"]) if len(rows) == limit else None
-    items = []
-    for i, row in enumerate(rows):
-        if i % SLICE == SLICE - 1:
-            await asyncio.sleep(0)  # a long list does not keep decisions waiting
-        items.append(s.answers.job(row, may_see=who.sees_all))
-    return m.JobList(items=items, next=more)
+    return m.JobList(items=await s.jobs.describe_all(rows, who.sees_all), next=more)
 
 
 @router.get("/jobs/{job}", response_model=m.Job)
 async def show(job: JobId, s: S, who: W) -> m.Job:
     """One job with its workers."""
-    return s.answers.job(find_row(s, who, job), workers=True, may_see=who.sees_all)
-
-
-def _again(s: S, job_id: int) -> m.Job:
-    row = s.store.job(job_id)
-    assert row is not None
-    return s.answers.job(row, workers=True)
+    return s.jobs.describe(s.jobs.find(job, who.only), workers=True, may_see=who.sees_all)
 
 
 @router.post("/jobs/{job}/cancel", response_model=m.Job)
 async def cancel(job: JobId, s: S, who: W, how: m.Cancel | None = None) -> m.Job:
     """End a job. Its workers have its grace period to save what they want."""
     live = live_to_change(s, who, job)
-    s.verbs.cancel(live, who.user, how.grace_s if how else None)
-    return _again(s, live.id)
+    s.change.cancel(live, who.user, how.grace_s if how else None)
+    return s.jobs.by_id(live.id)
 
 
 @router.post("/jobs/{job}/pause", response_model=m.Job)
 async def pause(job: JobId, s: S, who: W) -> m.Job:
     """Hold a job back: it gives its GPUs to others until it is resumed."""
     live = live_to_change(s, who, job)
-    s.verbs.pause(live, who.user)
-    return _again(s, live.id)
+    s.change.pause(live, who.user)
+    return s.jobs.by_id(live.id)
 
 
 @router.post("/jobs/{job}/resume", response_model=m.Job)
 async def resume(job: JobId, s: S, who: W) -> m.Job:
     """Let a paused job go on."""
     live = live_to_change(s, who, job)
-    s.verbs.resume(live, who.user)
-    return _again(s, live.id)
+    s.change.resume(live, who.user)
+    return s.jobs.by_id(live.id)
 
 
 @router.post("/jobs/{job}/scale", response_model=m.Job)
 async def scale(job: JobId, change: m.Scale, s: S, who: W) -> m.Job:
     """Change the range of GPUs of a job."""
     live = live_to_change(s, who, job)
-    s.verbs.scale(live, change, who.user)
-    return _again(s, live.id)
+    s.change.scale(live, change, who.user)
+    return s.jobs.by_id(live.id)
 
 
 @router.post("/jobs/{job}/checkpoint", response_model=m.Job)
 async def checkpoint(job: JobId, s: S, who: W) -> m.Job:
     """Ask a live job to save its state at its next step."""
     live = live_to_change(s, who, job)
-    ask = getattr(s.conductor.crews[live.resize], "ask_checkpoint", None)
-    if ask is None or not live.gpus:
-        raise Conflict("only a running job that uses shoal.torch can be asked for a checkpoint")
-    ask(live)
-    return _again(s, live.id)
+    s.change.checkpoint(live)
+    return s.jobs.by_id(live.id)
 
 
 @router.get("/jobs/{job}/why", response_model=m.Why)
@@ -153,14 +128,14 @@ async def why(
     ] = False,
 ) -> m.Why:
     """Why it has what it has, who is ahead, when it might start, and what would start it now."""
-    row = find_row(s, who, job)
-    live = s.conductor.jobs.get(row["id"])
+    row = s.jobs.find(job, who.only)
+    live = s.jobs.live(row["id"])
     if at is not None:
         answer = s.history.why(row, seconds(at, "at") or 0.0, who.sees_all)
     elif live is not None:
-        answer = s.answers.reasons.why(live, who.sees_all)
+        answer = s.why.why(live, who.sees_all)
     else:
-        answer = s.answers.reasons.over(s.answers.job(row))
+        answer = s.why.over(s.jobs.describe(row))
     if preempted:
         answer.preempted = s.history.preempted(row, who.sees_all)
     return answer
@@ -169,4 +144,4 @@ async def why(
 @router.get("/jobs/{job}/profile", response_model=m.Profile)
 async def profile(job: JobId, s: S, who: W) -> m.Profile:
     """What is known of its speed by share, and of the work left."""
-    return s.answers.profile(find_live(s, who, job))
+    return s.jobs.profile(s.jobs.find_live(job, who.only))

@@ -2,73 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Path
 
 from shoal.server.api import models as m
-from shoal.server.api.errors import Forbidden, NotFound
-from shoal.server.api.routes.common import ERRORS, S, Server, W
+from shoal.server.api.routes.common import ERRORS, S, W
 from shoal.server.loop.clock import as_time
-from shoal.server.services.verbs import Conflict
+from shoal.server.services.errors import Conflict, Forbidden, NotFound
+from shoal.server.store.store import Row
 
 router = APIRouter(tags=["people"], responses=ERRORS)
 UserName = Annotated[str, Path(max_length=64, pattern=m.NAME)]
 
 
-def _user(row: dict[str, Any]) -> m.User:
+def _user(row: Row) -> m.User:
     return m.User(
         name=row["name"], role=row["role"], tickets=row["tickets"], created_at=as_time(row["created_s"])
     )
 
 
-def _find(s: Server, name: str) -> dict[str, Any]:
-    row = s.store.user(name)
-    if row is None:
-        raise NotFound(f"there is no user {name!r}", "`shoal user ls` lists them")
-    return row
-
-
 @router.get("/users", response_model=m.UserList)
 async def list_users(s: S, who: W) -> m.UserList:
     """All users, for admins and viewers; yourself otherwise."""
-    return m.UserList(items=[_user(r) for r in s.store.users() if who.only in (None, r["name"])])
+    return m.UserList(items=[_user(r) for r in s.users.all() if who.only in (None, r["name"])])
 
 
 @router.post("/users", status_code=201, response_model=m.User)
 async def add_user(new: m.UserCreate, s: S, who: W) -> m.User:
     who.must_administer()
-    s.verbs.add_user(new.name, new.role, new.tickets, who.user)
-    return _user(_find(s, new.name))
+    return _user(s.users.add(new.name, new.role, new.tickets, who.user))
 
 
 @router.get("/users/{user}", response_model=m.User)
 async def get_user(user: UserName, s: S, who: W) -> m.User:
     if who.only not in (None, user):
         raise NotFound(f"there is no user {user!r}")
-    return _user(_find(s, user))
+    return _user(s.users.find(user))
 
 
 @router.patch("/users/{user}", response_model=m.User)
 async def change_user(user: UserName, change: m.UserChange, s: S, who: W) -> m.User:
     """Change tickets or role; decisions follow at once."""
     who.must_administer()
-    _find(s, user)
-    s.verbs.change_user(user, change.role, change.tickets, who.user)
+    row = s.users.change(user, change.role, change.tickets, who.user)
     s.gate.forget()
-    return _user(_find(s, user))
+    return _user(row)
 
 
 @router.delete("/users/{user}", status_code=204)
 async def delete_user(user: UserName, s: S, who: W) -> None:
     """Delete a user and their tokens; their past jobs stay on record."""
     who.must_administer()
-    _find(s, user)
-    s.verbs.delete_user(user, who.user)
+    s.users.delete(user, who.user)
     s.gate.forget()
 
 
-def _token(row: dict[str, Any]) -> m.Token:
+def _token(row: Row) -> m.Token:
     return m.Token(
         id=row["id"],
         user=row["user"],
@@ -83,7 +73,7 @@ def _token(row: dict[str, Any]) -> m.Token:
 async def list_tokens(s: S, who: W) -> m.TokenList:
     """Your own tokens; all of them for admins. What they are is never shown again."""
     only = None if who.role is m.Role.ADMIN else who.user
-    return m.TokenList(items=[_token(r) for r in s.store.tokens(only)])
+    return m.TokenList(items=[_token(r) for r in s.tokens.of(only)])
 
 
 @router.post("/tokens", status_code=201, response_model=m.TokenCreated)
@@ -92,9 +82,8 @@ async def add_token(new: m.TokenCreate, s: S, who: W) -> m.TokenCreated:
     user = new.user or who.user
     if user != who.user and who.role is not m.Role.ADMIN:
         raise Forbidden("only an admin may make tokens for others")
-    _find(s, user)
-    token_id, token = s.verbs.add_token(user, new.label, new.expires_in_s, who.user)
-    row = next(r for r in s.store.tokens(user) if r["id"] == token_id)
+    s.users.find(user)
+    row, token = s.tokens.add(user, new.label, new.expires_in_s, who.user)
     return m.TokenCreated(**_token(row).model_dump(), token=token)
 
 
@@ -102,9 +91,9 @@ async def add_token(new: m.TokenCreate, s: S, who: W) -> m.TokenCreated:
 async def delete_token(token: Annotated[int, Path(ge=1, le=10**15)], s: S, who: W) -> None:
     """Make a token invalid at once."""
     only = None if who.role is m.Role.ADMIN else who.user
-    if not any(r["id"] == token for r in s.store.tokens(only)):
+    if not any(r["id"] == token for r in s.tokens.of(only)):
         raise NotFound(f"there is no token {token}")
     if token == who.token:
         raise Conflict("this is the token you are using; delete it with another one")
-    s.verbs.delete_token(token, who.user)
+    s.tokens.delete(token, who.user)
     s.gate.forget()

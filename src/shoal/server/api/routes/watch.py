@@ -1,4 +1,4 @@
-"""Events and logs: pages of them, and streams that go on where they were cut off."""
+"""Events and logs: pages of them, and streams that resume where they were cut off."""
 
 from __future__ import annotations
 
@@ -7,30 +7,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Depends, Header, Query
 from fastapi.responses import StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from shoal.server.api import models as m
 from shoal.server.api.auth import Who
-from shoal.server.api.errors import Busy, NotFound
-from shoal.server.api.routes.common import (
-    ERRORS,
-    Cursor,
-    JobId,
-    Limit,
-    S,
-    Server,
-    W,
-    find_row,
-    number,
-    printable,
-    seconds,
-)
+from shoal.server.api.hub import Hub
+from shoal.server.api.routes.common import ERRORS, Cursor, JobId, Limit, S, Services, W, number, seconds
 from shoal.server.loop.clock import as_time
-from shoal.server.services.joblogs import Chosen, JobLogs
+from shoal.server.services.errors import Busy, NotFound
+from shoal.server.services.job_logs import JobLogs, LogFilter
+from shoal.server.services.naming import printable
+from shoal.server.store.store import Row
 
 router = APIRouter(tags=["watch"], responses=ERRORS)
-BEAT_S = 15.0
+#: Longest silence on a stream.
+HEARTBEAT_S = 15.0
+#: Interval between looks for new lines: nothing wakes a stream when a worker prints.
 LOG_POLL_S = 0.25
 LastId = Annotated[str | None, Header(alias="Last-Event-ID", max_length=4000)]
 STREAM: dict[int | str, dict[str, Any]] = {
@@ -40,8 +34,15 @@ STREAM: dict[int | str, dict[str, Any]] = {
     }
 }
 
+JobQuery = Annotated[str | None, Query(max_length=100, description="Number or name of a job.")]
+UserQuery = Annotated[
+    str | None, Query(max_length=64, pattern=m.NAME, description="Of this user's jobs and doings.")
+]
+TypeQuery = Annotated[str | None, Query(max_length=32, description="A prefix: `job.`, `worker.lost`.")]
+Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last so many.")]
 
-def _event(row: dict[str, Any]) -> m.Event:
+
+def _event(row: Row) -> m.Event:
     return m.Event(
         id=row["id"],
         at=as_time(row["at_s"]),
@@ -56,9 +57,9 @@ def _event(row: dict[str, Any]) -> m.Event:
 
 
 def _filters(
-    s: Server, who: Who, job: str | None, user: str | None, type: str | None, since: datetime | None
+    s: Services, who: Who, job: str | None, user: str | None, type: str | None, since: datetime | None
 ) -> dict[str, Any]:
-    job_id = find_row(s, who, job)["id"] if job else None
+    job_id = s.jobs.find(job, who.only)["id"] if job else None
     if user and who.only not in (None, user):
         raise NotFound(f"there is no user {printable(user)!r} that you may see")
     return {
@@ -67,14 +68,6 @@ def _filters(
         "since_s": seconds(since),
         "user": who.only or user or None,
     }
-
-
-JobQuery = Annotated[str | None, Query(max_length=100, description="Number or name of a job.")]
-UserQuery = Annotated[
-    str | None, Query(max_length=64, pattern=m.NAME, description="Of this user's jobs and doings.")
-]
-TypeQuery = Annotated[str | None, Query(max_length=32, description="A prefix: `job.`, `worker.lost`.")]
-Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last so many.")]
 
 
 @router.get("/events", response_model=m.EventList)
@@ -97,44 +90,58 @@ async def list_events(
 
 
 Messages = tuple[list[bytes], bool]
-"""What is to be sent next, and whether that is the end."""
+"""What to send next, and whether the stream ends with it."""
 
 
-def sse(event: str, id: str | int, body: str) -> bytes:
-    return f"id: {id}\nevent: {event}\ndata: {body}\n\n".encode()
-
-
-def _stream(s: Server, who: Who, more: Callable[[], Awaitable[Messages]], poll_s: float) -> StreamingResponse:
-    """Send what there is whenever something happens, and look for more at least every `poll_s`."""
+async def _one_stream(s: S, who: W) -> AsyncIterator[None]:
+    """Count an open stream of this user until the client leaves or the stream ends."""
     if not s.hub.enter(who.user):
         raise Busy("too many streams are open", "close some")
+    try:
+        yield
+    finally:
+        s.hub.leave(who.user)
+
+
+def _stream(hub: Hub, more: Callable[[], Awaitable[Messages]], poll_s: float) -> StreamingResponse:
+    """Send what there is whenever something happens, and look for more at least every `poll_s`.
+
+    This loop is our own: FastAPI's raises when a client leaves while a message is pending, and sse-starlette
+    replaces uvicorn's signal handling.
+    """
     loop = asyncio.get_running_loop()
 
     async def parts() -> AsyncIterator[bytes]:
-        try:
-            yield b": shoal\n\n"
-            sent_s = loop.time()
-            while not s.hub.closed:
-                messages, is_end = await more()
-                for message in messages:
-                    yield message
-                if is_end:
-                    return
-                if messages:
-                    sent_s = loop.time()
-                elif loop.time() - sent_s >= BEAT_S:
-                    yield b": beat\n\n"
-                    sent_s = loop.time()
-                else:
-                    await s.hub.wait(poll_s)
-        finally:
-            s.hub.leave(who.user)
+        yield format_sse_event(comment="shoal")  # so that a client sees at once that it is connected
+        sent_s = loop.time()
+        while not hub.closed:
+            messages, is_end = await more()
+            for message in messages:
+                yield message
+            if is_end:
+                return
+            if messages:
+                sent_s = loop.time()
+            elif loop.time() - sent_s >= HEARTBEAT_S:
+                yield KEEPALIVE_COMMENT
+                sent_s = loop.time()
+            else:
+                await hub.wait(poll_s)
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(parts(), media_type="text/event-stream", headers=headers)
 
 
-@router.get("/events/stream", responses=STREAM, response_class=StreamingResponse)
+def _message(event: str, id: str, body: m.Event | m.LogLine | m.Job) -> bytes:
+    return format_sse_event(event=event, id=id, data_str=body.model_dump_json())
+
+
+@router.get(
+    "/events/stream",
+    responses=STREAM,
+    response_class=StreamingResponse,
+    dependencies=[Depends(_one_stream)],
+)
 async def stream_events(
     s: S,
     who: W,
@@ -149,7 +156,7 @@ async def stream_events(
     """Events as they happen. Without a cursor: from now on, after the last `tail`."""
     filters = _filters(s, who, job, user, type, since)
     begin = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
-    first: list[dict[str, Any]] = []
+    first: list[Row] = []
     if begin is None:
         begin = s.store.last_event()[0] if since is None or tail is not None else 0
         first = s.store.events(after_id=0, tail=tail, limit=1000, **filters) if tail else []
@@ -158,11 +165,11 @@ async def stream_events(
     async def more() -> Messages:
         nonlocal after, first
         rows, first = first or s.store.events(after_id=after, limit=500, **filters), []
-        # Those that are not for this one are passed over, so that they are not looked through again.
+        # Events that the filters leave out are passed over, so that they are not read again.
         after = max([after, *(row["id"] for row in rows)]) if rows else max(after, s.hub.last_id)
-        return [sse(row["type"], row["id"], _event(row).model_dump_json()) for row in rows], False
+        return [_message(row["type"], str(row["id"]), _event(row)) for row in rows], False
 
-    return _stream(s, who, more, BEAT_S)
+    return _stream(s.hub, more, HEARTBEAT_S)
 
 
 WorkerQuery = Annotated[str | None, Query(max_length=80, description="One worker only.")]
@@ -191,14 +198,19 @@ async def logs(
     limit: Limit = 1000,
 ) -> m.LogPage:
     """What its workers printed, merged by time."""
-    which = Chosen(worker, rank, attempt, seconds(since))
-    reader = JobLogs(s, find_row(s, who, job)["id"], which)
+    chosen = LogFilter(worker, rank, attempt, seconds(since))
+    reader = JobLogs(s.store, s.worker_directory, s.jobs.find(job, who.only)["id"], chosen)
     reader.begin(cursor, tail)
     lines = await asyncio.to_thread(reader.read, limit)
     return m.LogPage(items=lines, next=reader.cursor if len(lines) == limit else None)
 
 
-@router.get("/jobs/{job}/logs/stream", responses=STREAM, response_class=StreamingResponse)
+@router.get(
+    "/jobs/{job}/logs/stream",
+    responses=STREAM,
+    response_class=StreamingResponse,
+    dependencies=[Depends(_one_stream)],
+)
 async def follow_logs(
     job: JobId,
     s: S,
@@ -212,19 +224,17 @@ async def follow_logs(
     last_event_id: LastId = None,
 ) -> StreamingResponse:
     """What its workers print, over resizes and restarts, until the job is over and all is told."""
-    job_id = find_row(s, who, job)["id"]
-    reader = JobLogs(s, job_id, Chosen(worker, rank, attempt, seconds(since)))
+    job_id = s.jobs.find(job, who.only)["id"]
+    reader = JobLogs(s.store, s.worker_directory, job_id, LogFilter(worker, rank, attempt, seconds(since)))
     reader.begin(last_event_id or cursor, tail)
 
     async def more() -> Messages:
-        is_over = job_id not in s.conductor.jobs  # asked before reading: what it wrote last is read, too
+        is_over = s.jobs.live(job_id) is None  # asked before reading, so that its last lines are read
         reader.look_for_workers()
         lines = await asyncio.to_thread(reader.read, 500)
-        messages = [sse("line", line.cursor or "", line.model_dump_json()) for line in lines]
+        messages = [_message("line", line.cursor or "", line) for line in lines]
         if messages or not is_over:
             return messages, False
-        row = s.store.job(job_id)
-        assert row is not None
-        return [sse("end", reader.cursor, s.answers.job(row, workers=True).model_dump_json())], True
+        return [_message("end", reader.cursor, s.jobs.by_id(job_id))], True
 
-    return _stream(s, who, more, LOG_POLL_S)
+    return _stream(s.hub, more, LOG_POLL_S)

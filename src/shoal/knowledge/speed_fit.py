@@ -1,0 +1,127 @@
+"""Fitting a job's speed: non-negative least squares with relative weights (Optimus, EuroSys'18, section 3.2).
+
+With measured seconds T_i of configurations with design rows x_i (see `speed_models`), θ minimises
+
+    Σ_i ((x_i θ - T_i) / T_i)²  +  λ Σ_j (s_j θ_j - q_j)²        subject to θ >= 0.
+
+Dividing by T_i makes errors relative: otherwise slow configurations decide alone. The second sum is ours: s_j
+is the mean of x_ij / T_i, so s_j θ_j is the share of a step that term j takes, and q_j the share assumed
+before measuring. λ counts as that many measurements, so it fades as points arrive; it keeps a fit to few
+points from explaining everything by one term and predicting steps of no length elsewhere. For the same reason
+θ_j >= 0.01 q_j / s_j when λ > 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from shoal.knowledge.speed_models import Floats, SpeedModel
+from shoal.knowledge.unknown import Unknown
+
+# Before there are residuals to judge by, a measurement is taken to be 10 % off; that counts as three of them.
+_USUAL_NOISE = 0.1
+_USUAL_NOISE_WORTH = 3
+# No term is ruled out entirely: it keeps at least this part of the share assumed for it.
+_LEAST_PART = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SpeedFit:
+    """Fitted coefficients, and how sure they are.
+
+    `information` is Xᵀ X of the weighted problem, assumed shares included; `noise` the relative standard
+    deviation of a measurement around the model (so it holds the model's own misfit too).
+    """
+
+    model: SpeedModel
+    theta: Floats
+    information: Floats
+    noise: float
+    points: int
+
+    def seconds(self, configs: Floats) -> Floats:
+        """Predicted seconds per step of each configuration (one per row)."""
+        return self.model.rows(configs) @ self.theta
+
+    def steps_per_s(self, configs: Floats) -> Floats:
+        return 1.0 / self.seconds(configs)
+
+    def relative_std(self, configs: Floats) -> Floats:
+        """Standard deviation of the predicted time, as a fraction of it: noise · sqrt(x (XᵀX)⁻¹ xᵀ) / x θ."""
+        relative = self.model.rows(configs) / self.seconds(configs)[:, None]
+        spread = np.linalg.solve(self.information, relative.T)
+        return np.asarray(self.noise * np.sqrt(np.maximum(np.sum(relative * spread.T, axis=1), 0.0)))
+
+
+#: No step takes longer, or less than one over it, and no configuration has more of anything.
+_MOST = 1e12
+
+
+def is_duration(seconds: Floats) -> NDArray[np.bool_]:
+    """Which of these can be seconds of a step."""
+    return (seconds > 1 / _MOST) & (seconds < _MOST)
+
+
+def is_config(configs: Floats) -> NDArray[np.bool_]:
+    """Which of these rows can be a configuration."""
+    return np.asarray(((configs > 0) & (configs < _MOST)).all(axis=1))
+
+
+def fit_speed(
+    model: SpeedModel,
+    configs: Floats,
+    seconds: Floats,
+    *,
+    min_points: int | None = None,
+    reference: Floats | None = None,
+    ridge: float | None = None,
+) -> SpeedFit | Unknown:
+    """Fit `model` to measured seconds per step.
+
+    Unusable rows (not finite, not positive) are left out. `min_points` distinct configurations are asked for,
+    by default as many as there are coefficients. `reference` rows give the scale of terms that no measured
+    configuration has (communication, when only one GPU was measured).
+    """
+    configs = np.asarray(configs, dtype=np.float64).reshape(-1, len(model.columns))
+    seconds = np.asarray(seconds, dtype=np.float64).reshape(-1)
+    if len(configs) != len(seconds):
+        return Unknown(f"there are {len(configs)} configurations but {len(seconds)} times")
+    usable = is_duration(seconds) & is_config(configs)
+    configs, seconds = configs[usable], seconds[usable]
+    wanted = len(model.terms) if min_points is None else min_points
+    distinct = len(np.unique(configs, axis=0))
+    if distinct < max(wanted, 1):
+        left_out = int(np.count_nonzero(~usable))
+        also = f" ({left_out} unusable measurements left out)" if left_out else ""
+        return Unknown(f"{distinct} distinct configurations are measured and {wanted} are needed{also}")
+    return _solve(model, configs, seconds, reference, model.ridge if ridge is None else ridge)
+
+
+def _solve(
+    model: SpeedModel, configs: Floats, seconds: Floats, reference: Floats | None, ridge: float
+) -> SpeedFit:
+    weighted = model.rows(configs) / seconds[:, None]
+    scale = weighted.mean(axis=0)
+    shares = np.asarray(model.shares)
+    measured = scale > 0
+    if reference is not None and not measured.all():
+        scale = np.where(measured, scale, model.rows(reference).mean(axis=0) / seconds.mean())
+    shares = np.where(measured, shares / shares[measured].sum(), shares)
+    # A term that nothing can tell about gets a scale of one and the coefficient zero.
+    shares = np.where(scale > 0, shares, 0.0)
+    scale = np.where(scale > 0, scale, 1.0)
+    strength = np.sqrt(max(ridge, 1e-9))
+    matrix = np.vstack([weighted, strength * np.diag(scale)])
+    target = np.concatenate([np.ones(len(seconds)), strength * shares])
+    least = _LEAST_PART * shares / scale if ridge > 0 else np.zeros_like(scale)
+    above, _ = nnls(matrix, target - matrix @ least)
+    theta = least + above
+    residual = weighted @ theta - 1.0
+    free = max(len(seconds) - int(np.count_nonzero(above)), 0)
+    squares = float(residual @ residual) + _USUAL_NOISE_WORTH * _USUAL_NOISE**2
+    noise = float(np.sqrt(squares / (free + _USUAL_NOISE_WORTH)))
+    return SpeedFit(model, theta, matrix.T @ matrix, noise, len(seconds))

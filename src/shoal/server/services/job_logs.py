@@ -1,0 +1,119 @@
+"""The output of all workers of a job, merged by time, with a cursor that stays valid over resizes and restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.executors.logs import Line, read_lines, tail_position
+from shoal.server.api import models as m
+from shoal.server.loop.clock import as_time
+from shoal.server.services.errors import Invalid
+from shoal.server.store.store import Store
+
+#: The directory of a worker, by job and worker id.
+WorkerDirectory = Callable[[int, str], Path]
+
+CHUNK_BYTES = 256 * 1024
+_CURSOR = re.compile(r"(\d{1,12}:\d{1,18})(,\d{1,12}:\d{1,18})*")
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which lines to read; None: all."""
+
+    worker: str | None = None
+    rank: int | None = None
+    attempt: int | None = None
+    since_s: float | None = None
+
+
+class JobLogs:
+    """A reader of one job's output. Its cursor is `number:position` of each worker: `0:1204,1:88`."""
+
+    def __init__(
+        self, store: Store, worker_directory: WorkerDirectory, job_id: int, chosen: LogFilter
+    ) -> None:
+        self._store, self._worker_directory = store, worker_directory
+        self._job_id, self._chosen = job_id, chosen
+        self._position: dict[int, int] = {}
+        self._ranks: dict[int, int | None] = {}
+
+    def begin(self, cursor: str | None, tail: int | None) -> None:
+        """Start at a cursor, or `tail` lines before the end, or at the beginning."""
+        if cursor and not _CURSOR.fullmatch(cursor):
+            raise Invalid("cursor: the server did not give out this cursor", "cursor")
+        self.look_for_workers()
+        if cursor:
+            pairs = (part.partition(":") for part in cursor.split(","))
+            self._position = {int(number): int(position) for number, _, position in pairs}
+        elif tail is not None:
+            for number in self._ranks:
+                self._position[number] = tail_position(self._directory(number), tail)
+            found = self._next_lines()
+            for _, number, line in found[
+                : max(len(found) - tail, 0)
+            ]:  # `tail` lines of all workers, not of each
+                self._position[number] = line.end
+
+    def look_for_workers(self) -> None:
+        chosen = self._chosen
+        attempts = {} if chosen.attempt is None else self._attempts()
+        for row in self._store.workers_of(self._job_id):
+            right_one = chosen.worker in (None, row["id"]) and chosen.rank in (None, row["rank"])
+            if right_one and chosen.attempt in (None, attempts.get(row["id"])):
+                self._ranks[int(row["id"].split(".")[1])] = row["rank"]
+
+    def _attempts(self) -> dict[str, int]:
+        """Restarts of the job before each worker started."""
+        found: dict[str, int] = {}
+        attempt = 0
+        types = ("job.restarted", "worker.started")
+        for event in self._store.events_of_job(self._job_id, types):
+            if event["type"] == "job.restarted":
+                attempt += 1
+            else:
+                found[event["data"]["worker"]] = attempt
+        return found
+
+    def _directory(self, number: int) -> Path:
+        return self._worker_directory(self._job_id, f"{self._job_id}.{number}")
+
+    @property
+    def cursor(self) -> str:
+        return ",".join(f"{n}:{p}" for n, p in sorted(self._position.items())) or "0:0"
+
+    def read(self, limit: int) -> list[m.LogLine]:
+        """The next lines; empty if there are none yet."""
+        while True:
+            out, more = self._read(limit)
+            if out or not more:
+                return out
+
+    def _next_lines(self, limit: int | None = None) -> list[tuple[float, int, Line]]:
+        """(time, worker number, line) after the position of each worker, at most `limit` of each, by time."""
+        found: list[tuple[float, int, Line]] = []
+        for number in sorted(self._ranks):
+            lines = read_lines(self._directory(number), self._position.get(number, 0), CHUNK_BYTES)
+            found += [(line.at_s, number, line) for line in lines[:limit]]
+        return sorted(found, key=lambda entry: entry[:2])
+
+    def _read(self, limit: int) -> tuple[list[m.LogLine], bool]:
+        """(lines, whether any were read, including those before `since_s`)."""
+        found = self._next_lines(limit)
+        out = []
+        for at_s, number, line in found[:limit]:
+            self._position[number] = line.end
+            if self._chosen.since_s is None or at_s >= self._chosen.since_s:
+                out.append(
+                    m.LogLine(
+                        at=as_time(at_s),
+                        worker=f"{self._job_id}.{number}",
+                        rank=self._ranks[number],
+                        text=line.text,
+                        cursor=self.cursor,
+                    )
+                )
+        return out, bool(found)

@@ -1,0 +1,64 @@
+"""The fairness ledger: what each user was due, received, lent and borrowed."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from shoal.core.ledger import COLUMNS
+from shoal.server.api import models as m
+from shoal.server.api.models import JobState
+from shoal.server.loop.book import Book
+from shoal.server.loop.clock import as_time
+from shoal.server.services.loop_view import LoopView
+
+
+class Shares:
+    def __init__(self, loop: LoopView, ledger: Book) -> None:
+        self._loop, self._live = loop, ledger
+
+    def show(self, since_s: float | None = None) -> m.ShareList:
+        """The ledger since it began, or since its last sample before `since_s`."""
+        ledger, cluster = self._live.ledger, self._loop.scheduler.cluster
+        ledger.settle(self._loop.now_s())
+        begin_s: float = self._live.since_s
+        before: dict[int, Any] = {}
+        if since_s is not None:
+            begin_s, before = _sample(ledger.state(), since_s)
+        items = []
+        for i, user in enumerate(cluster.users):
+            known = i < len(ledger.users)
+            account = dict.fromkeys(COLUMNS, 0.0)
+            if known:
+                total = ledger.account[i].sum(axis=0) - np.sum(before.get(i, 0.0), axis=0)
+                account = dict(zip(COLUMNS, map(float, total)))
+            mine = [j for j in self._loop.jobs.values() if j.user == user.name]
+            items.append(
+                m.Share(
+                    user=user.name,
+                    tickets=user.tickets,
+                    gpus=sum(j.gpus for j in mine),
+                    entitled_gpus=float(ledger.rate[i, :, 0].sum()) if known else 0.0,
+                    running_jobs=sum(j.gpus > 0 or j.life.state is JobState.RUNNING for j in mine),
+                    pending_jobs=sum(j.life.state is JobState.PENDING and not j.gpus for j in mine),
+                    **{f"{k}_gpu_s": v for k, v in account.items()},
+                )
+            )
+        return m.ShareList(items=items, since=as_time(begin_s), total_gpus=cluster.total_gpus, next=None)
+
+    def rates(self, column: str) -> Iterator[tuple[str, str, float]]:
+        """(user, GPU type, GPUs) that are `borrowed` or `lent` now."""
+        ledger = self._live.ledger
+        for u, user in enumerate(ledger.users):
+            for t, gpu_type in enumerate(ledger.gpu_types):
+                yield user, gpu_type, float(ledger.rate[u, t, COLUMNS.index(column)])
+
+
+def _sample(state: dict[str, Any], since_s: float) -> tuple[float, dict[int, Any]]:
+    """(time, accounts by user) of the ledger's last sample before this time, or of its first."""
+    times = state["times"]
+    k = max(bisect_right(times, since_s) - 1, 0)
+    return times[k], dict(enumerate(state["samples"][k]))

@@ -1,0 +1,172 @@
+"""cluster.yaml: groups of equal nodes, and users with tickets.
+
+nodes:
+  - {count: 4, gpus: 8, type: v100, rack: r1, domain: east, name: big}
+  - {count: 2, gpus: 4, type: k80}
+users:
+  - {name: ada, tickets: 2}        # or as a mapping: `ada: 2`
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from shoal.core.cluster import Cluster, Node, User
+from shoal.core.errors import InputError, did_you_mean
+from shoal.sim.inputs.column_values import MOST_GPUS
+from shoal.sim.inputs.table import check_text, printable, read_head, shortened
+
+_GROUP_KEYS = ("count", "gpus", "type", "rack", "domain", "name")
+_USER_KEYS = ("name", "tickets")
+_MOST_BYTES = 8 << 20
+
+
+def read_cluster(path: str | Path) -> Cluster:
+    """The cluster described in a YAML file, every error with its line."""
+    path = Path(path)
+    what = "cluster description"
+    check_text(read_head(path, what, "`nodes:`"), path, what)
+    if path.stat().st_size > _MOST_BYTES:
+        raise InputError(f"is too large to be a {what}", file=str(path), line=1)
+    return _Reader(str(path)).cluster(_compose(path))
+
+
+def _compose(path: Path) -> yaml.Node:
+    try:
+        root = yaml.compose(path.read_text("utf-8-sig"), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else None
+        raise InputError(f"is not valid YAML: {error.problem}", file=str(path), line=line) from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        message = str(error).splitlines()[0]
+        raise InputError(f"is not valid YAML: {message}", file=str(path)) from None
+    if root is None:
+        raise InputError("is empty; a cluster needs `nodes:`", file=str(path), line=1)
+    return root
+
+
+def _text(node: yaml.Node) -> str:
+    """A value as it stands in the file."""
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
+
+
+@dataclass(frozen=True)
+class _Reader:
+    file: str
+
+    def cluster(self, root: yaml.Node) -> Cluster:
+        top = self.mapping(root, ("nodes", "users"), "a cluster is a mapping with `nodes:` and `users:`")
+        if "nodes" not in top:
+            raise self.error(root, "this key is missing: a cluster needs groups of nodes", "nodes")
+        nodes: dict[str, Node] = {}
+        for group in self.items(top["nodes"], "nodes", "a list of groups, each `- {count: 4, gpus: 8}`"):
+            for node in self.group(group, len(nodes)):
+                if node.name in nodes:
+                    raise self.error(
+                        group, f"another node is called {node.name!r}; names must differ", "name"
+                    )
+                nodes[node.name] = node
+        if not nodes:
+            raise self.error(top["nodes"], "the list is empty: a cluster needs at least one node", "nodes")
+        users: dict[str, User] = {}
+        for name, tickets, place in self.users(top.get("users")):
+            if name in users:
+                raise self.error(place, f"another user is called {name!r}; names must differ", "users")
+            users[name] = User(name, tickets)
+        return Cluster(tuple(nodes.values()), tuple(users.values()))
+
+    def group(self, node: yaml.Node, before: int) -> list[Node]:
+        keys = self.mapping(node, _GROUP_KEYS, "a group of nodes is a mapping with count and gpus")
+        if "gpus" not in keys:
+            raise self.error(node, "this key is missing: say how many GPUs each node has", "gpus")
+        gpus = self.count(keys["gpus"], "gpus")
+        count = self.count(keys["count"], "count") if "count" in keys else 1
+        if (before + count) > MOST_GPUS or count * gpus > MOST_GPUS:
+            raise self.error(node, f"more than {MOST_GPUS:,} GPUs; check the numbers", "count")
+        text = {key: self.text(keys[key], key) for key in ("type", "rack", "domain", "name") if key in keys}
+        name = text.get("name")
+        names = (
+            [f"node{before + i}" for i in range(count)]
+            if name is None
+            else [name] if count == 1 else [f"{name}{i}" for i in range(count)]
+        )  # fmt: skip
+        gpu_type, rack, domain = (
+            text.get("type", "gpu"),
+            text.get("rack", "rack0"),
+            text.get("domain", "domain0"),
+        )
+        return [Node(each, gpus, gpu_type, rack, domain) for each in names]
+
+    def users(self, node: yaml.Node | None) -> list[tuple[str, float, yaml.Node]]:
+        """(name, tickets, place) from a list of users or a mapping of names to tickets."""
+        if node is None or self.is_null(node):
+            return []
+        if isinstance(node, yaml.MappingNode):
+            return [(self.text(k, "users"), self.tickets(v), k) for k, v in node.value]
+        found: list[tuple[str, float, yaml.Node]] = []
+        for item in self.items(node, "users", "a list `- {name: ada, tickets: 2}` or a mapping `ada: 2`"):
+            if isinstance(item, yaml.ScalarNode):
+                found.append((self.text(item, "name"), 1.0, item))
+                continue
+            keys = self.mapping(item, _USER_KEYS, "a user is a mapping with name and tickets")
+            if "name" not in keys:
+                raise self.error(item, "this key is missing: a user needs a name", "name")
+            tickets = self.tickets(keys["tickets"]) if "tickets" in keys else 1.0
+            found.append((self.text(keys["name"], "name"), tickets, item))
+        return found
+
+    def mapping(self, node: yaml.Node, known: tuple[str, ...], wish: str) -> dict[str, yaml.Node]:
+        if not isinstance(node, yaml.MappingNode):
+            raise self.error(node, wish)
+        keys: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else str(key.tag)
+            if name not in known:
+                raise self.error(key, f"unknown key; {did_you_mean(name, known)}", printable(name))
+            if name in keys:
+                raise self.error(key, "this key is there twice", name)
+            keys[name] = value
+        return keys
+
+    def items(self, node: yaml.Node, field: str, wish: str) -> list[yaml.Node]:
+        if not isinstance(node, yaml.SequenceNode):
+            raise self.error(node, f"must be {wish}", field)
+        return list(node.value)
+
+    def text(self, node: yaml.Node, field: str) -> str:
+        if not isinstance(node, yaml.ScalarNode) or self.is_null(node):
+            raise self.error(node, "must be a name", field)
+        return str(node.value)
+
+    def count(self, node: yaml.Node, field: str) -> int:
+        value = self.number(node, field, int, "a whole number")
+        if not 1 <= value <= MOST_GPUS:
+            raise self.error(
+                node, f"must be at least 1 and at most {MOST_GPUS:,}, not {shortened(_text(node))}", field
+            )
+        return int(value)
+
+    def tickets(self, node: yaml.Node) -> float:
+        value = self.number(node, "tickets", float, "a number")
+        if not (value > 0 and math.isfinite(value)):
+            raise self.error(node, f"must be a positive number, not {shortened(_text(node))}", "tickets")
+        return value
+
+    def number(self, node: yaml.Node, field: str, kind: Callable[[str], float], wish: str) -> float:
+        try:
+            return kind(_text(node).replace(".inf", "inf").replace(".nan", "nan"))
+        except ValueError:
+            raise self.error(node, f"must be {wish}, not {shortened(_text(node))!r}", field) from None
+
+    @staticmethod
+    def is_null(node: yaml.Node) -> bool:
+        return bool(node.tag == "tag:yaml.org,2002:null")
+
+    def error(self, node: yaml.Node, message: str, field: str | None = None) -> InputError:
+        line = node.start_mark.line + 1 if node.start_mark else None
+        return InputError(message, file=self.file, line=line, field=field)
