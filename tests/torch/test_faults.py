@@ -230,7 +230,7 @@ def test_an_environment_that_lacks_or_garbles_something_is_named(monkeypatch: py
         Identity.from_environment()
     write_secret(tmp_path / "secret", new_secret())
     named(monkeypatch, SECRET_FILE=str(tmp_path / "secret"), STATE_BYTES_PER_S="fast")
-    with pytest.raises(RuntimeError, match="SHOAL_STATE_BYTES_PER_S must be a number from 0 on, not 'fast'"):
+    with pytest.raises(RuntimeError, match="SHOAL_STATE_BYTES_PER_S must be a number >= 0, not 'fast'"):
         Identity.from_environment()
 
 

@@ -32,7 +32,7 @@ class FakeLink:
         self.windows.append(window)
         self.holding = False
 
-    def tell(self, step: int, end: dict) -> None:
+    def end_with(self, step: int, end: dict) -> None:
         self.ends.setdefault(step, end)
 
     def hold(self) -> None:
@@ -45,7 +45,7 @@ class FakeLink:
         assert not interrupted()
 
     def close_window(self, step: int, end: dict, interrupted) -> None:
-        self.tell(step, end)
+        self.end_with(step, end)
 
 
 class Side:

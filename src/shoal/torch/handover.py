@@ -104,7 +104,7 @@ class Sending:
         for link in links:
             link.open_window(Window(step, final, head if link.index == 0 else {}, sums))
             if at_once:
-                link.tell(step, {})
+                link.end_with(step, {})
 
     def hold(self) -> None:
         """Begin no further piece, except in the final window: the optimizer step is near."""
@@ -127,7 +127,7 @@ class Sending:
             facts = {**self._facts(), "good": buckets.good_on_host}
             described["description"] = self._replica.state.describe(facts)
         for link in links:
-            link.tell(step, {**end, **described} if link.index == 0 else end)
+            link.end_with(step, {**end, **described} if link.index == 0 else end)
 
     def give(self, flat: Tensor) -> None:
         """Send the summed gradients of a bucket."""

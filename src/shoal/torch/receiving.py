@@ -1,4 +1,4 @@
-"""A newcomer's side of being handed the state: it lands in its own parameters while it looks on."""
+"""The newcomer's side of a state transfer: threads that receive pieces into the newcomer's own parameters."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ MAX_HEAD_BYTES = 1 << 32
 
 @dataclass(slots=True)
 class Incoming:
-    """What a newcomer is being given for one plan."""
+    """What a newcomer receives for one plan."""
 
     plan: Plan
     sources: tuple[str, ...]
     state: ModelState | None = None
-    flats: list[Tensor] = field(default_factory=list)  # where the sums of gradients go
-    gate: int = -1  # windows up to this one may be written into the state
+    flats: list[Tensor] = field(default_factory=list)  # the buckets for the summed gradients
+    gate: int = -1  # windows up to this step may be written into the state
     windows: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> head
-    ends: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> its end
+    ends: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> end
     ended: dict[str, int] = field(default_factory=dict)  # source -> the step of its last closed window
-    arrived: list[tuple[int, Received]] = field(default_factory=list)  # with its window's step, not installed
-    have: dict[int, int] = field(default_factory=dict)  # parameter -> how many of its elements are installed
+    arrived: list[tuple[int, Received]] = field(default_factory=list)  # (step, piece) that are not installed
+    have: dict[int, int] = field(default_factory=dict)  # parameter -> number of installed elements
     broken: str | None = None
-    failure: Exception | None = None  # of this worker, not of its sources or the links to them
+    failure: Exception | None = None  # an error of this worker, not of its sources or links
+
+    def is_broken(self) -> bool:
+        return self.broken is not None
 
     @property
     def offered(self) -> int | None:
-        """The step of the first window, once it is described."""
+        """The step of the first window, once its description has arrived."""
         found = [
             step for step, heads in self.windows.items() if any("description" in h for h in heads.values())
         ]
         return min(found, default=None)
 
     def description(self, step: int) -> bytes | None:
-        """The last that was told in this window."""
+        """The latest description of this window."""
         heads = [*self.ends.get(step, {}).values(), *self.windows.get(step, {}).values()]
         return next((h["description"] for h in heads if "description" in h), None)
 
@@ -55,7 +58,7 @@ class Incoming:
         return all(self.ended.get(source, -1) >= step for source in self.sources)
 
     def take(self, step: int) -> list[Received]:
-        """What came in windows up to this one, once."""
+        """The pieces of windows up to this one, each once."""
         taken = [got for s, got in self.arrived if s <= step]
         self.arrived = [(s, got) for s, got in self.arrived if s > step]
         for piece in (got.piece for got in taken):
@@ -64,7 +67,7 @@ class Incoming:
 
 
 class Receiver:
-    """Listens for state. Connections are accepted from those who know the job's secret, for plans known here."""
+    """Listens for state. Accepts connections from peers that know the job's secret."""
 
     def __init__(self, host: str, job: str, secret: bytes, changed: threading.Condition) -> None:
         self._job, self._secret = job, secret
@@ -73,7 +76,7 @@ class Receiver:
         self.changed = changed
         self._incoming: dict[int, Incoming] = {}
         self._early: dict[int, dict[str, socket.socket]] = {}
-        self._over = 0  # plans up to this number are over
+        self._over = 0  # plans up to this number are dropped or complete
         self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
         threading.Thread(target=self._listen, name="shoal-receive", daemon=True).start()
 
@@ -95,7 +98,7 @@ class Receiver:
             self.changed.notify_all()
 
     def finished(self, number: int) -> None:
-        """All is here and taken over: what was told of it need not be kept."""
+        """The whole state is installed: forget what was received for it."""
         with self.changed:
             self._over = max(self._over, number)
             self._incoming.pop(number, None)
@@ -107,7 +110,7 @@ class Receiver:
         self._server.close()
 
     def open_gate(self, incoming: Incoming, state: ModelState, step: int, flats: list[Tensor]) -> None:
-        """The state stands as after `step` steps here: what was sent in this window may be written into it."""
+        """The state here is that after `step` steps: the pieces of this window may be written into it."""
         with self.changed:
             incoming.state, incoming.flats, incoming.gate = state, flats, step
             self.changed.notify_all()
@@ -163,30 +166,31 @@ class Receiver:
             sock.close()
 
     def _receive_window(self, incoming: Incoming, source: str, sock: socket.socket) -> bool:
-        """One window; whether it was the final one."""
+        """Receive one window. Returns whether it was the last one."""
         opening = receive_head(sock)
         step = int(opening["window"])
         with self.changed:
             incoming.windows.setdefault(step, {})[source] = opening
             self.changed.notify_all()
-            self.changed.wait_for(lambda: incoming.gate >= step or incoming.broken)
-            if incoming.broken or incoming.state is None:
+            self.changed.wait_for(lambda: incoming.gate >= step or incoming.is_broken())
+            state = incoming.state
+            if incoming.is_broken() or state is None:
                 return True
         while "end" not in (head := receive_head(sock)):
             if "sum" in head:
                 index, low, high = head["sum"]
                 receive_into(sock, as_bytes(incoming.flats[index][low:high]))
                 continue
-            received, homes = incoming.state.unpack(head["pieces"])
+            received, homes = state.unpack(head["pieces"])
             for home in homes:
                 receive_into(sock, as_bytes(home))
             with self.changed:
-                if incoming.broken:
+                if incoming.is_broken():
                     return True  # nothing more may be written into the state
                 incoming.arrived += [(step, got) for got in received]
         with self.changed:
             if int(head["end"]) != step:
-                raise ValueError("a window ended that was not open")
+                raise ValueError("the end of another window")
             incoming.ended[source] = step
             incoming.ends.setdefault(step, {})[source] = head
             self.changed.notify_all()
@@ -197,7 +201,7 @@ def receive_head(sock: socket.socket, limit: int = MAX_HEAD_BYTES) -> dict[str, 
     size = int.from_bytes(receive_exactly(sock, 8), "big")
     if size > limit:
         raise ValueError("the description of the state is too long")
-    # Only someone who knows the job's secret gets here.
+    # Unpickling is safe: the sender knows the job's secret.
     head = pickle.loads(receive_exactly(sock, size))
     if not isinstance(head, dict):
         raise ValueError("malformed description")
