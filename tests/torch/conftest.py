@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# Some virtual machines name matrix tiles among what their processor can do and then forbid them: products in
-# bfloat16 end the process there.
+# Some virtual machines announce matrix tiles but do not allow them: products in bfloat16 end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 pytest.importorskip("torch")

@@ -11,7 +11,7 @@ from fakes import FakeSession, make_order, make_replica
 import torch
 from shoal.torch.handover import Handover
 from shoal.torch.packing import as_bytes
-from shoal.torch.receiving import Incoming
+from shoal.torch.receiver import Incoming
 from shoal.wire.messages import Kind, Plan
 
 PLAN = Plan(2, Kind.SWITCH, ("w0", "w1"), 1, ("w0",))
@@ -131,7 +131,7 @@ def test_the_rest_fits_if_every_link_says_so(nearly_done: bool):
 
 
 def send(source: Side, incoming: Incoming, target: Side, step: int, indices: range) -> None:
-    """The pieces of some parameters arrive in a window, as `receiving.py` takes them in."""
+    """The pieces of some parameters arrive in a window, as `receiver.py` receives them."""
     state = source.replica.state
     pieces = [piece for piece, _ in state.pieces(float("inf")) if piece.index in indices]
     capture = state.pack(pieces)

@@ -96,7 +96,8 @@ def test_while_newcomers_receive_the_state_the_holders_sum_among_themselves():
     assert worker.retired == ["data 1"]
 
 
-def test_a_member_that_is_not_in_the_next_generation_has_left():
+def test_a_member_that_is_not_in_the_next_generation_has_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("shoal.torch.session.lower_priority", lambda: None)
     session, worker = joined()
     worker.plan(Plan(2, Kind.SWITCH, ("w0",), 1, ("w0", "w1")), seq=2)
     session.agree(session.flag())

@@ -13,5 +13,6 @@ def lower_priority() -> None:
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
             os.setpriority(os.PRIO_PROCESS, int(thread), LOWEST)
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write(str(LOWEST))  # with autogroups the kernel shares the cores between sessions first
+    if os.getsid(0) == os.getpid():  # otherwise other processes of the session would become slow, too
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+            file.write(str(LOWEST))  # with autogroups the kernel shares the cores between sessions first

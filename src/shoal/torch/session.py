@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from shoal.torch.gradients import Sync, sum_of_one
 from shoal.torch.priority import lower_priority
-from shoal.torch.receiving import Incoming, Receiver
+from shoal.torch.receiver import Incoming, Receiver
 from shoal.torch.transfer import Link
 from shoal.torch.worker import Groups, Worker
 from shoal.wire.member import Member

@@ -16,7 +16,7 @@ from typing import Any
 from shoal.torch.group import BoardStore, Cancelled, form_gloo, form_nccl
 from shoal.torch.link import ControlLink
 from shoal.torch.meter import Meter
-from shoal.torch.receiving import Receiver
+from shoal.torch.receiver import Receiver
 from shoal.torch.transfer import Link, sources_of
 from shoal.wire import auth
 from shoal.wire.member import Build, Drop, Effect, Enter, Entries, Interrupt, Member, Quit

@@ -1,4 +1,4 @@
-"""A training script for the tests: small, deterministic, and it writes down every part of a step that counted."""
+"""A training script for the tests: small and deterministic. It writes a row for each part of a step that counts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ME = os.environ.get("SHOAL_WORKER", "alone")
 
 
 def word(name: str) -> str | None:
-    """What a test has written for this worker, or for all, since it started."""
+    """What a test has told this worker, or all workers."""
     for path in (HERE / f"{name}.{ME}", HERE / name):
         if path.exists():
             return path.read_text()
@@ -65,7 +65,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 class Odd(nn.Module):
-    """Frozen, unused and shared weights, and batch norm: what real models have."""
+    """Frozen, unused and shared weights, as in real models."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Both:
 
 
 def in_halves(group, flat):
-    """A synchronisation of one's own."""
+    """A custom synchronization."""
     (HERE / f"synced.{ME}.{group.size()}").touch()
     half = flat.numel() // 2
     return Both(group.allreduce([flat[:half]]), group.allreduce([flat[half:]]))
@@ -209,7 +209,7 @@ def main() -> None:
             dice = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.get("amp", False)):
                 loss = nn.functional.mse_loss(model(x).float(), y) / o["accumulate"]
-            blunder(job, loss)
+            make_mistakes(job, loss)
             if word("skip") and not job.rehearsing:
                 continue
             if word("slow") and not job.rehearsing:
@@ -264,11 +264,11 @@ def refuse_memory():
     raise MemoryError("no room for it")
 
 
-def blunder(job, loss) -> None:
-    """What a script should not do."""
+def make_mistakes(job, loss) -> None:
+    """Mistakes that a test asks for."""
     if job.rehearsing:
         return
-    if word("fail_looking_on") and not job.weight:
+    if word("fail_catching_up") and not job.weight:
         raise MemoryError("no room for the others' state")
     if word("exit"):
         sys.exit("that is enough")
