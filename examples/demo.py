@@ -33,7 +33,7 @@ from rich.text import Text
 from shoal.cli.jobs_table import brief, reason, want
 from shoal.cli.why import explain
 from shoal.client import Client
-from shoal.client_errors import TimedOut
+from shoal.client.errors import TimedOut
 from shoal.core.errors import ShoalError
 from shoal.core.words import counted
 from shoal.server.api.models import Job, JobSpec, Why
@@ -222,7 +222,7 @@ def _workers(place: Path) -> list[Any]:
     """Keepers and workers that outlived their server, by the pids and start times that the keepers wrote down."""
     import psutil
 
-    from shoal.executors.shim import start_time
+    from shoal.executors.keeper import start_time
 
     found = []
     for path in place.glob("*/jobs/*/workers/*/started"):

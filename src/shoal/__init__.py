@@ -6,7 +6,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 #: Loaded when they are asked for, so that importing shoal stays cheap.
-_LAZY = {"Client": "shoal.client", "ClientError": "shoal.client_errors", "JobSpec": "shoal.server.api.models"}
+_LAZY = {"Client": "shoal.client", "ClientError": "shoal.client", "JobSpec": "shoal.server.api.models"}
 
 
 def __getattr__(name: str) -> Any:

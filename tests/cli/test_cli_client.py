@@ -11,7 +11,7 @@ import pytest
 
 import shoal
 from shoal.client import Client
-from shoal.client_errors import (
+from shoal.client.errors import (
     BadAnswer,
     ClientError,
     Conflict,
@@ -22,7 +22,6 @@ from shoal.client_errors import (
     TimedOut,
     Unreachable,
 )
-from shoal.sse import Message, read_messages
 
 
 class Scripted(ThreadingHTTPServer):
@@ -258,15 +257,6 @@ def test_a_file_that_holds_no_token_is_not_sent(tmp_path, content):
     (tmp_path / "t").write_bytes(content)
     with pytest.raises(NotAllowed):
         Client("127.0.0.1:1", token_file=tmp_path / "t")
-
-
-def test_server_sent_events_are_read_as_the_format_says():
-    text = ": hello\nid: 3\nevent: x\ndata: a\ndata:b\n\ndata: c\n\nid: 9\n\n"
-    assert list(read_messages(text.split("\n"))) == [
-        None,
-        Message("x", "a\nb", "3"),
-        Message("message", "c", None),
-    ]
 
 
 def test_importing_shoal_loads_neither_the_client_nor_the_server():

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal import jobfile
+from shoal.client import jobfile
+from shoal.client.jobfile import JobFileError, job_spec, parse, with_settings
 from shoal.core.errors import ShoalError
-from shoal.jobfile import JobFileError, job_spec, parse, with_settings
 
-SCHEMA = Path(jobfile.__file__).parent / "schemas" / "job.schema.json"
+SCHEMA = Path(jobfile.__file__).parents[1] / "schemas" / "job.schema.json"
 
 GOOD = [
     "command: python train.py",

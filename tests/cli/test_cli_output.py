@@ -247,8 +247,8 @@ def test_every_command_has_help_that_says_what_it_does(nowhere):
 
 def test_shells_complete_commands_policies_and_names_of_jobs(live, done, waiting):
     def completed(words, index):
-        env = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(index)}
-        return live.shoal(env=env).stdout.split()
+        env = {"_SHOAL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(index)}
+        return [line.removeprefix("plain,") for line in live.shoal(env=env).stdout.split()]
 
     assert {"ps", "pause", "plan", "policy"} <= set(completed("shoal p", 1))
     assert "max-min" in completed("shoal policy set m", 3)

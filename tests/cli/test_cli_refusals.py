@@ -90,7 +90,7 @@ def test_a_job_in_the_wrong_state_is_a_conflict(live):
         (["ps", "-o", "jsn"], "jsn"),
         (["pss"], "did you mean 'ps'?"),
         (["run"], "Missing argument"),
-        (["up", "--gpus", "0"], "greater than or equal to 1"),
+        (["up", "--gpus", "0"], "not in the range x>=1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

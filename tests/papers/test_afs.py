@@ -89,7 +89,7 @@ def test_the_plot_is_drawn(result, tmp_path):
         (["nothing-like-it"], "known: afs, gandiva-fair, liquid, optimus"),
         (["afs", "--plot", "figure.doc"], ".png, .svg or .pdf"),
         (["afs", "--plot", "nowhere/figure.png"], "there is no directory nowhere"),
-        (["afs", "-o", "xml"], "say table or json"),
+        (["afs", "-o", "xml"], "'xml' is not one of 'table', 'json'"),
     ],
 )
 def test_mistakes_are_found_before_the_experiment(words, says, capsys):

@@ -66,7 +66,7 @@ def test_compare_puts_placements_side_by_side(files, capsys):
         (["compare", "--placement", "auto,liqid"], "there is no placement 'liqid'; did you mean 'liquid'?"),
         (["compare", "--placement", ","], "name at least one each of --costs, --knowledge and --placement"),
         (["run", "--share"], "--needs FILE"),
-        (["run", "--servers", "nowhere"], "say beside or apart"),
+        (["run", "--servers", "nowhere"], "'nowhere' is not one of 'beside', 'apart'"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(files, capsys, args, told):

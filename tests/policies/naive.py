@@ -1,4 +1,4 @@
-"""The rules as they are written, in plain Python: what the kernels must equal."""
+"""The rules in plain Python: the reference that the kernels must equal."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def in_order(order, want, gpus, backfill=True):
 
 
 def grant_in_order(order, least, most, gpus):
-    """Themis' grants: all that is left up to the demand, to one after the other."""
+    """Themis: one job after the other gets the free GPUs, up to its demand."""
     share = [0] * len(most)
     for j in order:
         take = min(most[j], gpus)
@@ -169,7 +169,7 @@ def grant_in_order(order, least, most, gpus):
 
 
 def gittins(service, attained):
-    """sup over d of P(S - a <= d | S > a) / E[min(S - a, d) | S > a], each d tried, sums term by term."""
+    """sup over d of P(S - a <= d | S > a) / E[min(S - a, d) | S > a], by trying each d."""
     left = [s - attained for s in service if s > attained]
     return max((sum(x <= d for x in left) / sum(min(x, d) for x in left) for d in left), default=0.0)
 
@@ -200,7 +200,7 @@ def random_curve(rng: np.random.Generator, longest: int) -> np.ndarray:
 def random_view(
     seed: int, *, min_one: bool = False, doubling: bool = True, jobs: int = 40, most_gpus: int = 120
 ) -> tuple[View, int]:
-    """A view of fewer than so many jobs with curves of all kinds, and a number of GPUs; not to be changed."""
+    """A view of up to this many jobs with curves of all kinds, and a number of GPUs. It is cached: do not change it."""
     rng = np.random.default_rng(seed)
     n, gpus = int(rng.integers(1, jobs)), int(rng.integers(1, most_gpus))
     view = View(("gpu",), gpus, AfsP.columns)
@@ -215,7 +215,7 @@ def random_view(
         most = int(rng.integers(1, longest + 1))
         useful = int(np.argmax(profile.curve("gpu").speed[: min(most, gpus) + 1]))
         least = 1 if min_one else int(rng.integers(1, useful + 1))
-        # Few different lengths, so that equal ones are met.
+        # Few different lengths, so that some are equal.
         work = float(rng.choice([10.0, 100.0, rng.lognormal(5, 2)]))
         want = int(rng.integers(least, most + 1))
         view.add(i, Job(f"j{i}", 0.0, GpuRange(least, most), want, iterations=work), profile, 0, 0.0)

@@ -1,4 +1,4 @@
-"""Third parties add a policy with one class and an entry point: the very file that the docs show."""
+"""Third parties add a policy with one class and an entry point: the file that the docs show."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_policy_of_the_docs_runs_in_the_simulator(custom):
     assert record.finish_s.tolist() == [30.0, 21.0, 12.0]
 
 
-def test_its_options_are_read_from_words_and_checked(custom):
+def test_its_options_are_read_from_text_and_checked(custom):
     assert make_options(custom, {"most": "2"}).most == 2
     with pytest.raises(ShoalError, match="did you mean 'most'"):
         make_options(custom, {"mots": "2"})
@@ -69,7 +69,7 @@ def test_an_entry_point_of_an_installed_package_makes_it_known_by_name(tmp_path)
     assert json.loads(done.stdout)["policy"] == "youngest-first"
 
 
-def test_one_that_cannot_be_loaded_is_told_in_a_line_and_does_not_hide_the_others(monkeypatch):
+def test_a_policy_that_cannot_be_loaded_is_reported_in_one_line_and_does_not_hide_the_others(monkeypatch):
     class Entry:
         name, value = "missing", "my_package.nope:Nope"
 
@@ -84,7 +84,7 @@ def test_one_that_cannot_be_loaded_is_told_in_a_line_and_does_not_hide_the_other
     assert "my_package.nope:Nope" in told
 
 
-def test_one_that_gives_away_more_than_there_is_is_stopped(custom):
+def test_a_policy_that_gives_out_more_gpus_than_exist_is_stopped(custom):
     class Careless(custom):
         name = "careless"
 

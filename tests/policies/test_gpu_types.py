@@ -27,7 +27,7 @@ def job(name, least, most, requested, submit_s=0.0):
     return Job(name, submit_s, GpuRange(least, most), requested, model="m", iterations=1000.0)
 
 
-def test_a_job_is_reasoned_about_by_the_type_that_is_fastest_for_it_and_holds_its_minimum():
+def test_the_reference_curve_is_that_of_the_fastest_type_with_room_for_the_minimum():
     scheduler = Scheduler(CLUSTER, make_policy("max-min"))
     jobs = [job("any", 1, 8, 2), job("wide", 6, 8, 8), job("many", 1, 8, 8)]
     scheduler.step(0.0, [Submitted(i, j, PROFILE) for i, j in enumerate(jobs)])
@@ -41,7 +41,7 @@ def test_a_job_is_reasoned_about_by_the_type_that_is_fastest_for_it_and_holds_it
 
 
 @pytest.mark.parametrize("name", policy_names())
-def test_no_policy_looks_beyond_the_curve_of_the_type_it_reasons_with(name):
+def test_no_policy_reads_beyond_the_end_of_the_reference_curve(name):
     rng = np.random.default_rng(7)
     jobs = []
     for i in range(40):
@@ -52,7 +52,7 @@ def test_no_policy_looks_beyond_the_curve_of_the_type_it_reasons_with(name):
     assert np.isfinite(record.finish_s).all()
 
 
-def test_a_gang_runs_on_a_type_that_is_known_for_its_size():
+def test_a_gang_runs_on_a_type_whose_profile_knows_its_size():
     scheduler = Scheduler(CLUSTER, make_policy("fifo"))
     jobs = [job("large", 1, 8, 8), job("small", 1, 8, 4)]
     scheduler.step(0.0, [Submitted(i, j, PROFILE) for i, j in enumerate(jobs)])
@@ -75,7 +75,7 @@ def test_evidence_is_of_the_type_that_the_job_runs_on(name):
 
 
 @pytest.mark.parametrize("name", ["tiresias-l", "tiresias-g"])
-def test_a_job_that_has_sunk_wakes_nobody_where_requests_fit_but_not_by_their_types(name):
+def test_a_demoted_job_causes_no_wake_up_if_requests_fit_by_number_but_not_by_type(name):
     jobs = [
         Job(f"j{i}", 0.0, GpuRange(1, 8), 4, model="m", iterations=1000.0, gpu_types=("quick",))
         for i in range(3)

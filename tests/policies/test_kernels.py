@@ -1,4 +1,4 @@
-"""Every kernel equals the rule as it is written, on thousands of random views."""
+"""Every kernel equals the rule in plain Python on random views."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def test_afs_l_compares_the_shortest_first_with_that_option():
         want = [folded[order.index(j)] for j in range(len(view))]
         assert policy.shares(view, gpus, view.now_s).tolist() == want, f"seed {seed}"
         others += want != AfsL().shares(view, gpus, view.now_s).tolist()
-    assert others, "the order made no difference on any view: the test shows nothing"
+    assert others, "the order must matter in some views"
 
 
 def test_afs_l_equals_a_left_fold_where_every_gpu_adds_as_much_as_the_first_or_more():
-    """Jobs without a share compete with those that would double all along."""
+    """Jobs without a share always compete with jobs whose next GPU doubles their speed."""
     for seed in range(200):
         rng = np.random.default_rng(seed)
         n, kinds, gpus = int(rng.integers(1, 9 if seed % 8 else 90)), int(rng.integers(1, 5)), np.arange(34.0)
@@ -103,7 +103,7 @@ def test_afs_p_equals_a_left_fold_of_compare(tie, size):
 
 
 def alike(seed, most_jobs):
-    """Shares, curves, caps and GPUs of jobs of few curves: some flat in places, some fast only at every fourth GPU."""
+    """Shares, curves, caps and GPUs of jobs with few curves: some have flat parts, some rise at every fourth GPU."""
     rng = np.random.default_rng(seed)
     width, kinds, n = 33, rng.integers(1, 17), rng.integers(1, most_jobs)
     speeds = []
@@ -127,8 +127,8 @@ def test_afs_p_among_jobs_of_few_curves_equals_a_left_fold_of_compare(tie, most_
 
 
 def smooth(seed, most_jobs=300, most_gpus=1500):
-    """Likewise of jobs whose speeds are known at every share: linear but for rounding, bent, of two kinds, or flat at
-    last. Runs of jobs are at their cap."""
+    """The same for jobs whose speeds are known at every share: linear up to rounding, power laws, of two kinds, or
+    flat at the end. Some adjacent jobs are at their cap."""
     rng = np.random.default_rng(seed)
     width, n = 65, int(rng.integers(most_jobs // 2, most_jobs))
     at_once = np.arange(width, dtype=float)
@@ -157,7 +157,7 @@ def test_afs_p_equals_a_left_fold_of_compare_where_the_candidate_changes_often(t
 
 
 def few_gain(seed):
-    """Likewise of jobs of which some are linear, but for rounding, and the others gain little, or nothing at last."""
+    """The same for jobs of which some are linear up to rounding, and the others gain little, or nothing at the end."""
     rng = np.random.default_rng(seed)
     width, n = 65, int(rng.integers(2, 300))
     gain = np.where(rng.random(n) < rng.uniform(0.02, 0.4), 1.0, rng.uniform(0.0, rng.choice([0.05, 0.4]), n))
@@ -214,7 +214,7 @@ def test_afs_p_by_gain_gives_each_gpu_to_the_largest():
         assert got.tolist() == naive.hand_out_without_lengths(start, curves, cap, gpus, "gain", order)
 
 
-def test_afs_p_by_gain_ends_where_all_have_what_they_can_use():
+def test_afs_p_by_gain_ends_when_all_jobs_are_at_their_cap():
     share, speeds = np.ones(3, np.int32), np.array([0.0, 1.0, 2.0, 3.0])
     at, rows, cap = np.zeros(3, np.int32), np.arange(3, dtype=np.int32), np.array([2, 3, 1], np.int32)
     hand_out_by_gain(share, rows[:0], speeds, at, cap, 100)

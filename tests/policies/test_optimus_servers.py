@@ -44,7 +44,7 @@ def test_a_job_whose_network_is_busy_gets_more_servers_than_one_that_computes():
     assert workers + workers_busy <= 8
 
 
-def test_the_servers_have_room_for_no_more_than_the_cpus_hold():
+def test_there_are_no_more_servers_than_the_cpus_have_room_for():
     profiles = {"busy": Profile.of_servers("busy", BUSY_NETWORK)}
     (few, _), (many, _) = decide([ps_job("busy")], profiles, 8, servers_per_gpu="0.25")[0:1] + decide(
         [ps_job("busy")], profiles, 8
@@ -64,7 +64,7 @@ def test_all_reduce_jobs_take_part_and_have_no_servers():
     assert sum(w for _, w in shares) == 8
 
 
-def test_a_gang_starts_whole_or_not_at_all():
+def test_a_gang_starts_complete_or_not_at_all():
     profiles = {"busy": Profile.of_servers("busy", BUSY_NETWORK)}
     first, second = decide([ps_job("busy", least=3), ps_job("busy", least=3)], profiles, 5)
     assert first[1] >= 3

@@ -1,4 +1,4 @@
-"""What is said of policies: by their own names in errors, and alike in the docs and in `shoal policy ls`."""
+"""Texts about policies: names in errors, and equal tables in the docs and in `shoal policy ls`."""
 
 from __future__ import annotations
 

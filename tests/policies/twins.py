@@ -1,4 +1,4 @@
-"""Whole runs of Tiresias, Themis and AFS-P in plain Python: jobs as objects, queues as lists, no arrays."""
+"""Simulators of Tiresias, Themis and AFS-P in plain Python: jobs as objects, queues as lists, no arrays."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from . import naive
 
 EPS = 1e-9
-#: A queue before all others.
+#: The queue before all others.
 STARVING = -1
 
 
 @dataclass(eq=False)
 class Twin:
-    """A job with its own clock."""
+    """A job and its progress."""
 
     at: int
     submit_s: float
@@ -24,7 +24,7 @@ class Twin:
     speed: list[float]
     gpus: int = 0
     done: float = 0.0
-    attained: float = 0.0  # GPU-seconds, as far as they count
+    attained: float = 0.0  # GPU-seconds since it was last promoted
     queue: int = 0
     first_s: float = math.inf
     since_s: float = math.inf  # when it last got its GPUs
@@ -36,7 +36,7 @@ class Twin:
 
     @property
     def fastest(self) -> int:
-        """The share of up to `want` at which it is fastest."""
+        """The fastest share up to `want`."""
         return max(range(self.want + 1), key=self.speed.__getitem__)
 
     def run(self, seconds: float) -> None:
@@ -54,12 +54,12 @@ class Twin:
         return now + (self.work - self.done) / self.speed[self.gpus] if self.gpus else math.inf
 
 
-#: Takes in who is there, gives them GPUs and says when it wants to be asked again.
+#: Gives the active jobs their GPUs, and returns when to be called again.
 Rule = Callable[[list[Twin], float], float]
 
 
-def play(jobs: list[Twin], rule: Rule) -> list[float]:
-    """When each job ends: one event after the other, everybody's state brought up to each."""
+def simulate(jobs: list[Twin], rule: Rule) -> list[float]:
+    """The end of each job. The state of every job is updated at every event."""
     coming, here, now, wake = sorted(jobs, key=lambda j: j.submit_s), [], 0.0, math.inf
     while coming or here:
         then = min([wake, *(j.submit_s for j in coming[:1]), *(j.ends_at(now) for j in here)])
@@ -77,7 +77,7 @@ def play(jobs: list[Twin], rule: Rule) -> list[float]:
 
 
 def _fill(line: list[Twin], gpus: int, now: float) -> None:
-    """All or nothing; who does not fit is passed by."""
+    """All or nothing in this order; a job that does not fit is skipped."""
     given = {}
     for job in line:
         given[job] = job.want if job.want <= gpus else 0
@@ -88,7 +88,7 @@ def _fill(line: list[Twin], gpus: int, now: float) -> None:
 
 @dataclass
 class Tiresias:
-    """Queues as Tiresias' own simulator keeps them: lists in which jobs stand."""
+    """Queues as lists of jobs, as in Tiresias' own simulator."""
 
     gpus: int
     thresholds: tuple[float, ...]
@@ -108,7 +108,7 @@ class Tiresias:
             queue += sorted(new, key=lambda j: j.submit_s)
         _fill([j for queue in self.queues for j in queue], self.gpus, now)
         for queue in self.queues:
-            queue.sort(key=lambda j: j.gpus == 0)  # those who run first, each as they stood
+            queue.sort(key=lambda j: j.gpus == 0)  # running jobs first, otherwise in the same order
         return self._next(here, now)
 
     def _look_at(self, job: Twin, now: float, entering: list[list[Twin]]) -> None:
@@ -140,7 +140,7 @@ class Tiresias:
 
 @dataclass
 class TiresiasOfAfs:
-    """As the AFS authors evaluate it: service since the last start, order by first start, the starving first."""
+    """The variant of the AFS authors: service since the last start, order by first start, promoted jobs first."""
 
     gpus: int
     thresholds: tuple[float, ...]
@@ -208,7 +208,7 @@ class Themis:
 
 @dataclass
 class AfsP:
-    """By turns while jobs are as many as GPUs or more; a fold for each GPU beyond the first ones, in the same order."""
+    """Quanta while there are at least as many jobs as GPUs; a fold for each further GPU, in the same order."""
 
     gpus: int
     quantum_s: float
@@ -222,7 +222,7 @@ class AfsP:
         others.sort(key=lambda j: (j.turns, j.first_s, j.submit_s))
         left = self.gpus - sum(j.gpus for j in kept)
         shares = [j.gpus if j in kept else int(j in others[:left]) for j in here]
-        for line in (others, kept):  # who keeps a share gets what the others cannot use
+        for line in (others, kept):  # jobs that keep a share get the GPUs that the others cannot use
             shares = naive.hand_out_without_lengths(
                 shares, [j.speed for j in here], [j.fastest for j in here], self.gpus - sum(shares), self.tie,
                 [here.index(j) for j in line],

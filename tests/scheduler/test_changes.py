@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from shoal.core.cluster import Cluster
-from shoal.core.events import Held, Rescaled, Submitted
+from shoal.core.events import Held, NodeLost, Rescaled, Submitted, Timer
 from shoal.core.job import GpuRange, Job, Kind
-from shoal.core.plan import VERBS
+from shoal.core.plan import NO_SHARE, VERBS, Cause, CauseKind
 from shoal.core.profile import Profile
 from shoal.core.view import View
 from shoal.core.view_kernels import FLOATS, INTS
+from shoal.placement.registry import Setting, make_placer
 from shoal.policies.registry import make_policy
 from shoal.scheduler.scheduler import Scheduler
 
@@ -161,3 +162,50 @@ def test_a_job_that_is_rescaled_while_it_is_held_goes_on_within_its_new_range(po
     scheduler.step(2.0, [Rescaled(0, least, most)])
     plan = scheduler.step(3.0, [Held(0, False), Submitted(1, jobs[1], PROFILES[1])])
     assert {c.job: c.share.gpus for c in plan.commands}[0] in range(least, most + 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "size", "verb"),
+    [("max-min", (1, 8), "shrink"), ("max-min", (4, 4), "migrate"), ("fifo", (4, 4), "migrate"),
+     ("max-min", (6, 8), "pause"), ("fifo", (8, 8), "pause")],
+)  # fmt: skip
+def test_a_job_that_loses_a_node_gets_a_command_that_names_the_node(policy, size, verb):
+    cluster = Cluster.of(2, 4)
+    made = make_policy(policy)
+    placer = make_placer("auto", Setting(cluster, made.elastic, dict, move_s=1.0))
+    scheduler = Scheduler(cluster, made, placer)
+    least, most = size
+    job = Job("a", 0.0, GpuRange(least, most), most, iterations=100.0)
+    scheduler.step(0.0, [Submitted(0, job, PROFILES[1])])
+    node = scheduler.placements[0][0][0]
+    plan = scheduler.step(1.0, [Timer(), NodeLost(node)])
+    (command,) = plan.commands
+    assert (command.verb, command.cause) == (verb, Cause(CauseKind.NODE_LOST, 2, node))
+    assert command.placement == (() if verb == "pause" else ((1 - node, 4),))
+
+
+def test_a_job_that_is_held_gets_a_command_to_pause_and_the_others_what_it_had():
+    scheduler = Scheduler(Cluster.pool(8), make_policy("fifo"))
+    jobs = [Job(name, 0.0, GpuRange(6, 6), 6, iterations=100.0) for name in "ab"]
+    scheduler.step(0.0, [Submitted(i, job, PROFILES[1]) for i, job in enumerate(jobs)])
+    pause, start = scheduler.step(1.0, [Held(0, True)]).commands
+    assert (pause.job, pause.verb, pause.share, pause.cause) == (
+        0, "pause", NO_SHARE, Cause(CauseKind.HELD, 2)
+    )  # fmt: skip
+    assert (start.job, start.verb, start.cause) == (1, "start", Cause())
+
+
+def test_a_job_that_is_held_and_released_at_once_keeps_its_share_without_a_command():
+    scheduler = Scheduler(Cluster.pool(8), make_policy("fifo"))
+    scheduler.step(0.0, [Submitted(0, Job("a", 0.0, GpuRange(6, 6), 6, iterations=100.0), PROFILES[1])])
+    assert scheduler.step(1.0, [Held(0, True), Held(0, False)]).commands == ()
+    assert scheduler.view.gpus.tolist() == [6]
+
+
+def test_an_event_that_is_taken_in_before_the_step_is_in_its_plan():
+    scheduler = Scheduler(Cluster.pool(8), make_policy("fifo"))
+    scheduler.step(0.0, [Submitted(0, Job("a", 0.0, GpuRange(6, 6), 6, iterations=100.0), PROFILES[1])])
+    scheduler.take_in(Held(0, True), 1.0)
+    plan = scheduler.step(2.0, [Timer()])
+    assert [(c.job, c.verb) for c in plan.commands] == [(0, "pause")]
+    assert plan.causes == range(1, 3)

@@ -33,6 +33,7 @@ from shoal.core.events import (
     Timer,
 )
 from shoal.core.job import GpuRange, Job, Kind
+from shoal.core.plan import NO_SHARE, CauseKind, Share
 from shoal.core.profile import Profile, SpeedCurve
 from shoal.core.reason import Code
 from shoal.placement.registry import Setting, make_placer, placement_names
@@ -123,6 +124,8 @@ class Safety(RuleBasedStateMachine):
         self.next_id = 0
         self.wake_s = np.inf
         self.lost = set()
+        #: The share and placement of each job by the commands alone.
+        self.replayed = {}
         for job in first:
             self.add(**job)
 
@@ -136,7 +139,7 @@ class Safety(RuleBasedStateMachine):
         assert plan.wake_s == again.wake_s
         assert plan.wake_s > self.now or np.isinf(plan.wake_s)
         self.wake_s = plan.wake_s
-        self.check_commands(plan)
+        self.check_commands(plan, events)
         for scheduler in (self.one, self.two):
             view = scheduler.view
             for command in plan.commands:
@@ -147,14 +150,40 @@ class Safety(RuleBasedStateMachine):
                     left = float(view.remaining_now(self.now)[row])
                     scheduler.observe(command.job, left, rate, self.now)
 
-    def check_commands(self, plan):
+    def check_commands(self, plan, events):
         seen = [c.job for c in plan.commands]
         assert len(set(seen)) == len(seen), "two commands for one job"
+        releases = [c.verb in ("pause", "shrink") for c in plan.commands]
+        assert releases == sorted(releases, reverse=True), "a release after another command"
+        for event in events:
+            if isinstance(event, (Finished, Cancelled)):
+                self.replayed.pop(event.job_id, None)
         for command in plan.commands:
+            before = self.replayed.pop(command.job, (NO_SHARE, ()))
+            after = (command.share, command.placement)
+            assert before != after, "a command that changes nothing"
+            assert command.verb == expected_verb(before[0].gpus, command.share.gpus, command.verb)
+            self.check_cause(command, events)
+            if command.share:
+                self.replayed[command.job] = after
+            if command.job in self.one.held:
+                assert not command.share
+                continue
             row = self.one.view.row(command.job)
             assert command.generation == self.one.view.generation[row]
             if not self.cluster.pooled and command.share:
                 assert sum(g for _, g in command.placement) == command.share.gpus
+
+    def check_cause(self, command, events):
+        """A change that an event forced names that event."""
+        if command.cause.kind is CauseKind.DECIDED:
+            assert command.job not in self.one.held
+            return
+        event = events[command.cause.event - self.one.events_seen + len(events)]
+        if command.cause.kind is CauseKind.HELD:
+            assert event == Held(command.job, True)
+        else:
+            assert event == NodeLost(command.cause.node)
 
     @rule(job=JOBS, later=st.floats(0, 50))
     def submit(self, job, later):
@@ -273,6 +302,12 @@ class Safety(RuleBasedStateMachine):
             assert (used <= supply.gpus_of_node).all(), "a node holds more than it has"
 
     @invariant()
+    def the_commands_alone_lead_to_the_shares_and_placements(self):
+        if not hasattr(self, "one"):
+            return
+        assert self.replayed == shares_of(self.one)
+
+    @invariant()
     def never_a_partial_gang_and_never_above_the_maximum(self):
         if not hasattr(self, "one"):
             return
@@ -328,6 +363,28 @@ class Safety(RuleBasedStateMachine):
                 assert outcome.reason.code in Code
                 assert outcome.reason.sentence
                 assert outcome.reason.evidence
+
+
+def shares_of(scheduler):
+    """The share and placement of each job that has GPUs, by the scheduler's own state."""
+    view, types = scheduler.view, scheduler.cluster.gpu_types
+    return {
+        job_id: (
+            Share(int(view.gpus[row]), types[view.gpu_type[row]], int(view.servers[row])),
+            scheduler.placements.get(job_id, ()),
+        )
+        for row, job_id in enumerate(view.job_ids.tolist())
+        if view.gpus[row]
+    }
+
+
+def expected_verb(before, after, given):
+    """The verb of a change of GPUs; whether a job starts or resumes is not decided by its numbers."""
+    if after == 0:
+        return "pause"
+    if before == 0:
+        return given if given in ("start", "resume") else "start or resume"
+    return "shrink" if after < before else "grow" if after > before else "migrate"
 
 
 def machine(setting, cluster):
@@ -398,6 +455,11 @@ def test_a_job_that_nothing_is_said_of_is_found_out(monkeypatch):
 def test_a_policy_that_forgets_its_random_state_is_found_out(monkeypatch):
     monkeypatch.setattr(policy_class("afs-p"), "restore", lambda self, state: None)
     assert fails("afs-p", tie="coin")
+
+
+def test_a_scheduler_that_takes_gpus_without_a_command_is_found_out(monkeypatch):
+    monkeypatch.setattr("shoal.scheduler.scheduler.whole_difference", lambda decided, before, after: decided)
+    assert fails("max-min")
 
 
 @pytest.mark.parametrize("name", policy_names())

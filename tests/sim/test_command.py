@@ -226,7 +226,7 @@ def test_output_that_nobody_reads_on_is_no_error(output):
     ("words", "part"),
     [
         (["compare", "--sample", "--policies", "fifo", "--report", "jobs.csv"], "name it .html"),
-        (["run", "jobs.csv", "--sample"], "--sample is a trace of its own"),
+        (["run", "jobs.csv", "--sample"], "--sample names a trace"),
         (
             ["run", "--sample", "--policy", "afs-p", "--option", "quantum_s=0.0001"],
             "must be 1 second or more",

@@ -199,7 +199,7 @@ class Owner:
 
 @pytest.mark.parametrize(
     ("module", "text"),
-    [("typer", CTRL_C), ("typer", CTRL_C_IN_A_CLASS), ("numpy", CTRL_C), ("numpy", CTRL_C_IN_A_CLASS)],
+    [("click", CTRL_C), ("click", CTRL_C_IN_A_CLASS), ("numpy", CTRL_C), ("numpy", CTRL_C_IN_A_CLASS)],
     ids=["as it starts", "as it starts, in a class", "as a command is loaded", "the same, in a class"],
 )
 @pytest.mark.parametrize("program", ["shoal", "python -m shoal.cli.main"])
@@ -219,11 +219,11 @@ def test_ctrl_c_while_the_program_is_loaded_prints_one_line(tmp_path, program, m
 
 
 def test_ctrl_c_during_shell_completion_prints_one_line(monkeypatch, capsys):
-    def interrupted():
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setenv("_SHOAL_COMPLETE", "complete_bash")
-    monkeypatch.setattr("typer.completion.completion_init", interrupted)
+    monkeypatch.setenv("_SHOAL_COMPLETE", "bash_complete")
+    monkeypatch.setattr("click.shell_completion.shell_complete", interrupted)
     with pytest.raises(SystemExit) as end:
         main([])
     assert end.value.code == 130

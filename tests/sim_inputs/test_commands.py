@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click import Group
+from click.testing import CliRunner
 
 from shoal.cli.sim_compare import compare as sim_compare
 from shoal.cli.sim_gen import gen
@@ -23,12 +23,7 @@ from shoal.sim.runner import Setup
 from shoal.sim.runner import run as simulate
 from shoal.sim.samples import sample_path
 
-app = typer.Typer()
-app.command("gen")(gen)
-app.command("import")(import_)
-app.command("profile")(profile)
-app.command("run")(sim_run)
-app.command("compare")(sim_compare)
+app = Group(commands=[gen, import_, profile, sim_run, sim_compare])
 
 ELASTICFLOW = ["elasticflow", "ef.csv", "--throughputs", "speeds"]
 TIRESIAS = "num_gpu,submit_time,duration\n1,0,100\n2,5,200\n"
@@ -269,9 +264,9 @@ RESTART = ("--costs", "restart", "--restart-s")
         ("compare", [*RESTART, "30,nett=3"], "no profile in p.csv is of model 'nett'; did you mean 'net'"),
         ("run", [*RESTART, "net=3,net=4"], "'net' is given twice"),
         ("run", [*RESTART, "3,4"], "seconds are given twice"),
-        ("run", ["--restart-s", "3"], "--restart-s says nothing without --costs restart"),
-        ("run", ["--pause-s", "3", *RESTART, "3"], "--pause-s says nothing without --costs concurrent"),
-        ("compare", ["--prepare-s", "3", "--costs", "none,restart"], "--prepare-s says nothing without"),
+        ("run", ["--restart-s", "3"], "--restart-s has no effect without --costs restart"),
+        ("run", ["--pause-s", "3", *RESTART, "3"], "--pause-s has no effect without --costs concurrent"),
+        ("compare", ["--prepare-s", "3", "--costs", "none,restart"], "--prepare-s has no effect without"),
         ("run", ["--option", "backfill=no", "--option", "backfill=yes"], "backfill is given twice"),
         (
             "run",

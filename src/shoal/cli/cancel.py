@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
-
-from shoal.cli.options import Home, JobArgs, Out, Output, Server, TokenFile, Yes
+from shoal.cli.options import Connect, jobs_argument, output_option, server_options, yes_option
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 
+@click.command()
+@jobs_argument
+@yes_option
+@click.option("--grace", help="Time to end by itself: 60s. Default: the job's.")
+@output_option
+@server_options
 @reported
-def cancel(
-    jobs: JobArgs,
-    yes: Yes = False,
-    grace: Annotated[str | None, typer.Option(help="Time to end by itself: 60s. Default: the job's.")] = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+def cancel(connect: Connect, jobs: tuple[str, ...], yes: bool, grace: str | None, output: Output) -> None:
     """Cancel jobs, in whatever state they are."""
-    from shoal.cli.options import connect
     from shoal.cli.several import confirmed, each
     from shoal.cli.times import seconds
 
     grace_s = None if grace is None else seconds(grace)
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         if output.for_people:
             confirmed(f"Cancel {', '.join(jobs)}?", yes=yes)
         each(jobs, lambda job: client.cancel(job, grace_s=grace_s), "cancelled", output)

@@ -1,15 +1,17 @@
-"""All commands of `shoal`. Turns errors into one line and an exit code."""
+"""The commands of `shoal`; errors become one line and an exit code."""
 
 from __future__ import annotations
 
 import errno
 import os
 import sys
+from typing import NoReturn
 
-import typer
+import click
 
 from shoal import __version__
-from shoal.cli.lazy import ClickException, LazyGroup, NobodyReads, UsageError
+from shoal.cli.lazy import LazyGroup
+from shoal.core.errors import ShoalError
 
 COMMANDS = {
     "run": ("shoal.cli.run:run", "Run a command on GPUs, and end as it ends."),
@@ -41,74 +43,71 @@ COMMANDS = {
     "version": ("shoal.cli.version:version", "The version of this program and of the server."),
 }
 
-
+#: Options before the command, which hold for every command, and the variables that they set.
 GLOBAL = {"--no-color": "NO_COLOR", "--quiet": "SHOAL_QUIET"}
+#: A shell sets this variable to ask for completions; see `shoal completion`.
+COMPLETE_VARIABLE = "_SHOAL_COMPLETE"
 
 cli = LazyGroup(
     "shoal",
     COMMANDS,
     "Share a GPU cluster among many deep-learning training jobs, elastically and fairly.",
     epilog="Start with:  shoal up --gpus 4    or, without a cluster:  shoal sim compare --sample\n\n"
-    "Before any command: --no-color, and --quiet for no words but errors.",
+    "Before any command: --no-color, and --quiet to print only results and errors.",
 )
 
 
-def run(argv: list[str] | None = None) -> None:
-    """Run a command, and end with its exit code; Ctrl-C is left to `main`."""
-    argv = _with_global(sys.argv[1:] if argv is None else argv)
+def run(argv: list[str] | None = None) -> NoReturn:
+    """Run a command and exit with its code. `main` handles Ctrl-C."""
+    argv = _apply_global(sys.argv[1:] if argv is None else argv)
     if argv in (["-V"], ["--version"]):
         print(f"shoal {__version__}")
-        return
-    if "_SHOAL_COMPLETE" in os.environ:  # a shell asks what could follow
-        from typer.completion import completion_init
+        sys.exit(0)
+    if COMPLETE_VARIABLE in os.environ:
+        from click.shell_completion import shell_complete
 
-        completion_init()
+        sys.exit(shell_complete(cli, {}, "shoal", COMPLETE_VARIABLE, os.environ[COMPLETE_VARIABLE]))
     try:
-        code = cli.main(args=argv, prog_name="shoal", standalone_mode=False) or 0
+        with cli.make_context("shoal", argv) as context:
+            cli.invoke(context)
         sys.stdout.flush()
-        sys.exit(code)
-    except typer.Exit as stop:
+    except click.exceptions.Exit as stop:
         sys.exit(stop.exit_code)
-    except UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # not a mistake: a question
-            print(error.format_message())
-            sys.exit(0)
+    except click.exceptions.NoArgsIsHelpError as error:
+        print(error.format_message())
+    except click.UsageError as error:
         hint = f" (see {error.ctx.command_path} --help)" if error.ctx else ""
         fail(f"{error.format_message()}{hint}", 2)
-    except ClickException as error:
+    except click.ClickException as error:
         fail(error.format_message(), error.exit_code)
-    except typer.Abort:
+    except click.Abort:
         raise KeyboardInterrupt from None
-    except (NobodyReads, BrokenPipeError):
-        _print_no_more()
-        sys.exit(0)
+    except BrokenPipeError:  # the reader, such as `head`, has ended
+        _discard_output()
+    except ShoalError as error:
+        fail(str(error), getattr(error, "exit_code", 2))
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO) or error.filename:
             raise
-        _print_no_more()
+        _discard_output()
         fail(f"cannot write the output: {error.strerror}", 1)
-    except Exception as error:
-        from shoal.core.errors import ShoalError
-
-        if isinstance(error, ShoalError):
-            fail(str(error), getattr(error, "exit_code", 2))
-        raise
+    sys.exit(0)
 
 
-def _print_no_more() -> None:
-    """Python would try again as it ends, and complain."""
+def _discard_output() -> None:
+    """Send the rest of stdout to /dev/null: Python would fail again when it flushes stdout at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _with_global(argv: list[str]) -> list[str]:
-    """Heed what stands before the command and holds for all of them."""
+def _apply_global(argv: list[str]) -> list[str]:
+    """Apply the options before the command; return the other arguments."""
     while argv and argv[0] in GLOBAL:
         os.environ[GLOBAL[argv[0]]] = "1"
         argv = argv[1:]
     return argv
 
 
-def fail(message: str, code: int) -> None:
-    """Say what is wrong in one line, and end."""
+def fail(message: str, code: int) -> NoReturn:
+    """Print an error in one line and exit."""
     print(f"shoal: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+import click
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def completion(shell: Annotated[str, typer.Argument(help="bash, zsh or fish.")]) -> None:
+@click.command()
+@click.argument("shell", metavar="SHELL", help="bash, zsh or fish.")
+def completion(shell: str) -> None:
     """Print the completion script. For bash: source <(shoal completion bash)"""
-    from typer.completion import get_completion_script
+    from click.shell_completion import get_completion_class
 
+    from shoal.cli.commands import COMPLETE_VARIABLE, cli
     from shoal.core.errors import ShoalError, did_you_mean
 
     if shell not in SHELLS:
         raise ShoalError(f"there is no completion for {shell!r}; {did_you_mean(shell, SHELLS)}")
-    print(get_completion_script(prog_name="shoal", complete_var="_SHOAL_COMPLETE", shell=shell))
+    completer = get_completion_class(shell)
+    assert completer is not None
+    print(completer(cli, {}, "shoal", COMPLETE_VARIABLE).source())

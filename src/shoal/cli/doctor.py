@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
@@ -22,21 +23,19 @@ if TYPE_CHECKING:
 LOW_DISK_BYTES = 1 << 30
 
 
+@click.command()
+@output_option
+@server_options
 @reported
-def doctor(
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+def doctor(connect: Connect, output: Output) -> None:
     """Check this machine and the server. Exit code 1 if something is wrong, 0 with mere warnings."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.server.api.models import Doctor
     from shoal.server.home import default_home
 
-    checks = {check.name: check for check in _local((home or default_home()).expanduser())}
-    checks |= {check.name: check for check in _of_server(home, server, token_file)}
+    checks = {check.name: check for check in _local((connect.home or default_home()).expanduser())}
+    checks |= {check.name: check for check in _of_server(connect)}
     found = Doctor(healthy=all(c.status != "error" for c in checks.values()), checks=list(checks.values()))
     if output.for_people:
         hints = [(c.name, c.hint) for c in found.checks if c.hint and c.status != "ok"]
@@ -45,7 +44,7 @@ def doctor(
         print("".join(f"\n{name}: {hint}" for name, hint in hints))
     else:
         print_document(output, found, [c.name for c in found.checks if c.status != "ok"])
-    raise typer.Exit(0 if found.healthy else 1)
+    raise SystemExit(0 if found.healthy else 1)
 
 
 def _local(home: Path) -> Iterator[Check]:
@@ -66,8 +65,8 @@ def _local(home: Path) -> Iterator[Check]:
         free = shutil.disk_usage(existing).free  # a server that answers says it of its own home
         low = free < LOW_DISK_BYTES
         message = f"{free / 2**30:.1f} GiB are free at {existing}"
-        hint = "free some space: the store and the logs need it" if low else None
-        yield Check(name="disk", status="warning" if low else "ok", message=message, hint=hint)
+        remedy = "free some space: the store and the logs need it" if low else None
+        yield Check(name="disk", status="warning" if low else "ok", message=message, hint=remedy)
     token = home / "admin.token"
     if token.exists() and token.stat().st_mode & 0o077:
         hint = f"chmod 600 {token}"
@@ -76,13 +75,12 @@ def _local(home: Path) -> Iterator[Check]:
         )
 
 
-def _of_server(home: Path | None, server: str | None, token_file: Path | None) -> Iterator[Check]:
-    from shoal.cli.options import connect
-    from shoal.client_errors import ClientError
+def _of_server(connect: Connect) -> Iterator[Check]:
+    from shoal.client.errors import ClientError
     from shoal.server.api.models import Check
 
     try:
-        with connect(home, server, token_file, timeout_s=5.0) as client:
+        with connect(timeout_s=5.0) as client:
             status = client.status()
             message = f"{client.address}, version {status.version}"
             yield Check(name="server", status="ok", message=message)

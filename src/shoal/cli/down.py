@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from shoal.cli.options import Home, Yes
+from shoal.cli.options import home_option, yes_option
 
 if TYPE_CHECKING:
     from shoal.server.api.models import Status
 
 
-def down(
-    keep_jobs: Annotated[
-        bool, typer.Option("--keep-jobs", help="Let them train on; the next `shoal up` takes them over.")
-    ] = False,
-    yes: Yes = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait until all has ended.")] = "60s",
-    home: Home = None,
-) -> None:
+@click.command()
+@click.option("--keep-jobs", is_flag=True, help="Let them train on; the next `shoal up` takes them over.")
+@yes_option
+@click.option("--timeout", default="60s", help="How long to wait until all has ended.")
+@home_option
+def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
     """End the control plane, and its jobs' processes unless they are to be kept.
 
     No job is lost: at the next `shoal up` those that use shoal.torch go on from where they were, others begin again.
@@ -30,8 +28,8 @@ def down(
     from shoal.cli.several import confirmed
     from shoal.cli.times import seconds
     from shoal.client import Client
-    from shoal.client_errors import NotRunning, Unreachable
-    from shoal.connection import server_file
+    from shoal.client.connection import server_file
+    from shoal.client.errors import NotRunning, Unreachable
     from shoal.server.home import default_home
 
     where = (home or default_home()).expanduser().absolute()
@@ -83,7 +81,7 @@ def _alive(known: dict[str, Any]) -> bool:
 
 
 def _await_end(known: dict[str, Any], home: Path, limit_s: float) -> None:
-    from shoal.client_errors import TimedOut
+    from shoal.client.errors import TimedOut
 
     deadline = time.monotonic() + limit_s
     while _alive(known):

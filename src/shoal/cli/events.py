@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output, job_names
+from shoal.cli.options import job_names, on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import Event
 
 
+@click.command()
+@click.argument(
+    "what",
+    required=False,
+    metavar="[JOB|user/NAME]",
+    shell_complete=job_names,
+    help="Of one job, or of one user.",
+)
+@click.option("-w", "--watch", is_flag=True, help="Go on as they happen.")
+@click.option("--type", "type_", help="Only these: job., worker.lost, ...")
+@click.option("--since", help="Since: 10m, or a time.")
+@click.option("-n", "--tail", type=click.IntRange(min=1), default=50, help="At most so many, the last.")
+@output_option
 @on_server
 def events(
     client: Client,
     output: Output,
-    what: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[JOB|user/NAME]", help="Of one job, or of one user.", autocompletion=job_names
-        ),
-    ] = None,
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on as they happen.")] = False,
-    type_: Annotated[str | None, typer.Option("--type", help="Only these: job., worker.lost, ...")] = None,
-    since: Annotated[str | None, typer.Option(help="Since: 10m, or a time.")] = None,
-    tail: Annotated[int, typer.Option("-n", "--tail", min=1, help="At most so many, the last.")] = 50,
+    what: str | None,
+    watch: bool,
+    type_: str | None,
+    since: str | None,
+    tail: int,
 ) -> None:
     """What happened to the jobs you may see, and who did it. This is also the audit log."""
     from shoal.cli.report import print_document
@@ -46,7 +54,7 @@ def events(
     found = client.events(**which)
     if output.for_people:
         for event in found:
-            print(_line(event))
+            print(story_line(event))
     else:
         last = str(found[-1].id) if found else None
         print_document(output, EventList(items=found, next=last), [str(e.id) for e in found])
@@ -57,19 +65,21 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
 
     try:
         for seen in client.watch_events(**which):
-            if seen is None:
-                continue
             if output.for_people:
-                print(_line(seen), flush=True)
+                print(story_line(seen), flush=True)
             elif output is Output.NAME:
                 print(seen.id, flush=True)
             else:
                 print_lines([plain(seen)])
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
 
 
-def _line(event: Event) -> str:
+def story_line(event: Event) -> str:
+    """One event with its id and its causes: the id of an earlier event, the number of a decision."""
     from shoal.cli.times import clock
 
-    return f"{clock(event.at)}  {event.type:<18} {event.actor:<10} {event.message}"
+    causes = [f"by #{event.cause}"] if event.cause is not None else []
+    causes += [f"decision {event.plan}"] if event.plan is not None else []
+    because = f"  ({', '.join(causes)})" if causes else ""
+    return f"{clock(event.at)}  #{event.id:<6} {event.type:<18} {event.actor:<10} {event.message}{because}"

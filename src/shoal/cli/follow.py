@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import Job, LogLine
 
+#: A waiting job's reason can change without an event: read it again after this time.
+REFRESH_S = 15.0
+#: Exit codes.
 FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED, TERMINATED = 100, 101, 103, 130, 143
 
 
@@ -63,29 +67,25 @@ def detach(job: Job, why: BaseException) -> int:
 
 
 def show_states(client: Client, job: Job) -> Job:
-    """State by state, with the live reason, in place on a terminal; until it runs or is over."""
+    """Print each state with its reason until the job runs or is over; in place on a terminal."""
     shown = ""
     cursor = client.status().last_event
-    job = client.job(job.id)
-    events = client.watch_events(job=job.id, cursor=cursor)
     in_place = sys.stderr.isatty()
     while True:
+        job = client.job(job.id)
         why = reason(job)
         text = f"{job.name}: {job.state.value}{f' ({why})' if why else ''}"
         if text != shown:
-            print(
-                f"\r\x1b[K{text}" if in_place else text,
-                end="" if in_place else "\n",
-                file=sys.stderr,
-                flush=True,
-            )
+            line = f"\r\x1b[K{text}" if in_place else text
+            print(line, end="" if in_place else "\n", file=sys.stderr, flush=True)
             shown = text
         if job.state.value == "running" or job.state.is_final:
             if in_place:
                 print(file=sys.stderr)
             return job
-        next(events)
-        job = client.job(job.id)
+        for event in client.watch_events(job=job.id, cursor=cursor, deadline=time.monotonic() + REFRESH_S):
+            cursor = event.id
+            break
 
 
 def print_log(lines: Iterable[LogLine], *, many: bool, timestamps: bool = False) -> None:

@@ -4,31 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import JobArgs, Output
+import click
+
+from shoal.cli.options import jobs_argument, on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
 
 
+@click.command()
+@jobs_argument
+@output_option
 @on_server
-def pause(client: Client, jobs: JobArgs, output: Output) -> None:
+def pause(client: Client, jobs: tuple[str, ...], output: Output) -> None:
     """Hold jobs back: they give up their GPUs and keep their state."""
     from shoal.cli.several import each
 
     each(jobs, client.pause, "paused", output)
 
 
+@click.command()
+@jobs_argument
+@output_option
 @on_server
-def resume(client: Client, jobs: JobArgs, output: Output) -> None:
+def resume(client: Client, jobs: tuple[str, ...], output: Output) -> None:
     """Let paused jobs go on."""
     from shoal.cli.several import each
 
     each(jobs, client.resume, "resumed", output)
 
 
+@click.command()
+@jobs_argument
+@output_option
 @on_server
-def checkpoint(client: Client, jobs: JobArgs, output: Output) -> None:
+def checkpoint(client: Client, jobs: tuple[str, ...], output: Output) -> None:
     """Ask running jobs that use shoal.torch to save their state at their next step."""
     from shoal.cli.several import each
 

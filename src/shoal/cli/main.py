@@ -1,4 +1,4 @@
-"""`shoal`: the entry point. It loads the rest itself, so that Ctrl-C is told in a word while that takes its time."""
+"""`shoal`: the entry point. It imports the rest inside `main`, so that Ctrl-C during these imports is handled too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main(argv: list[str] | None = None) -> None:
 
         run(argv)
     except BaseException as error:
-        # Where a class is made or a kernel runs, Python makes another error of it.
+        # Python wraps a KeyboardInterrupt that is raised while a class is created or a kernel runs.
         if KeyboardInterrupt not in (type(error), type(error.__cause__)):
             raise
         from shoal.sim.interrupts import stop

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from shoal.cli.lazy import LazyGroup
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output, Yes
+from shoal.cli.options import on_server, output_option, yes_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -21,7 +21,7 @@ COMMANDS = {
     "uncordon": ("shoal.cli.node:uncordon", "Use a drained node again."),
 }
 GROUP = LazyGroup("node", COMMANDS, "Nodes: which there are, and who is on them.")
-NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")]
+node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
 
 
 def _row(node: NodeStatus) -> list[str]:
@@ -46,6 +46,8 @@ def _print(node: Node, output: Output) -> None:
         print_table(["JOB", "USER", "STATE", "GPUS", "TARGET"], rows)
 
 
+@click.command()
+@output_option
 @on_server
 def ls(client: Client, output: Output) -> None:
     """The nodes there are."""
@@ -61,14 +63,21 @@ def ls(client: Client, output: Output) -> None:
         print_document(output, NodeList(items=nodes, next=None), [node.name for node in nodes])
 
 
+@click.command()
+@node_argument
+@output_option
 @on_server
-def show(client: Client, name: NodeName, output: Output) -> None:
+def show(client: Client, name: str, output: Output) -> None:
     """One node, and the jobs that hold GPUs on it."""
     _print(client.node(name), output)
 
 
+@click.command()
+@node_argument
+@yes_option
+@output_option
 @on_server
-def drain(client: Client, name: NodeName, output: Output, yes: Yes = False) -> None:
+def drain(client: Client, name: str, output: Output, yes: bool) -> None:
     """Take a node out of use: elastic jobs move away or wait with their state saved, fixed ones stand still."""
     from shoal.cli.several import confirmed
 
@@ -77,7 +86,10 @@ def drain(client: Client, name: NodeName, output: Output, yes: Yes = False) -> N
     _print(client.drain(name), output)
 
 
+@click.command()
+@node_argument
+@output_option
 @on_server
-def uncordon(client: Client, name: NodeName, output: Output) -> None:
+def uncordon(client: Client, name: str, output: Output) -> None:
     """Use a drained node again."""
     _print(client.uncordon(name), output)

@@ -1,34 +1,24 @@
-"""The options that many commands share, and what they mean."""
+"""Options and arguments that several commands share."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
+
+from shoal.cli.out import Output
+from shoal.cli.report import reported
 
 if TYPE_CHECKING:
     from shoal.client import Client
 
 
-class Output(StrEnum):
-    """How to print. `json` is one document, `jsonl` one line per item."""
-
-    TABLE = "table"
-    WIDE = "wide"
-    JSON = "json"
-    JSONL = "jsonl"
-    YAML = "yaml"
-    NAME = "name"
-
-    @property
-    def for_people(self) -> bool:
-        return self in (Output.TABLE, Output.WIDE)
-
-
-def job_names(incomplete: str) -> list[str]:
-    """Names of jobs for completion in the shell; nothing when the server cannot be asked."""
+def job_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of jobs for shell completion; none if the server does not answer."""
     from shoal.client import Client
 
     try:
@@ -38,33 +28,87 @@ def job_names(incomplete: str) -> list[str]:
         return []
 
 
-def policy_names(incomplete: str) -> list[str]:
-    from shoal.policies.registry import policy_names
-
+def policy_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Names of policies for shell completion; none if the scheduler is not installed."""
+    try:
+        from shoal.policies.registry import policy_names
+    except ImportError:
+        return []
     return [name for name in policy_names() if name.startswith(incomplete)]
 
 
-Home = Annotated[
-    Path | None, typer.Option("--home", envvar="SHOAL_HOME", help="Directory of the server's state.")
-]
-Server = Annotated[
-    str | None, typer.Option("--server", envvar="SHOAL_SERVER", help="Address of a server elsewhere.")
-]
-TokenFile = Annotated[
-    Path | None, typer.Option("--token-file", envvar="SHOAL_TOKEN_FILE", help="File that holds your token.")
-]
-Out = Annotated[Output, typer.Option("-o", "--output", help="How to print.")]
-Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
-JobArg = Annotated[
-    str, typer.Argument(metavar="JOB", help="Name or number of a job.", autocompletion=job_names)
-]
-JobArgs = Annotated[
-    list[str], typer.Argument(metavar="JOB...", help="Names or numbers of jobs.", autocompletion=job_names)
-]
+output_option = click.option(
+    "-o",
+    "--output",
+    type=click.Choice([output.value for output in Output]),
+    default=Output.TABLE.value,
+    callback=lambda ctx, param, value: Output(value),
+    help="Output format.",
+)
+home_option = click.option(
+    "--home",
+    type=click.Path(path_type=Path),
+    envvar="SHOAL_HOME",
+    show_envvar=True,
+    help="Directory of the server's state.",
+)
+server_option = click.option(
+    "--server", envvar="SHOAL_SERVER", show_envvar=True, help="Address of a server on another machine."
+)
+token_file_option = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path),
+    envvar="SHOAL_TOKEN_FILE",
+    show_envvar=True,
+    help="File that contains your token.",
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+job_argument = click.argument("job", metavar="JOB", shell_complete=job_names, help="Name or number of a job.")
+jobs_argument = click.argument(
+    "jobs",
+    metavar="JOB...",
+    nargs=-1,
+    required=True,
+    shell_complete=job_names,
+    help="Names or numbers of jobs.",
+)
 
 
-def connect(home: Path | None, server: str | None, token_file: Path | None, **kwargs: Any) -> Client:
-    """A client for the options as given."""
-    from shoal.client import Client
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Connects to the server that `--home`, `--server` and `--token-file` name."""
 
-    return Client(server, home=home, token_file=token_file, **kwargs)
+    home: Path | None
+    server: str | None
+    token_file: Path | None
+
+    def __call__(self, *, timeout_s: float = 30.0) -> Client:
+        from shoal.client import Client
+
+        return Client(self.server, home=self.home, token_file=self.token_file, timeout_s=timeout_s)
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add `--home`, `--server` and `--token-file`, which the command receives as `connect`."""
+
+    @home_option
+    @server_option
+    @token_file_option
+    @functools.wraps(command)
+    def run(home: Path | None, server: str | None, token_file: Path | None, **given: Any) -> None:
+        command(connect=Connect(home, server, token_file), **given)
+
+    return run
+
+
+def on_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `server_options`. The command receives an open client; its errors are reported."""
+
+    @server_options
+    @reported
+    @functools.wraps(command)
+    def run(connect: Connect, **given: Any) -> None:
+        with connect() as client:
+            command(client=client, **given)
+
+    return run

@@ -8,10 +8,26 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
 #: The least width of a column of words, which wrap, and what is between two columns.
 _WORDS_NEED, _BETWEEN = 10, 3
+
+
+class Output(StrEnum):
+    """Output format. `json` is one document, `jsonl` is one line per item."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    JSONL = "jsonl"
+    YAML = "yaml"
+    NAME = "name"
+
+    @property
+    def for_people(self) -> bool:
+        return self in (Output.TABLE, Output.WIDE)
 
 
 def print_json(document: Any) -> None:

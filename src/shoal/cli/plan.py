@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
-from shoal.cli.spec_options import File, JobName, Set
+from shoal.cli.spec_options import file_option, name_option, set_option
 
 if TYPE_CHECKING:
     from shoal.server.api.models import PlanOutcome
@@ -16,32 +17,29 @@ if TYPE_CHECKING:
 EXIT_CODES = {"starts": 0, "waits": 10, "shrinks_others": 11, "infeasible": 12}
 
 
+@click.command()
+@file_option
+@name_option
+@set_option
+@output_option
+@server_options
 @reported
-def plan(
-    file: File,
-    name: JobName = None,
-    settings: Set = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+def plan(connect: Connect, file: str, name: str | None, settings: tuple[str, ...], output: Output) -> None:
     """What would happen if this job were submitted now. Changes nothing.
 
     Exit codes: 0 it would start now, 10 it would wait, 11 it would shrink others, 12 it can never run here.
     """
-    from shoal.cli.options import connect
     from shoal.cli.report import print_document
     from shoal.cli.spec_options import from_file
 
     spec = from_file(file, settings, name)
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         outcome = client.plan(spec)
     if output.for_people:
         print(describe(outcome))
     else:
         print_document(output, outcome, outcome.verdict)
-    raise typer.Exit(EXIT_CODES[outcome.verdict])
+    raise SystemExit(EXIT_CODES[outcome.verdict])
 
 
 def describe(outcome: PlanOutcome) -> str:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import click
+
 from shoal.cli.extras import require
-from shoal.cli.options import Out, Output
+from shoal.cli.options import output_option
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 
+@click.command()
+@output_option
 @reported
-def ls(output: Out = Output.TABLE) -> None:
+def ls(output: Output) -> None:
     """The policies that can be named, one line each.
 
     Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.

@@ -3,32 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output, policy_names
+from shoal.cli.options import on_server, output_option, policy_names
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import Policy
 
 
+@click.command("set")
+@click.argument("name", metavar="NAME", shell_complete=policy_names, help="A policy, see shoal policy ls.")
+@click.option("--option", multiple=True, help="NAME=value; see shoal policy show.")
+@output_option
 @on_server
-def set_(
-    client: Client,
-    name: Annotated[str, typer.Argument(help="A policy, see shoal policy ls.", autocompletion=policy_names)],
-    output: Output,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", help="NAME=value; see shoal policy show.")
-    ] = None,
-) -> None:
+def set_(client: Client, name: str, output: Output, option: tuple[str, ...]) -> None:
     """Change the policy of the running cluster: jobs are resized by it at once, nothing is restarted."""
     from shoal.core.errors import ShoalError
 
     options = {}
-    for setting in option or []:
+    for setting in option:
         key, equals, value = setting.partition("=")
         if not equals or not key:
             raise ShoalError(f"--option {setting}: write NAME=value")
@@ -36,6 +33,8 @@ def set_(
     _print(client.set_policy(name, options), output, only=options)
 
 
+@click.command()
+@output_option
 @on_server
 def get(client: Client, output: Output) -> None:
     """The policy in force, and its options."""

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from shoal.cli.extras import require
-from shoal.cli.options import Out, Output, policy_names
+from shoal.cli.options import output_option, policy_names
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 
+@click.command()
+@click.argument(
+    "name", metavar="NAME", shell_complete=policy_names, help="A policy, as `shoal policy ls` names it."
+)
+@output_option
 @reported
-def show(
-    name: Annotated[
-        str, typer.Argument(help="A policy, as `shoal policy ls` names it.", autocompletion=policy_names)
-    ],
-    output: Out = Output.TABLE,
-) -> None:
+def show(name: str, output: Output) -> None:
     """What a policy does, and its options with their defaults."""
     require("shoal policy show", "server", "sim")
     from shoal.policies.registry import policy_class

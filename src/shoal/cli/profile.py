@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import JobArg, Output
+from shoal.cli.options import job_argument, on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 BAR = 40
 
 
+@click.command()
+@job_argument
+@click.option("--plot", is_flag=True, help="With a bar for each size.")
+@output_option
 @on_server
-def profile(
-    client: Client,
-    job: JobArg,
-    output: Output,
-    plot: Annotated[bool, typer.Option("--plot", help="With a bar for each size.")] = False,
-) -> None:
+def profile(client: Client, job: str, output: Output, plot: bool) -> None:
     """Speed by number of GPUs, measured or estimated, what each further GPU adds, and the time left."""
     from shoal.cli.report import print_document
 

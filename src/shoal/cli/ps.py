@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
@@ -20,26 +21,33 @@ if TYPE_CHECKING:
 REFRESH_S = 1.0
 
 
+@click.command()
+@click.option("-a", "--all", "all_", is_flag=True, help="Finished jobs too.")
+@click.option("-w", "--watch", is_flag=True, help="Keep the table up to date.")
+@click.option("-u", "--user", help="Jobs of this user.")
+@click.option("--mine", is_flag=True, help="Your own jobs.")
+@click.option("-s", "--state", help="pending,running,...")
+@click.option("--since", help="Submitted since: 2h, or a time.")
+@click.option("-n", "number", type=click.IntRange(min=1), help="At most so many, the newest.")
+@output_option
+@server_options
 @reported
 def ps(
-    all_: Annotated[bool, typer.Option("-a", "--all", help="Finished jobs too.")] = False,
-    watch: Annotated[bool, typer.Option("-w", "--watch", help="Keep the table up to date.")] = False,
-    user: Annotated[str | None, typer.Option("-u", "--user", help="Jobs of this user.")] = None,
-    mine: Annotated[bool, typer.Option("--mine", help="Your own jobs.")] = False,
-    state: Annotated[str | None, typer.Option("-s", "--state", help="pending,running,...")] = None,
-    since: Annotated[str | None, typer.Option(help="Submitted since: 2h, or a time.")] = None,
-    number: Annotated[int | None, typer.Option("-n", min=1, help="At most so many, the newest.")] = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    connect: Connect,
+    all_: bool,
+    watch: bool,
+    user: str | None,
+    mine: bool,
+    state: str | None,
+    since: str | None,
+    number: int | None,
+    output: Output,
 ) -> None:
     """The jobs you may see: unfinished ones, with the reason why each does not have all it could use."""
-    from shoal.cli.options import connect
     from shoal.cli.times import since as point
 
     states = _states(state)
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         whose = client.status().user if mine else user
 
         def jobs() -> list[Job]:
@@ -97,7 +105,7 @@ def _watch(client: Client, jobs: Callable[[], list[Job]], output: Output) -> Non
         else:
             _watch_plain(client, jobs, output)
     except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+        raise SystemExit(130) from None
 
 
 def _watch_live(jobs: Callable[[], list[Job]], output: Output) -> None:

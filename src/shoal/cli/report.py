@@ -8,9 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from shoal.cli.options import Output
+from shoal.cli.out import Output
 from shoal.core.errors import ShoalError
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ def reported(command: F) -> F:
             if kwargs.get("output") not in (Output.JSON, Output.JSONL, Output.YAML):
                 raise
             print(json.dumps({"error": error_object(error)}), file=sys.stderr)
-            raise typer.Exit(getattr(error, "exit_code", 2)) from None
+            raise SystemExit(getattr(error, "exit_code", 2)) from None
 
     return run  # type: ignore[return-value]
 

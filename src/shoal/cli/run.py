@@ -2,42 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
-
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
-from shoal.cli.spec_options import Gpus, JobName
+from shoal.cli.spec_options import name_option
 
 
+@click.command()
+@click.argument("command", nargs=-1, required=True, metavar="-- CMD...", help="Program and arguments.")
+@click.option("--gpus", "-g", help="GPUs: 4, a range 1..8, or auto.")
+@name_option
+@click.option("--resize", help="live (uses shoal.torch), restart or never. Default: live for a range.")
+@click.option("-e", "--env", multiple=True, help="NAME=value, or NAME.")
+@click.option("--secret", multiple=True, help="The same, never shown again.")
+@click.option("--max-restarts", type=int, help="Start it again that often if it fails.")
+@click.option("--expected", help="How long it takes, if you know: 20m, 2h.")
+@click.option(
+    "--autoscale", help="Search its size while it trains: efficiency:threshold=0.5; see docs/knowledge.md."
+)
+@click.option(
+    "--needs", multiple=True, help="What it takes of its GPU: gpu_mem_mb=6000, gpu_util=40, pre_s=20; repeat."
+)
+@click.option("-d", "--detach", is_flag=True, help="Submit, and do not stay.")
+@output_option
+@server_options
 @reported
 def run(
-    command: Annotated[list[str], typer.Argument(metavar="-- CMD...", help="Program and arguments.")],
-    gpus: Gpus = None,
-    name: JobName = None,
-    resize: Annotated[
-        str | None, typer.Option(help="live (uses shoal.torch), restart or never. Default: live for a range.")
-    ] = None,
-    env: Annotated[list[str] | None, typer.Option("-e", "--env", help="NAME=value, or NAME.")] = None,
-    secret: Annotated[list[str] | None, typer.Option(help="The same, never shown again.")] = None,
-    max_restarts: Annotated[int | None, typer.Option(help="Start it again that often if it fails.")] = None,
-    expected: Annotated[str | None, typer.Option(help="How long it takes, if you know: 20m, 2h.")] = None,
-    autoscale: Annotated[
-        str | None,
-        typer.Option(
-            help="Search its size while it trains: efficiency:threshold=0.5; see docs/knowledge.md."
-        ),
-    ] = None,
-    needs: Annotated[
-        list[str] | None,
-        typer.Option(help="What it takes of its GPU: gpu_mem_mb=6000, gpu_util=40, pre_s=20; repeat."),
-    ] = None,
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Submit, and do not stay.")] = False,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    connect: Connect,
+    command: tuple[str, ...],
+    gpus: str | None,
+    name: str | None,
+    resize: str | None,
+    env: tuple[str, ...],
+    secret: tuple[str, ...],
+    max_restarts: int | None,
+    expected: str | None,
+    autoscale: str | None,
+    needs: tuple[str, ...],
+    detach: bool,
+    output: Output,
 ) -> None:
     """Run a command on GPUs: submit it, show its output, and end as it ends.
 
@@ -50,7 +55,6 @@ def run(
       shoal run -d --gpus 2 --name bert -- torchrun train.py
     """
     from shoal.cli import spec_options
-    from shoal.cli.options import connect
     from shoal.cli.submit import hand_in
     from shoal.cli.times import seconds
 
@@ -66,5 +70,5 @@ def run(
         "needs": spec_options.numbers(needs, "--needs") or None,
     }
     spec = spec_options.from_command(command, **given)
-    with connect(home, server, token_file) as client:
-        raise typer.Exit(hand_in(client, spec, detach=detach, output=output))
+    with connect() as client:
+        raise SystemExit(hand_in(client, spec, detach=detach, output=output))

@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import click
 
-import typer
-
-from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, job_argument, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 
+@click.command()
+@job_argument
+@click.option("--min", "min_", type=int, help="At least so many GPUs.")
+@click.option("--max", "max_", type=int, help="At most so many GPUs.")
+@click.option("--pin", type=int, help="Exactly so many GPUs.")
+@output_option
+@server_options
 @reported
 def scale(
-    job: JobArg,
-    min_: Annotated[int | None, typer.Option("--min", help="At least so many GPUs.")] = None,
-    max_: Annotated[int | None, typer.Option("--max", help="At most so many GPUs.")] = None,
-    pin: Annotated[int | None, typer.Option("--pin", help="Exactly so many GPUs.")] = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    connect: Connect, job: str, min_: int | None, max_: int | None, pin: int | None, output: Output
 ) -> None:
     """Change a job's range of GPUs, also while it runs."""
     from shoal.cli.jobs_table import want
-    from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.core.errors import ShoalError
 
     if min_ is None and max_ is None and pin is None:
         raise ShoalError("give --min, --max or --pin")
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         found = client.scale(job, min=min_, max=max_, pin=pin)
     if output.for_people:
         gpus = "GPU" if want(found) == "1" else "GPUs"

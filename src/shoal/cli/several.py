@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Output
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.server.api.models import Job
@@ -42,5 +42,5 @@ def confirmed(question: str, *, yes: bool) -> None:
     """Ask, on a terminal; elsewhere nobody could answer, and the command itself is the answer."""
     import sys
 
-    if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not typer.confirm(question, err=True):
-        raise typer.Exit(0)
+    if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not click.confirm(question, err=True):
+        raise SystemExit(0)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output
+from shoal.cli.options import on_server, output_option
+from shoal.cli.out import Output
 from shoal.core.words import counted
 
 if TYPE_CHECKING:
     from shoal.client import Client
 
 
+@click.command()
+@click.option("--over", help="Only the last: 24h, 7d. Default: since it began.")
+@output_option
 @on_server
-def shares(
-    client: Client,
-    output: Output,
-    over: Annotated[str | None, typer.Option(help="Only the last: 24h, 7d. Default: since it began.")] = None,
-) -> None:
+def shares(client: Client, output: Output, over: str | None) -> None:
     """The fairness ledger: what each user holds and is due now, and has been given and has lent so far."""
     from shoal.cli.columns import print_table
     from shoal.cli.out import duration, say

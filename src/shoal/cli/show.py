@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, job_argument, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
     from shoal.server.api.models import Event, Job
 
 
+@click.command()
+@job_argument
+@click.option("-v", "--verbose", is_flag=True, help="Environment and all events.")
+@output_option
+@server_options
 @reported
-def show(
-    job: JobArg,
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Environment and all events.")] = False,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+def show(connect: Connect, job: str, verbose: bool, output: Output) -> None:
     """What was submitted (and which values are defaults), how it goes, its workers and what happened."""
-    from shoal.cli.options import connect
     from shoal.cli.report import print_document
 
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         found = client.job(job)
         if not output.for_people:
             print_document(output, found, found.name)

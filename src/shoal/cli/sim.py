@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import click
+
 from shoal.cli.lazy import LazyGroup
 from shoal.sim.interrupts import stoppable
 
@@ -20,7 +22,7 @@ COMMANDS = {
 class Simulator(LazyGroup):
     """Its commands end in the same way by Ctrl-C, SIGTERM and SIGHUP: with what is known by then."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def invoke(self, ctx: click.Context) -> Any:
         with stoppable():
             return super().invoke(ctx)
 

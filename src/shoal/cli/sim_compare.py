@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from shoal.cli import sim_options as so
 from shoal.cli.extras import require
@@ -17,97 +18,95 @@ from shoal.cli.report import reported
 if TYPE_CHECKING:
     from shoal.cli.sim_processes import Outcome
 
-DEFAULT_POLICIES = ["fifo,srtf,tiresias-l,max-min,themis,optimus,afs-l,afs-p"]
-DEFAULT_PLACEMENT, DEFAULT_COSTS, DEFAULT_KNOWLEDGE = ["auto"], ["none"], ["true"]
-
-EXAMPLES = """\b
-Examples:
-  shoal sim compare --sample
-  shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies fifo,afs-l,afs-p --report out.html
-  shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies afs-p --costs none,restart,concurrent
-  shoal sim compare --sample --policies afs-l,optimus --knowledge true,learned,wrong:0.2,wrong:0.5
-  shoal sim compare jobs.csv -p profiles.csv -c cluster.yaml --policies afs-p --placement auto,moving,liquid
-"""
+DEFAULT_POLICIES = ("fifo", "srtf", "tiresias-l", "max-min", "themis", "optimus", "afs-l", "afs-p")
 
 
+@click.command()
+@so.common_options
+@click.option(
+    "--policies",
+    "--policy",
+    multiple=True,
+    default=[",".join(DEFAULT_POLICIES)],
+    help="Policies to compare, comma-separated or repeated.",
+)
+@click.option(
+    "--placement",
+    "--placements",
+    multiple=True,
+    default=["auto"],
+    help="Placements to compare, comma-separated; `shoal sim run --help` names them.",
+)
+@click.option(
+    "--costs",
+    multiple=True,
+    default=["none"],
+    help="Cost models to compare, comma-separated: none, restart, concurrent, suspend.",
+)
+@click.option(
+    "--knowledge",
+    multiple=True,
+    default=["true"],
+    help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE.",
+)
+@click.option(
+    "--autoscale",
+    multiple=True,
+    help="As for `shoal sim run`. Repeat it to compare, `none` is without: --autoscale none "
+    "--autoscale efficiency:threshold=0.5.",
+)
+@click.option("--report", type=so.FILE, help="Write one self-contained HTML page to this file.")
+@so.output_option
+@click.option("--workers", type=click.IntRange(min=1), help="Processes. Default: one per core.")
 @reported
 def compare(
-    jobs: so.Jobs = None,
-    policies: Annotated[
-        list[str], typer.Option("--policies", "--policy", help="Comma-separated, or repeated.")
-    ] = DEFAULT_POLICIES,
-    profiles: so.Profiles = None,
-    gpus: so.Gpus = None,
-    cluster: so.ClusterFile = None,
-    option: so.Option = None,
-    placement: Annotated[
-        list[str],
-        typer.Option(
-            "--placement",
-            "--placements",
-            help="Placements to compare, comma-separated; `shoal sim run --help` names them.",
-        ),
-    ] = DEFAULT_PLACEMENT,
-    seed: so.Seed = 0,
-    costs: Annotated[
-        list[str],
-        typer.Option(
-            "--costs", help="Cost models to compare, comma-separated: none, restart, concurrent, suspend."
-        ),
-    ] = DEFAULT_COSTS,
-    restart_s: so.RestartS = None,
-    prepare_s: so.PrepareS = None,
-    pause_s: so.PauseS = None,
-    knowledge: Annotated[
-        list[str],
-        typer.Option(help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE."),
-    ] = DEFAULT_KNOWLEDGE,
-    whole_seconds: so.WholeSeconds = False,
-    interpolate: so.Interpolate = "time",
-    auto_gpus: so.AutoGpus = False,
-    autoscale: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="As of `shoal sim run`; repeat it to compare, `none` is without: --autoscale none "
-            "--autoscale efficiency:threshold=0.5."
-        ),
-    ] = None,
-    needs: so.Needs = None,
-    share: so.Share = False,
-    pre_schedule: so.PreSchedule = False,
-    servers: so.Servers = "beside",
-    report: Annotated[Path | None, typer.Option(help="Write one self-contained HTML page here.")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per core.")] = None,
-    sample: so.Sample = False,
+    given: so.Given,
+    policies: tuple[str, ...],
+    placement: tuple[str, ...],
+    costs: tuple[str, ...],
+    knowledge: tuple[str, ...],
+    autoscale: tuple[str, ...],
+    report: Path | None,
+    output: str,
+    workers: int | None,
 ) -> None:
-    """Run several policies over one trace, side by side. An --option holds for every policy that has it."""
+    """Run several policies over one trace, side by side. An --option holds for every policy that has it.
+
+    \b
+    Examples:
+      shoal sim compare --sample
+      shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies fifo,afs-l,afs-p --report out.html
+      shoal sim compare jobs.csv -p profiles.csv --gpus 64 --policies afs-p --costs none,restart,concurrent
+      shoal sim compare --sample --policies afs-l,optimus --knowledge true,learned,wrong:0.2,wrong:0.5
+      shoal sim compare jobs.csv -p profiles.csv -c cluster.yaml --policies afs-p --placement auto,moving,liquid
+    """
     require("shoal sim compare", "sim")
-    so.check_output(output)
     from shoal.cli.sim_processes import run_all
     from shoal.core.errors import ShoalError
     from shoal.sim.runner import check, load, remarks
 
     names, kinds = _words("--policies", policies), _words("--costs", costs)
-    so.check_costs(kinds, restart_s, prepare_s, pause_s)
+    so.check_costs(kinds, given)
     setups = []
     searches = ["" if word == "none" else word for word in _each_once("--autoscale", autoscale or [""])]
     varied = itertools.product(
         kinds, _words("--knowledge", knowledge), _words("--placement", placement), searches
     )
     for kind, known, where, search in varied:
-        setup = so.setup(
-            names[0] if names else "", jobs, profiles, gpus, cluster, sample,
-            option=option, seed=seed, costs=kind, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
-            knowledge=known, placement=where, whole_seconds=whole_seconds, interpolate=interpolate,
-            auto_gpus=auto_gpus, autoscale=search, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
-        )  # fmt: skip
+        setup = so.make_setup(
+            given,
+            policy=names[0] if names else "",
+            costs=kind,
+            knowledge=known,
+            placement=where,
+            autoscale=search,
+        )
         setups += [replace(setup, policy=name, options=_options_of(name, setup.options)) for name in names]
-    _check_options(names, so.parse_options(option or []))
+    _check_options(names, so.parse_options(given.option))
     if not setups:
         raise ShoalError("name at least one each of --costs, --knowledge and --placement")
     if report:
-        _check_report(report, so.files_read(setups[0], option))
+        _check_report(report, so.files_read(setups[0], given.option))
     inputs = load(setups[0])  # every mistake in the files is found here, once
     for setup in setups:
         check(setup, inputs.cluster)
@@ -115,9 +114,6 @@ def compare(
         say(line)
     outcome = run_all(setups, label_all(setups), len(inputs.jobs), workers, with_series=report is not None)
     _tell(outcome, output, report)
-
-
-compare.__doc__ = f"{compare.__doc__}\n\n{EXAMPLES}"
 
 
 def _check_report(report: Path, read: list[Path | None]) -> None:
@@ -157,7 +153,7 @@ def _tell(outcome: Outcome, output: str, report: Path | None) -> None:
     failure = RunsFailed(outcome.failed) if outcome.failed else None
     if outcome.interrupted:
         say("; ".join([_closing_line(outcome), *([str(failure)] if failure else [])]))
-        raise typer.Exit(stop.exit_code)
+        raise SystemExit(stop.exit_code)
     if failure:
         raise failure
 
@@ -184,12 +180,12 @@ def _closing_line(outcome: Outcome) -> str:
     return line
 
 
-def _words(option: str, lists: list[str]) -> list[str]:
+def _words(option: str, lists: Sequence[str]) -> list[str]:
     """The words of lists, each once."""
     return _each_once(option, [word.strip() for word in ",".join(lists).split(",") if word.strip()])
 
 
-def _each_once(option: str, words: list[str]) -> list[str]:
+def _each_once(option: str, words: Sequence[str]) -> list[str]:
     once = list(dict.fromkeys(words))
     for word in once:
         if words.count(word) > 1:

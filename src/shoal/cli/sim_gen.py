@@ -2,58 +2,69 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from shoal.cli.extras import require
 
-
-class ArrivalProcess(StrEnum):
-    """How jobs arrive."""
-
-    POISSON = "poisson"
-    DIURNAL = "diurnal"
-    BURSTY = "bursty"
+if TYPE_CHECKING:
+    from shoal.sim.generate import Arrivals
 
 
-EXAMPLES = """
-Examples:
-
-  shoal sim gen -o jobs.csv
-
-  shoal sim gen --jobs 100000 --gpus 2490 --load 0.9 --arrivals diurnal --seed 1 -o big.parquet
-
-  shoal sim gen --profiles mine.csv --sizes 1:0.5,4:0.3,8:0.2 --users ada,ben,cho -o mix.csv
-"""
-
-
+@click.command()
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where to write the trace (.csv or .parquet).",
+)
+@click.option("-n", "--jobs", type=int, default=1000, help="Number of jobs.")
+@click.option("--gpus", type=int, default=64, help="GPUs of the cluster the load is meant for.")
+@click.option(
+    "--load", type=float, default=0.9, help="Requested GPU-seconds over (GPUs x time from first to last job)."
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "diurnal", "bursty"]),
+    default="poisson",
+    help="Arrival process.",
+)
+@click.option(
+    "--users", default="20", help="Number of users, or their names: 20, or ada,ben. Active as 1/rank."
+)
+@click.option("--sizes", help="Requested GPUs and their shares: 1:0.8,8:0.2. Default: Philly's mix.")
+@click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
+    help="profiles.csv with the models. Default: the built-in sample.",
+)
+@click.option("--gpu-type", help="GPU type on which durations count. Default: one all models run on.")
+@click.option("--longest-days", type=float, default=57.87, help="No job takes longer at its requested size.")
+@click.option("--seed", type=int, default=0, help="The same seed gives the same trace.")
 def gen(
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the trace (.csv or .parquet).")],
-    jobs: Annotated[int, typer.Option("-n", "--jobs", help="Number of jobs.")] = 1_000,
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster the load is meant for.")] = 64,
-    load: Annotated[
-        float, typer.Option(help="Requested GPU-seconds over (GPUs x time from first to last job).")
-    ] = 0.9,
-    arrivals: Annotated[ArrivalProcess, typer.Option(help="Arrival process.")] = ArrivalProcess.POISSON,
-    users: Annotated[
-        str, typer.Option(help="Number of users, or their names: 20, or ada,ben. Active as 1/rank.")
-    ] = "20",
-    sizes: Annotated[
-        str | None, typer.Option(help="Requested GPUs and their shares: 1:0.8,8:0.2. Default: Philly's mix.")
-    ] = None,
-    profiles: Annotated[
-        Path | None, typer.Option(help="profiles.csv with the models. Default: the built-in sample.")
-    ] = None,
-    gpu_type: Annotated[
-        str | None, typer.Option(help="GPU type on which durations count. Default: one all models run on.")
-    ] = None,
-    longest_days: Annotated[float, typer.Option(help="No job takes longer at its requested size.")] = 57.87,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same trace.")] = 0,
+    out: Path,
+    jobs: int,
+    gpus: int,
+    load: float,
+    arrivals: Arrivals,
+    users: str,
+    sizes: str | None,
+    profiles: Path | None,
+    gpu_type: str | None,
+    longest_days: float,
+    seed: int,
 ) -> None:
-    """Generate a trace: heavy-tailed durations and sizes like Microsoft's Philly cluster, at a given load."""
+    """Generate a trace: heavy-tailed durations and sizes like Microsoft's Philly cluster, at a given load.
+
+    \b
+    Examples:
+      shoal sim gen -o jobs.csv
+      shoal sim gen --jobs 100000 --gpus 2490 --load 0.9 --arrivals diurnal --seed 1 -o big.parquet
+      shoal sim gen --profiles mine.csv --sizes 1:0.5,4:0.3,8:0.2 --users ada,ben,cho -o mix.csv
+    """
     require("shoal sim gen", "sim")
     import numpy as np
 
@@ -69,7 +80,7 @@ def gen(
         jobs=jobs,
         gpus=gpus,
         load=load,
-        arrivals=arrivals.value,
+        arrivals=arrivals,
         users=_users(users),
         sizes=PHILLY_SIZES if sizes is None else _sizes(sizes),
         longest_s=longest_days * DAY_S,
@@ -96,9 +107,6 @@ def gen(
     if gone:
         notes.append(f"no job of {', '.join(map(str, gone))} GPUs: too large here, or too rare to be drawn")
     show_jobs(out, trace, notes=notes)
-
-
-gen.__doc__ = f"{gen.__doc__}\n{EXAMPLES}"
 
 
 def _users(text: str) -> tuple[str, ...]:

@@ -4,58 +4,75 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from shoal.cli.extras import require
 
 if TYPE_CHECKING:
     from shoal.sim.importers import Format
 
-EXAMPLES = """
-Formats: philly (cluster_job_log, JSON), philly-csv, helios, alibaba-pai, gavel, tiresias, elasticflow.
 
-Examples:
-
-  shoal sim import philly cluster_job_log --profiles profiles.csv -o jobs.csv
-
-  shoal sim import philly-csv philly.csv --vc 2869ce --profiles profiles.csv -o jobs.csv
-
-  shoal sim import gavel jobs.trace --throughputs throughputs.json --profiles-out profiles.csv -o jobs.csv
-
-  shoal sim import helios Venus/cluster_log.csv --gpus 64 --skip-bad -o venus.parquet
-"""
-
-
+@click.command("import")
+@click.argument("format_", metavar="FORMAT", help="Which format the trace has.")
+@click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE", help="The trace.")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Where to write the jobs (.csv or .parquet).",
+)
+@click.option(
+    "--profiles",
+    type=click.Path(path_type=Path),
+    help="profiles.csv with the models. Default: the built-in sample.",
+)
+@click.option(
+    "--throughputs",
+    type=click.Path(path_type=Path),
+    help="The format's own speeds (gavel, elasticflow), instead of profiles.",
+)
+@click.option(
+    "--profiles-out",
+    type=click.Path(path_type=Path),
+    help="Where to write the profiles made from --throughputs.",
+)
+@click.option("--vc", multiple=True, help="Only this virtual cluster; repeat for more.")
+@click.option("--gpus", type=int, help="Leave out jobs that ask for more GPUs.")
+@click.option(
+    "--gpu-type",
+    help="GPU type on which durations count and requests must run. Default: one all models run on; any.",
+)
+@click.option("--assign", is_flag=True, help="Draw models from the profiles though the trace names its own.")
+@click.option("--skip-bad", is_flag=True, help="Go on without malformed rows.")
+@click.option("--seed", type=int, default=0, help="Of the models drawn for jobs without one.")
 def import_(
-    format_: Annotated[str, typer.Argument(metavar="FORMAT", help="Which format the trace has.")],
-    trace: Annotated[Path, typer.Argument(help="The trace.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the jobs (.csv or .parquet).")],
-    profiles: Annotated[
-        Path | None, typer.Option(help="profiles.csv with the models. Default: the built-in sample.")
-    ] = None,
-    throughputs: Annotated[
-        Path | None, typer.Option(help="The format's own speeds (gavel, elasticflow), instead of profiles.")
-    ] = None,
-    profiles_out: Annotated[
-        Path | None, typer.Option(help="Where to write the profiles made from --throughputs.")
-    ] = None,
-    vc: Annotated[list[str] | None, typer.Option(help="Only this virtual cluster; repeat for more.")] = None,
-    gpus: Annotated[int | None, typer.Option(help="Leave out jobs that ask for more GPUs.")] = None,
-    gpu_type: Annotated[
-        str | None,
-        typer.Option(
-            help="GPU type on which durations count and requests must run. Default: one all models run on; any."
-        ),
-    ] = None,
-    assign: Annotated[
-        bool, typer.Option("--assign", help="Draw models from the profiles though the trace names its own.")
-    ] = False,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Go on without malformed rows.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the models drawn for jobs without one.")] = 0,
+    format_: str,
+    trace: Path,
+    out: Path,
+    profiles: Path | None,
+    throughputs: Path | None,
+    profiles_out: Path | None,
+    vc: tuple[str, ...],
+    gpus: int | None,
+    gpu_type: str | None,
+    assign: bool,
+    skip_bad: bool,
+    seed: int,
 ) -> None:
-    """Convert a published trace. Jobs without a model get one that runs at their size, at random."""
+    """Convert a published trace. Jobs without a model get one that runs at their size, at random.
+
+    Formats: philly (cluster_job_log, JSON), philly-csv, helios, alibaba-pai, gavel, tiresias, elasticflow.
+
+    \b
+    Examples:
+      shoal sim import philly cluster_job_log --profiles profiles.csv -o jobs.csv
+      shoal sim import philly-csv philly.csv --vc 2869ce --profiles profiles.csv -o jobs.csv
+      shoal sim import gavel jobs.trace --throughputs throughputs.json --profiles-out profiles.csv -o jobs.csv
+      shoal sim import helios Venus/cluster_log.csv --gpus 64 --skip-bad -o venus.parquet
+    """
     require("shoal sim import", "sim")
     from shoal.cli.sim_summary import show_jobs
     from shoal.core.errors import ShoalError
@@ -77,7 +94,7 @@ def import_(
     known = read_profiles(path) if made is None else profiles_of(made.frame)
     result = convert(form.read(trace), known, wishes)
     notes = list(result.notes)
-    tables = {out: jobs_table(result.jobs)}
+    tables: dict[str | Path, Any] = {out: jobs_table(result.jobs)}
     if made is not None and profiles_out is not None:
         tables = {profiles_out: profiles_table(made.frame), **tables}
         notes += made.notes
@@ -91,9 +108,6 @@ def import_(
         where = f"{result.place} {rows[0].line}" + (f" of {table.name}" if table else "")
         left_out[f"malformed, the first on {where}: {rows[0].message}"] = len(rows)
     show_jobs(out, result.jobs, left_out=left_out, notes=notes)
-
-
-import_.__doc__ = f"{import_.__doc__}\n{EXAMPLES}"
 
 
 def _check_wish_for_profiles(

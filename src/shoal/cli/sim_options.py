@@ -1,104 +1,136 @@
-"""What the commands of `shoal sim` have in common: their inputs, and words about long work."""
+"""Options that the commands of `shoal sim` share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any, cast
 
-import typer
+import click
 
-Jobs = Annotated[Path | None, typer.Argument(help="The trace: jobs.csv or .parquet.", show_default=False)]
-Profiles = Annotated[
-    Path | None,
-    typer.Option(
-        "--profiles",
+if TYPE_CHECKING:
+    from shoal.core.profile import Interpolation
+    from shoal.sim.costs import Costs
+    from shoal.sim.runner import Setup
+
+FILE = click.Path(path_type=Path)
+
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, help="The same seed gives the same result."
+)
+output_option = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="Output format."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The options that `shoal sim run` and `shoal sim compare` have in common; see `COMMON`."""
+
+    jobs: Path | None
+    profiles: Path | None
+    gpus: int | None
+    cluster: Path | None
+    option: tuple[str, ...]
+    seed: int
+    restart_s: str | None
+    prepare_s: float | None
+    pause_s: float | None
+    whole_seconds: bool
+    interpolate: Interpolation
+    auto_gpus: bool
+    needs: Path | None
+    share: bool
+    pre_schedule: bool
+    servers: str
+    sample: bool
+
+
+COMMON = (
+    click.argument(
+        "jobs", type=FILE, required=False, metavar="[JOBS]", help="The trace: jobs.csv or .parquet."
+    ),
+    click.option(
         "-p",
-        help="profiles.csv of the trace's models. Default: the one beside the trace, or else the "
-        "built-in sample, which `shoal sim gen` uses.",
+        "--profiles",
+        type=FILE,
+        help="profiles.csv of the trace's models. Default: profiles.csv in the directory of the trace, "
+        "or else the built-in sample, which `shoal sim gen` uses.",
     ),
-]
-Gpus = Annotated[int | None, typer.Option("--gpus", "-g", help="A cluster of so many GPUs, as one pool.")]
-ClusterFile = Annotated[Path | None, typer.Option("--cluster", "-c", help="cluster.yaml: nodes and users.")]
-Option = Annotated[
-    list[str] | None,
-    typer.Option(
+    click.option("-g", "--gpus", type=int, help="Simulate one pool of this many GPUs."),
+    click.option("-c", "--cluster", type=FILE, help="cluster.yaml: nodes and users."),
+    click.option(
         "--option",
-        help="An option of the policy, name=value; `shoal policy show` lists them. name=@FILE takes the "
-        "numbers of a file, one per line.",
+        multiple=True,
+        help="An option of the policy, name=value; `shoal policy show` lists them. name=@FILE reads the "
+        "numbers from a file, one per line.",
     ),
-]
-PlacementWord = Annotated[
-    str,
-    typer.Option(
-        "--placement",
-        help="Where shares go: auto, pool, keep-and-pack, node-or-whole-nodes, moving, optimus, liquid, "
-        "liquid-batch, or one of your own. Options after colons: moving:horizon_s=600.",
-    ),
-]
-Seed = Annotated[int, typer.Option(min=0, help="The same seed gives the same result.")]
-CostKind = Annotated[
-    str, typer.Option("--costs", help="What a new share costs a job: none, restart, concurrent or suspend.")
-]
-RestartS = Annotated[
-    str | None,
-    typer.Option(
+    seed_option,
+    click.option(
+        "--restart-s",
         help="Seconds of a restart, with --costs restart: for all models, or 30,resnet50=5. "
-        "Default: what is known of the model, or else 30."
+        "Default: the model's own restart time if it is known, or else 30.",
     ),
-]
-PrepareS = Annotated[
-    float | None,
-    typer.Option("--prepare-s", help="Seconds newcomers prepare, with --costs concurrent. Default: 5."),
-]
-PauseS = Annotated[
-    float | None,
-    typer.Option("--pause-s", help="Seconds of standstill, with --costs concurrent. Default: 0.1."),
-]
-KnowledgeWord = Annotated[
-    str,
-    typer.Option(
-        "--knowledge", help="What the scheduler knows of speeds: true, wrong:ERROR or learned:NOISE."
+    click.option(
+        "--prepare-s",
+        type=float,
+        help="Seconds that new workers prepare, with --costs concurrent. Default: 5.",
     ),
-]
-WholeSeconds = Annotated[
-    bool,
-    typer.Option("--whole-seconds", help="Round event times up to whole seconds, as AFS' simulator does."),
-]
-Interpolate = Annotated[
-    str, typer.Option("--interpolate", help="Between measured shares, what is linear: time or throughput.")
-]
-AutoGpus = Annotated[
-    bool,
-    typer.Option(
-        "--auto-gpus", help="Jobs request what is worth it by their profile, not what the trace says."
+    click.option(
+        "--pause-s", type=float, help="Seconds that training pauses, with --costs concurrent. Default: 0.1."
     ),
-]
-AutoscaleWord = Annotated[
-    str,
-    typer.Option(
-        "--autoscale",
-        help="Search each job's size while it runs: efficiency:threshold=0.5, utility:worth=10,0:at_s=0,3600, "
-        "or a heuristic of your own.",
+    click.option(
+        "--whole-seconds",
+        is_flag=True,
+        help="Round event times up to whole seconds, as the simulator of the AFS paper does.",
     ),
-]
-Needs = Annotated[
-    Path | None,
-    typer.Option("--needs", help="needs.csv: model,gpu_util,gpu_mem_mb[,pre_s][,post_s] of one worker."),
-]
-Share = Annotated[
-    bool, typer.Option("--share", help="Jobs that wait may be guests on GPUs of others; with --needs.")
-]
-PreSchedule = Annotated[
-    bool,
-    typer.Option("--pre-schedule", help="The next job prepares where one is about to end; with --needs."),
-]
-Servers = Annotated[
-    str, typer.Option("--servers", help="Parameter servers are beside their workers, or apart from them.")
-]
-Sample = Annotated[
-    bool, typer.Option("--sample", help="Use the trace, profiles and cluster size that come along.")
-]
+    click.option(
+        "--interpolate",
+        type=click.Choice(["time", "throughput"]),
+        default="time",
+        help="Quantity that is linear between measured shares.",
+    ),
+    click.option(
+        "--auto-gpus",
+        is_flag=True,
+        help="Jobs request the number of GPUs that their profile makes worthwhile, not that of the trace.",
+    ),
+    click.option(
+        "--needs", type=FILE, help="needs.csv: model,gpu_util,gpu_mem_mb[,pre_s][,post_s] of one worker."
+    ),
+    click.option(
+        "--share", is_flag=True, help="Waiting jobs may be co-located on GPUs of other jobs; with --needs."
+    ),
+    click.option(
+        "--pre-schedule",
+        is_flag=True,
+        help="The next job prepares on a GPU whose job is about to end; with --needs.",
+    ),
+    click.option(
+        "--servers",
+        type=click.Choice(["beside", "apart"]),
+        default="beside",
+        help="Parameter servers run beside their workers, or apart from them.",
+    ),
+    click.option(
+        "--sample", is_flag=True, help="Use the built-in trace, with its profiles and cluster size."
+    ),
+)
+
+
+def common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of `COMMON`, which the command receives as `given`."""
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = Given(**{field.name: values.pop(field.name) for field in fields(Given)})
+        command(given=given, **values)
+
+    for option in reversed(COMMON):
+        run = option(run)
+    return run
 
 
 def restart_costs(text: str | None) -> dict[str, Any]:
@@ -132,19 +164,17 @@ def check_one_each(given: Mapping[str, str]) -> None:
             raise ShoalError(f"{option} {word}: a run takes one; `shoal sim compare` takes several")
 
 
-def check_costs(
-    kinds: Iterable[str], restart_s: str | None, prepare_s: float | None, pause_s: float | None
-) -> None:
-    """Seconds of a cost model that no run has are a mistake."""
+def check_costs(kinds: Iterable[str], given: Given) -> None:
+    """Refuse seconds of a cost model that no run has."""
     from shoal.core.errors import ShoalError
 
-    for option, given, kind in (
-        ("--restart-s", restart_s, "restart"),
-        ("--prepare-s", prepare_s, "concurrent"),
-        ("--pause-s", pause_s, "concurrent"),
+    for option, seconds, kind in (
+        ("--restart-s", given.restart_s, "restart"),
+        ("--prepare-s", given.prepare_s, "concurrent"),
+        ("--pause-s", given.pause_s, "concurrent"),
     ):
-        if given is not None and kind not in kinds:
-            raise ShoalError(f"{option} says nothing without --costs {kind}")
+        if seconds is not None and kind not in kinds:
+            raise ShoalError(f"{option} has no effect without --costs {kind}")
 
 
 def check_models(named: Iterable[str], profiles: Path) -> None:
@@ -162,72 +192,84 @@ def check_models(named: Iterable[str], profiles: Path) -> None:
             )
 
 
-def files_read(setup: Any, option: list[str] | None) -> list[Path | None]:
-    """The files that a run reads, which nothing it writes may replace."""
-    numbers = [Path(word.partition("=@")[2]) for word in option or [] if "=@" in word]
+def files_read(setup: Setup, option: Sequence[str]) -> list[Path | None]:
+    """The files that a run reads; nothing that it writes may replace them."""
+    numbers = [Path(word.partition("=@")[2]) for word in option if "=@" in word]
     return [setup.jobs, setup.profiles, setup.cluster, setup.needs, *numbers]
 
 
-def setup(
-    policy: str,
-    jobs: Path | None,
-    profiles: Path | None,
-    gpus: int | None,
-    cluster: Path | None,
-    sample: bool,
-    **rest: Any,
-) -> Any:
-    """A `Setup` from the words of the command line."""
-    from shoal.core.errors import ShoalError
+def make_setup(
+    given: Given, *, policy: str, costs: str, knowledge: str, placement: str, autoscale: str
+) -> Setup:
+    """The `Setup` of one run. Mistakes in the options are found before any file is read."""
     from shoal.placement.registry import parse_placement
-    from shoal.sim.costs import Costs
     from shoal.sim.known_profiles import Knowledge
     from shoal.sim.runner import Setup
-    from shoal.sim.samples import sample_path
 
-    if sample:
-        if jobs is not None:
-            raise ShoalError(f"--sample is a trace of its own; leave it out, or {jobs}")
-        jobs = sample_path("jobs.csv")
-        if gpus is None and cluster is None:
-            gpus = 64
-    if jobs is None:
-        raise ShoalError("name a trace (jobs.csv), or try the one that comes along with --sample")
-    if profiles is None:
-        beside = jobs.parent / "profiles.csv"
-        profiles = beside if beside.exists() and not sample else sample_path("profiles.csv")
-    interpolation = rest.pop("interpolate")
-    if interpolation not in ("time", "throughput"):
-        raise ShoalError(f"--interpolate {interpolation}: say time or throughput")
-    restarts = restart_costs(rest.pop("restart_s"))
-    check_models(restarts.get("restart_by_model", ()), profiles)
-    seconds = {name: rest.pop(name) for name in ("prepare_s", "pause_s")}
-    costs = Costs(rest.pop("costs"), **restarts, **{name: s for name, s in seconds.items() if s is not None})
-    options = parse_options(rest.pop("option") or [])
-    servers = rest.pop("servers")
-    if servers not in ("beside", "apart"):
-        raise ShoalError(f"--servers {servers}: say beside or apart")
-    parse_placement(rest["placement"])  # a mistake in it is told before anything is read
-    if rest["autoscale"]:
-        from shoal.knowledge.size_search import Autoscale
-
-        Autoscale.parse(rest["autoscale"])
-    return Setup(
+    jobs, gpus = _trace(given)
+    profiles = _profiles(given, jobs)
+    made = Setup(
         jobs=jobs,
         profiles=profiles,
         policy=policy,
         gpus=gpus,
-        cluster=cluster,
-        options=options,
-        costs=costs,
-        knowledge=Knowledge.parse(rest.pop("knowledge")),
-        interpolation=interpolation,
-        servers_apart=servers == "apart",
-        **rest,
+        cluster=given.cluster,
+        options=parse_options(given.option),
+        seed=given.seed,
+        costs=_costs(given, costs, profiles),
+        knowledge=Knowledge.parse(knowledge),
+        placement=placement,
+        whole_seconds=given.whole_seconds,
+        interpolation=given.interpolate,
+        auto_gpus=given.auto_gpus,
+        autoscale=autoscale,
+        needs=given.needs,
+        share=given.share,
+        pre_schedule=given.pre_schedule,
+        servers_apart=given.servers == "apart",
     )
+    parse_placement(placement)
+    if autoscale:
+        from shoal.knowledge.size_search import Autoscale
+
+        Autoscale.parse(autoscale)
+    return made
 
 
-def parse_options(words: list[str]) -> dict[str, str]:
+def _trace(given: Given) -> tuple[Path, int | None]:
+    """The trace, and the number of GPUs of its cluster if that is one pool."""
+    from shoal.core.errors import ShoalError
+    from shoal.sim.samples import sample_path
+
+    if not given.sample:
+        if given.jobs is None:
+            raise ShoalError("name a trace (jobs.csv), or use the built-in one: --sample")
+        return given.jobs, given.gpus
+    if given.jobs is not None:
+        raise ShoalError(f"--sample names a trace, and so does {given.jobs}; leave one out")
+    return sample_path("jobs.csv"), 64 if given.gpus is None and given.cluster is None else given.gpus
+
+
+def _profiles(given: Given, jobs: Path) -> Path:
+    from shoal.sim.samples import sample_path
+
+    if given.profiles is not None:
+        return given.profiles
+    beside = jobs.parent / "profiles.csv"
+    return beside if beside.exists() and not given.sample else sample_path("profiles.csv")
+
+
+def _costs(given: Given, kind: str, profiles: Path) -> Costs:
+    from shoal.sim.costs import Costs
+
+    restarts = restart_costs(given.restart_s)
+    check_models(restarts.get("restart_by_model", ()), profiles)
+    seconds = {"prepare_s": given.prepare_s, "pause_s": given.pause_s}
+    known: dict[str, Any] = {**restarts, **{name: s for name, s in seconds.items() if s is not None}}
+    return Costs(cast(Any, kind), **known)  # it checks the kind itself
+
+
+def parse_options(words: Sequence[str]) -> dict[str, str]:
     """`name=value` words; a value `@file` stands for the numbers in a file, one per line."""
     from shoal.core.errors import ShoalError
     from shoal.sim.inputs.numbers_file import read_numbers
@@ -243,10 +285,3 @@ def parse_options(words: list[str]) -> dict[str, str]:
             value = ",".join(map(str, read_numbers(Path(value[1:]))))
         options[name] = value
     return options
-
-
-def check_output(output: str) -> None:
-    from shoal.core.errors import ShoalError
-
-    if output not in ("table", "json"):
-        raise ShoalError(f"-o {output}: say table or json")

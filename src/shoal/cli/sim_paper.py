@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from shoal.cli import sim_options as so
 from shoal.cli.extras import require
@@ -20,25 +20,24 @@ PAPERS = {
     "optimus": "shoal.sim.papers.optimus",
 }
 
-EXAMPLES = """\b
-Examples:
-  shoal sim paper afs
-  shoal sim paper afs --quick --plot afs.png
-  shoal sim paper gandiva-fair -o json
-"""
 
-
+@click.command()
+@click.argument("name", metavar="NAME", help=f"Which one: {', '.join(PAPERS)}.")
+@so.seed_option
+@click.option("--quick", is_flag=True, help="A smaller experiment, in seconds.")
+@click.option("--plot", type=so.FILE, help="Draw the figures here (.png, .svg or .pdf).")
+@so.output_option
 @reported
-def paper(
-    name: Annotated[str, typer.Argument(help=f"Which one: {', '.join(PAPERS)}.", show_default=False)],
-    seed: so.Seed = 0,
-    quick: Annotated[bool, typer.Option("--quick", help="A smaller experiment, in seconds.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figures here (.png, .svg or .pdf).")] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
-) -> None:
-    """Run the experiments of a paper and print our figures next to the paper's."""
+def paper(name: str, seed: int, quick: bool, plot: Path | None, output: str) -> None:
+    """Run the experiments of a paper and print our figures next to the paper's.
+
+    \b
+    Examples:
+      shoal sim paper afs
+      shoal sim paper afs --quick --plot afs.png
+      shoal sim paper gandiva-fair -o json
+    """
     require("shoal sim paper", "sim")
-    so.check_output(output)
     module = module_of(name)
     if plot:
         check_plot(plot)
@@ -55,9 +54,6 @@ def paper(
         print_json(result)
     else:
         print("\n".join(part for line in module.render(result).splitlines() for part in fitted(line, room())))
-
-
-paper.__doc__ = f"{paper.__doc__}\n\n{EXAMPLES}"
 
 
 def fitted(line: str, width: int | None) -> list[str]:

@@ -3,29 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
-import typer
+import click
 
 from shoal.cli.extras import require
 
-EXAMPLES = """\b
-Examples:
-  shoal sim profile bert=bert/placements.csv:96 -o profiles.csv
-  shoal sim profile bert=bert/placements.csv:96 cifar10=cifar10/placements.csv:512 -o profiles.csv
-"""
 
-
-def profile(
-    measured: Annotated[
-        list[str],
-        typer.Argument(metavar="MODEL=FILE:BATCH...", help="Measured placements, and the global batch."),
-    ],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Where to write the profiles.")],
-) -> None:
+@click.command()
+@click.argument(
+    "measured",
+    nargs=-1,
+    required=True,
+    metavar="MODEL=FILE:BATCH...",
+    help="Measured placements, and the global batch.",
+)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, help="Where to write the profiles."
+)
+def profile(measured: tuple[str, ...], out: Path) -> None:
     """Make profiles that tell speed by GPUs and nodes from measurements in the form of Pollux' placements.csv.
 
     The file has `placement,local_bsz,step_time`: the GPUs on each node as digits, the batch of one GPU, seconds.
+
+    \b
+    Examples:
+      shoal sim profile bert=bert/placements.csv:96 -o profiles.csv
+      shoal sim profile bert=bert/placements.csv:96 cifar10=cifar10/placements.csv:512 -o profiles.csv
     """
     require("shoal sim profile", "sim")
     import polars as pl
@@ -61,6 +64,3 @@ def _parts(word: str) -> tuple[str, Path, float]:
     if not 0 < value < float("inf"):
         raise ShoalError(f"{word}: {batch!r} is not a global batch")
     return model, Path(path), value
-
-
-profile.__doc__ = f"{profile.__doc__}\n\n{EXAMPLES}"

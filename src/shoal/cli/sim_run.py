@@ -2,57 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from shoal.cli import sim_options as so
 from shoal.cli.extras import require
 from shoal.cli.out import decimal
 from shoal.cli.report import reported
 
-EXAMPLES = """\b
-Examples:
-  shoal sim run --sample --policy afs-l
-  shoal sim run jobs.csv -p profiles.csv --gpus 64 --policy fifo --option backfill=no
-  shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --policy gandiva-fair -o json
-  shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --placement moving:horizon_s=600
-"""
 
-
+@click.command()
+@so.common_options
+@click.option("--policy", default="afs-p", help="The policy; `shoal policy ls` lists them.")
+@click.option(
+    "--placement",
+    default="auto",
+    help="How GPUs are chosen: auto, pool, keep-and-pack, node-or-whole-nodes, moving, optimus, liquid, "
+    "liquid-batch, or your own. Options follow after colons: moving:horizon_s=600.",
+)
+@click.option(
+    "--costs",
+    default="none",
+    help="What a change of its share costs a job: none, restart, concurrent or suspend.",
+)
+@click.option(
+    "--knowledge",
+    default="true",
+    help="What the scheduler knows of speeds: true, wrong:ERROR or learned:NOISE.",
+)
+@click.option(
+    "--autoscale",
+    default="",
+    help="Search each job's size while it runs: efficiency:threshold=0.5, "
+    "utility:worth=10,0:at_s=0,3600, or your own heuristic.",
+)
+@click.option("--per-job", type=so.FILE, help="Write one row per job to this file (.csv, .parquet).")
+@so.output_option
 @reported
 def run(
-    jobs: so.Jobs = None,
-    policy: Annotated[str, typer.Option("--policy", help="`shoal policy ls` lists them.")] = "afs-p",
-    profiles: so.Profiles = None,
-    gpus: so.Gpus = None,
-    cluster: so.ClusterFile = None,
-    option: so.Option = None,
-    placement: so.PlacementWord = "auto",
-    seed: so.Seed = 0,
-    costs: so.CostKind = "none",
-    restart_s: so.RestartS = None,
-    prepare_s: so.PrepareS = None,
-    pause_s: so.PauseS = None,
-    knowledge: so.KnowledgeWord = "true",
-    whole_seconds: so.WholeSeconds = False,
-    interpolate: so.Interpolate = "time",
-    auto_gpus: so.AutoGpus = False,
-    autoscale: so.AutoscaleWord = "",
-    needs: so.Needs = None,
-    share: so.Share = False,
-    pre_schedule: so.PreSchedule = False,
-    servers: so.Servers = "beside",
-    per_job: Annotated[
-        Path | None, typer.Option(help="Write a row per job to this file (.csv, .parquet).")
-    ] = None,
-    output: Annotated[str, typer.Option("-o", "--output", help="table or json.")] = "table",
-    sample: so.Sample = False,
+    given: so.Given,
+    policy: str,
+    placement: str,
+    costs: str,
+    knowledge: str,
+    autoscale: str,
+    per_job: Path | None,
+    output: str,
 ) -> None:
-    """Run one policy over a trace in virtual time and print its figures."""
+    """Run one policy over a trace in virtual time and print its figures.
+
+    \b
+    Examples:
+      shoal sim run --sample --policy afs-l
+      shoal sim run jobs.csv -p profiles.csv --gpus 64 --policy fifo --option backfill=no
+      shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --policy gandiva-fair -o json
+      shoal sim run jobs.csv -p profiles.csv --cluster cluster.yaml --placement moving:horizon_s=600
+    """
     require("shoal sim run", "sim")
-    so.check_output(output)
     from shoal.cli.out import print_json, say
     from shoal.cli.sim_progress import Watch
     from shoal.core.words import counted
@@ -64,16 +73,13 @@ def run(
     so.check_one_each(
         {"--policy": policy, "--costs": costs, "--knowledge": knowledge, "--placement": placement}
     )
-    so.check_costs([costs], restart_s, prepare_s, pause_s)
-    setup = so.setup(
-        policy, jobs, profiles, gpus, cluster, sample,
-        option=option, seed=seed, costs=costs, restart_s=restart_s, prepare_s=prepare_s, pause_s=pause_s,
-        knowledge=knowledge, placement=placement, whole_seconds=whole_seconds, interpolate=interpolate,
-        auto_gpus=auto_gpus, autoscale=autoscale, needs=needs, share=share, pre_schedule=pre_schedule, servers=servers,
-    )  # fmt: skip
+    so.check_costs([costs], given)
+    setup = so.make_setup(
+        given, policy=policy, costs=costs, knowledge=knowledge, placement=placement, autoscale=autoscale
+    )
     if per_job:
         check_writable(per_job)
-        check_not_read(per_job, so.files_read(setup, option))
+        check_not_read(per_job, so.files_read(setup, given.option))
         check_table_name(per_job)
     inputs = load(setup)
     for line in remarks(setup, inputs):
@@ -88,7 +94,7 @@ def run(
         show(result.summary)
     if result.record.interrupted:
         say(f"interrupted: {result.summary['finished']:,} of {result.summary['jobs']:,} jobs had finished")
-        raise typer.Exit(stop.exit_code)
+        raise SystemExit(stop.exit_code)
     never = result.summary["jobs"] - result.summary["finished"]
     if never:
         say(f"{counted(never, 'job')} never ran, for want of a share")
@@ -108,7 +114,7 @@ def write_per_job(path: Path, record: Any) -> None:
             frame.write_csv(aside)
 
 
-ROWS = (
+ROWS: tuple[tuple[str, str | Callable[[dict[str, Any]], str]], ...] = (
     ("jobs finished", lambda s: f"{s['finished']:,} of {s['jobs']:,}"),
     ("average completion", "avg_jct_s"),
     ("median completion", "p50_jct_s"),
@@ -132,7 +138,7 @@ def show(summary: dict[str, Any]) -> None:
 
     rows = []
     for label, what in ROWS:
-        rows.append([label, what(summary) if callable(what) else duration(summary[what])])
+        rows.append([label, duration(summary[what]) if isinstance(what, str) else what(summary)])
     reached = f" (to {duration(summary['simulated_s'])})" if summary["interrupted"] else ""
     print(what_was_run(summary))
     table([f"{summary['policy']}{reached}", ""], rows, right=[1])
@@ -161,6 +167,3 @@ def what_was_run(summary: dict[str, Any]) -> str:
         *(name.replace("_", "-") for name in FLAGS if setup.get(name)),
     ]
     return ", ".join(parts)
-
-
-run.__doc__ = f"{run.__doc__}\n\n{EXAMPLES}"

@@ -3,47 +3,49 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from shoal.core.errors import ShoalError
 
 if TYPE_CHECKING:
     from shoal.server.api.models import JobSpec
 
-Gpus = Annotated[str | None, typer.Option("--gpus", "-g", help="GPUs: 4, a range 1..8, or auto.")]
-JobName = Annotated[str | None, typer.Option("--name", help="Name of the job. Default: from the command.")]
-Set = Annotated[list[str] | None, typer.Option("--set", help="Change a value of the file: --set gpus=1..4.")]
-File = Annotated[str, typer.Option("-f", "--file", help="Job file in YAML; - for standard input.")]
+name_option = click.option("--name", help="Name of the job. Default: from the command.")
+set_option = click.option(
+    "--set", "settings", multiple=True, help="Change a value of the file: --set gpus=1..4. Repeat for more."
+)
+file_option = click.option("-f", "--file", required=True, help="Job file in YAML; - for standard input.")
 
 #: What makes `python` in a job the `python` of the shell that submitted it.
 SHELL_ENV = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 
 
-def from_file(file: str, settings: list[str] | None, name: str | None) -> JobSpec:
+def from_file(file: str, settings: Sequence[str], name: str | None) -> JobSpec:
     """The job of a job file."""
-    from shoal import jobfile
+    from shoal.client import jobfile
 
     extra = [f"name={name}"] if name else []
-    return jobfile.job_spec(jobfile.with_settings(jobfile.read(file), [*(settings or []), *extra]))
+    return jobfile.job_spec(jobfile.with_settings(jobfile.read(file), [*settings, *extra]))
 
 
-def from_command(command: list[str], **given: Any) -> JobSpec:
+def from_command(command: Sequence[str], **given: Any) -> JobSpec:
     """The job of a command line; options that were not given are left to the server."""
-    from shoal import jobfile
+    from shoal.client import jobfile
 
-    data = {"command": command, "workdir": str(Path.cwd())} | {
+    data = {"command": list(command), "workdir": str(Path.cwd())} | {
         k: v for k, v in given.items() if v is not None
     }
     return jobfile.check(jobfile.Document("command line", data, {}, {}), _spec())
 
 
-def environment(settings: list[str] | None, option: str = "--env") -> dict[str, str]:
+def environment(settings: Sequence[str], option: str = "--env") -> dict[str, str]:
     """`NAME=value`, or `NAME` for its value here."""
     made = {}
-    for setting in settings or []:
+    for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals and name not in os.environ:
             raise ShoalError(f"{option} {name}: there is no such variable here; write {name}=value")
@@ -51,10 +53,10 @@ def environment(settings: list[str] | None, option: str = "--env") -> dict[str, 
     return made
 
 
-def numbers(settings: list[str] | None, option: str) -> dict[str, float]:
+def numbers(settings: Sequence[str], option: str) -> dict[str, float]:
     """`NAME=number`, several with commas; whether there is such a name is for the job's check to say."""
     made = {}
-    for setting in [part for word in settings or [] for part in word.split(",")]:
+    for setting in [part for word in settings for part in word.split(",")]:
         name, equals, value = setting.partition("=")
         try:
             made[name.strip()] = float(value)

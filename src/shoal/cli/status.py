@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output
+import click
+
+from shoal.cli.options import on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
 
 
+@click.command()
+@output_option
 @on_server
 def status(client: Client, output: Output) -> None:
     """Where the server is, its GPUs, its policy, and its jobs. Exit code 6 if none answers."""

@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import sys
 import uuid
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile, Yes
+from shoal.cli.options import Connect, output_option, server_options, yes_option
+from shoal.cli.out import Output
 from shoal.cli.report import reported
-from shoal.cli.spec_options import File, JobName, Set
+from shoal.cli.spec_options import file_option, name_option, set_option
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import JobSpec
 
 
+@click.command()
+@file_option
+@name_option
+@set_option
+@click.option("-d", "--detach", is_flag=True, help="Submit, and do not stay.")
+@click.option("--idempotency-key", help="Submitting again with the same key makes no second job.")
+@yes_option
+@output_option
+@server_options
 @reported
 def submit(
-    file: File,
-    name: JobName = None,
-    settings: Set = None,
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Submit, and do not stay.")] = False,
-    idempotency_key: Annotated[
-        str | None, typer.Option(help="Submitting again with the same key makes no second job.")
-    ] = None,
-    yes: Yes = False,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
+    connect: Connect,
+    file: str,
+    name: str | None,
+    settings: tuple[str, ...],
+    detach: bool,
+    idempotency_key: str | None,
+    yes: bool,
+    output: Output,
 ) -> None:
     """Submit a job file: show what it would do and ask, then stay with the job and end as it ends.
 
@@ -38,7 +44,6 @@ def submit(
 
     Exit codes: 0 succeeded, 100 failed, 103 cancelled; 7 if the file or the server refuses it.
     """
-    from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.plan import describe
     from shoal.cli.spec_options import from_file
@@ -47,12 +52,12 @@ def submit(
     if file == "-" and not yes:
         raise ShoalError("a job file from standard input needs -y, because nothing can be asked then")
     spec = from_file(file, settings, name)
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         if not yes and output.for_people and sys.stdin.isatty() and sys.stderr.isatty():
             say(describe(client.plan(spec)))
-            if not typer.confirm("Submit it?", default=True, err=True):
-                raise typer.Exit(0)
-        raise typer.Exit(hand_in(client, spec, detach=detach, output=output, key=idempotency_key))
+            if not click.confirm("Submit it?", default=True, err=True):
+                raise SystemExit(0)
+        raise SystemExit(hand_in(client, spec, detach=detach, output=output, key=idempotency_key))
 
 
 def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key: str | None = None) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from shoal.cli.lazy import LazyGroup
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output
+from shoal.cli.options import on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -21,6 +21,8 @@ COMMANDS = {
 GROUP = LazyGroup("token", COMMANDS, "Tokens: what people and programs show to the server.")
 
 
+@click.command()
+@output_option
 @on_server
 def ls(client: Client, output: Output) -> None:
     """The tokens there are (your own; all of them for admins), without their text."""
@@ -47,14 +49,13 @@ def ls(client: Client, output: Output) -> None:
     print_table(["ID", "USER", "AGE", "LAST USED", "EXPIRES", "LABEL"], rows, wide=output is Output.WIDE)
 
 
+@click.command()
+@click.option("--user", help="Whose it is. Default: yours.")
+@click.option("--label", default="", help="What it is for.")
+@click.option("--expires", help="Worthless after: 12h, 30d.")
+@output_option
 @on_server
-def create(
-    client: Client,
-    output: Output,
-    user: Annotated[str | None, typer.Option(help="Whose it is. Default: yours.")] = None,
-    label: Annotated[str, typer.Option(help="What it is for.")] = "",
-    expires: Annotated[str | None, typer.Option(help="Worthless after: 12h, 30d.")] = None,
-) -> None:
+def create(client: Client, output: Output, user: str | None, label: str, expires: str | None) -> None:
     """Make a token. It is printed this once: only its hash is kept.
 
     Example: shoal token create --user ada > ada.token; then SHOAL_TOKEN_FILE=ada.token shoal ps
@@ -72,11 +73,10 @@ def create(
         print_document(output, made, made.token)
 
 
+@click.command()
+@click.argument("token_id", type=click.IntRange(min=0), metavar="ID", help="Number of the token.")
 @on_server
-def rm(
-    client: Client,
-    token_id: Annotated[int, typer.Argument(metavar="ID", help="Number of the token.", min=0)],
-) -> None:
+def rm(client: Client, token_id: int) -> None:
     """Make a token worthless from now on."""
     from shoal.cli.out import say
 

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO
 
-import typer
+import click
 
-from shoal.cli.options import Home, Out, Output, policy_names
+from shoal.cli.options import home_option, output_option, policy_names
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 #: Exit codes of the server (docs/api.md) as ours: a port in use is a conflict like a home in use.
@@ -19,32 +21,37 @@ EXIT_CODES = {2: 2, 5: 5, 9: 5}
 LOG_BYTES = 10 << 20
 
 
+@click.command()
+@click.option("--gpus", type=click.IntRange(min=1), help="Virtual GPUs, on the CPU. Default: the real ones.")
+@click.option("--policy", shell_complete=policy_names, help="How to share them; see shoal policy ls.")
+@click.option("--policy-option", multiple=True, help="NAME=value; repeat for more.")
+@click.option(
+    "--share/--no-share", default=None, help="Jobs that wait may be guests on GPUs of others; see docs."
+)
+@click.option(
+    "--pre-schedule/--no-pre-schedule", default=None, help="The next job prepares where one ends soon."
+)
+@click.option("--host", help="Address to listen on. Default: this machine only.")
+@click.option("--port", type=click.IntRange(min=0, max=65535), help="Default: a free one.")
+@click.option("--database", help="postgresql://... instead of a file.")
+@click.option("--foreground", is_flag=True, help="Stay here; Ctrl-C ends it.")
+@click.option("--timeout", default="60s", help="How long to wait until it answers.")
+@output_option
+@home_option
 @reported
 def up(
-    gpus: Annotated[
-        int | None, typer.Option(min=1, help="Virtual GPUs, on the CPU. Default: the real ones.")
-    ] = None,
-    policy: Annotated[
-        str | None, typer.Option(help="How to share them; see shoal policy ls.", autocompletion=policy_names)
-    ] = None,
-    policy_option: Annotated[list[str] | None, typer.Option(help="NAME=value; repeat for more.")] = None,
-    share: Annotated[
-        bool | None,
-        typer.Option("--share/--no-share", help="Jobs that wait may be guests on GPUs of others; see docs."),
-    ] = None,
-    pre_schedule: Annotated[
-        bool | None,
-        typer.Option("--pre-schedule/--no-pre-schedule", help="The next job prepares where one ends soon."),
-    ] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Address to listen on. Default: this machine only.")
-    ] = None,
-    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Default: a free one.")] = None,
-    database: Annotated[str | None, typer.Option(help="postgresql://... instead of a file.")] = None,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay here; Ctrl-C ends it.")] = False,
-    timeout: Annotated[str, typer.Option(help="How long to wait until it answers.")] = "60s",
-    output: Out = Output.TABLE,
-    home: Home = None,
+    gpus: int | None,
+    policy: str | None,
+    policy_option: tuple[str, ...],
+    share: bool | None,
+    pre_schedule: bool | None,
+    host: str | None,
+    port: int | None,
+    database: str | None,
+    foreground: bool,
+    timeout: str,
+    output: Output,
+    home: Path | None,
 ) -> None:
     """Start the control plane in the background, and say where it is. `shoal down` ends it."""
     from shoal.cli.extras import require
@@ -74,7 +81,7 @@ def _command(
     home: Path,
     gpus: int | None,
     policy: str | None,
-    policy_options: list[str] | None,
+    policy_options: Sequence[str],
     host: str | None,
     port: int | None,
     database: str | None,
@@ -88,14 +95,14 @@ def _command(
         "--database": database,
     }.items():
         made += [name, str(value)] if value is not None else []
-    for option in policy_options or []:
+    for option in policy_options:
         made += ["--policy-option", option]
     return made
 
 
 def _refuse_unused(home: Path, given: dict[str, object]) -> None:
     """What a server is started with cannot be changed while it runs."""
-    from shoal.client_errors import Conflict
+    from shoal.client.errors import Conflict
 
     unused = [option for option, value in given.items() if value]
     if unused:
@@ -108,8 +115,8 @@ def _refuse_unused(home: Path, given: dict[str, object]) -> None:
 def _running(home: Path) -> str | None:
     """The address of the server of this home, if one answers."""
     from shoal.client import Client
-    from shoal.client_errors import ClientError
-    from shoal.connection import server_file
+    from shoal.client.connection import server_file
+    from shoal.client.errors import ClientError
 
     try:
         address = str(server_file(home)["address"])
@@ -121,7 +128,7 @@ def _running(home: Path) -> str | None:
 
 def _start(command: list[str], home: Path, limit_s: float) -> None:
     """In a session of its own, so that it outlives this terminal; what it says goes to server.log."""
-    from shoal.client_errors import ClientError, TimedOut
+    from shoal.client.errors import ClientError, TimedOut
 
     log = _open_log(home)
     with log:
@@ -180,7 +187,7 @@ def _tell(
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.client import Client
-    from shoal.client_errors import Conflict
+    from shoal.client.errors import Conflict
 
     with Client(home=home) as client:
         status = client.status()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from shoal.cli.lazy import LazyGroup
-from shoal.cli.on_server import on_server
-from shoal.cli.options import Output, Yes
+from shoal.cli.options import on_server, output_option, yes_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -23,9 +23,9 @@ COMMANDS = {
 }
 GROUP = LazyGroup("user", COMMANDS, "Users: who may use the cluster, and the weight of their claim.")
 
-UserName = Annotated[str, typer.Argument(metavar="NAME", help="Name of the user.")]
-Tickets = Annotated[float | None, typer.Option(help="The weight of their claim on the GPUs.")]
-RoleName = Annotated[str | None, typer.Option(help="viewer, user or admin.")]
+name_argument = click.argument("name", metavar="NAME", help="Name of the user.")
+tickets_option = click.option("--tickets", type=float, help="Weight of the user's claim on the GPUs.")
+role_option = click.option("--role", help="viewer, user or admin.")
 
 
 def _print(found: User | list[User], output: Output) -> None:
@@ -43,31 +43,42 @@ def _print(found: User | list[User], output: Output) -> None:
         print_document(output, document, [user.name for user in users])
 
 
+@click.command()
+@output_option
 @on_server
 def ls(client: Client, output: Output) -> None:
     """The users."""
     _print(client.users(), output)
 
 
+@click.command()
+@name_argument
+@output_option
 @on_server
-def show(client: Client, name: UserName, output: Output) -> None:
+def show(client: Client, name: str, output: Output) -> None:
     """One user."""
     _print(client.user(name), output)
 
 
+@click.command()
+@name_argument
+@role_option
+@tickets_option
+@output_option
 @on_server
-def create(
-    client: Client, name: UserName, output: Output, role: RoleName = None, tickets: Tickets = None
-) -> None:
+def create(client: Client, name: str, output: Output, role: str | None, tickets: float | None) -> None:
     """Add a user. Then give them a token: shoal token create --user NAME."""
     user = client.create_user(name, role=role or "user", tickets=1.0 if tickets is None else tickets)
     _print(user, output)
 
 
+@click.command("set")
+@name_argument
+@role_option
+@tickets_option
+@output_option
 @on_server
-def set_(
-    client: Client, name: UserName, output: Output, role: RoleName = None, tickets: Tickets = None
-) -> None:
+def set_(client: Client, name: str, output: Output, role: str | None, tickets: float | None) -> None:
     """Change a user's role or tickets; tickets count from the next decision, which is now."""
     from shoal.core.errors import ShoalError
 
@@ -76,8 +87,11 @@ def set_(
     _print(client.change_user(name, role=role, tickets=tickets), output)
 
 
+@click.command()
+@name_argument
+@yes_option
 @on_server
-def rm(client: Client, name: UserName, yes: Yes = False) -> None:
+def rm(client: Client, name: str, yes: bool) -> None:
     """Remove a user and their tokens."""
     from shoal.cli.out import say
     from shoal.cli.several import confirmed

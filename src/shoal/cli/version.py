@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from shoal.cli.options import Home, Out, Output, Server, TokenFile
+import click
+
+from shoal.cli.options import Connect, output_option, server_options
+from shoal.cli.out import Output
 
 
-def version(
-    output: Out = Output.TABLE, home: Home = None, server: Server = None, token_file: TokenFile = None
-) -> None:
+@click.command()
+@output_option
+@server_options
+def version(connect: Connect, output: Output) -> None:
     """The version of this program, and of the server if one answers."""
     from shoal import __version__
-    from shoal.cli.options import connect
     from shoal.cli.out import print_json
-    from shoal.client_errors import ClientError
+    from shoal.client.errors import ClientError
 
     try:
-        with connect(home, server, token_file, timeout_s=2.0) as client:
+        with connect(timeout_s=2.0) as client:
             there = client.status().version
     except ClientError:
         there = None

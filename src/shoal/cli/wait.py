@@ -4,33 +4,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.options import Home, JobArg, Out, Output, Server, TokenFile
+from shoal.cli.options import Connect, job_argument, output_option, server_options
+from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
     from shoal.server.api.models import Job
 
 
+@click.command()
+@job_argument
+@click.option("--for", "until", default="done", help="done, running, paused, or size=N.")
+@click.option("--timeout", help="Give up after: 30s, 2h. Exit code 124.")
+@output_option
+@server_options
 @reported
-def wait(
-    job: JobArg,
-    until: Annotated[str, typer.Option("--for", help="done, running, paused, or size=N.")] = "done",
-    timeout: Annotated[str | None, typer.Option(help="Give up after: 30s, 2h. Exit code 124.")] = None,
-    output: Out = Output.TABLE,
-    home: Home = None,
-    server: Server = None,
-    token_file: TokenFile = None,
-) -> None:
+def wait(connect: Connect, job: str, until: str, timeout: str | None, output: Output) -> None:
     """Wait for a job. Exit codes: 0 succeeded (or as wished), 100 failed, 103 cancelled, 124 time is up.
 
     101: it is over, or can no longer become what was waited for.
     """
     from shoal.cli.follow import NOT_FINISHED, Terminated, detach, detachable, ending, exit_code
-    from shoal.cli.options import connect
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.cli.times import seconds
@@ -38,13 +36,13 @@ def wait(
 
     wished = _condition(until)
     limit_s = seconds(timeout) if timeout is not None else None
-    with connect(home, server, token_file) as client:
+    with connect() as client:
         found = client.job(job)
         try:
             with detachable():
                 found = client.wait(found.id, wished, timeout_s=limit_s)
         except (KeyboardInterrupt, Terminated) as why:
-            raise typer.Exit(detach(found, why)) from None
+            raise SystemExit(detach(found, why)) from None
     if output.for_people:
         say(
             ending(found)
@@ -54,9 +52,9 @@ def wait(
     else:
         print_document(output, found, found.name)
     if until != "done" and wished(found):
-        raise typer.Exit(0)
+        raise SystemExit(0)
     code = exit_code(found)
-    raise typer.Exit(NOT_FINISHED if until != "done" and code == 0 else code)
+    raise SystemExit(NOT_FINISHED if until != "done" and code == 0 else code)
 
 
 def _condition(text: str) -> Callable[[Job], bool]:

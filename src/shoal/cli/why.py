@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from shoal.cli.on_server import on_server
-from shoal.cli.options import JobArg, Output
+from shoal.cli.options import job_argument, on_server, output_option
+from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import Estimate, JobRef, Preemption, Why
 
 
+@click.command()
+@job_argument
+@click.option("--at", help="Why it was so then: 10m (ago), or a time.")
+@click.option("--preempted", is_flag=True, help="Who last took GPUs from it, and by which rule.")
+@click.option("-v", "--verbose", is_flag=True, help="And the last decisions about it.")
+@output_option
 @on_server
-def why(
-    client: Client,
-    job: JobArg,
-    output: Output,
-    at: Annotated[str | None, typer.Option(help="Why it was so then: 10m (ago), or a time.")] = None,
-    preempted: Annotated[
-        bool, typer.Option("--preempted", help="Who last took GPUs from it, and by which rule.")
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="And the last decisions about it.")
-    ] = False,
-) -> None:
+def why(client: Client, job: str, output: Output, at: str | None, preempted: bool, verbose: bool) -> None:
     """Why a job waits or is not larger: a sentence, the evidence, who is ahead, when, and what would help."""
     from shoal.cli.report import print_document
     from shoal.cli.times import since

@@ -19,21 +19,21 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job has completed its work. Its GPUs are free."""
+    """A job has ended by itself; its GPUs are free. It gets no command."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """A job was cancelled. Its GPUs are free."""
+    """A job was cancelled; whoever reports this stops its workers. It gets no command."""
 
     job_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The owner holds a job, or releases it."""
+    """The owner holds a job (`held`) or releases it. A job that is held gets a command to pause."""
 
     job_id: int
     held: bool
@@ -71,7 +71,7 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node is lost or drained. Jobs on it lose its GPUs."""
+    """A node failed or is drained. The jobs on it lose their GPUs there, and each gets a command."""
 
     node: int
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -36,17 +37,38 @@ _share = lru_cache(4096)(Share)
 VERBS = ("pause", "shrink", "grow", "migrate", "start", "resume")
 PAUSE, SHRINK, GROW, MIGRATE, START, RESUME = range(len(VERBS))
 
-#: The columns of `Plan.changes`. ROW is the row of the job in the view at the time of the decision.
+#: A change of share as a line of numbers: the columns of `Plan.changes`. `ROW` is the job's row in the view when the
+#: plan was made, or -1 for a job that is held and has no row.
 CHANGE_COLUMNS = 7
 ROW, JOB, GPUS, TYPE, SERVERS, GENERATION, VERB = range(CHANGE_COLUMNS)
 NO_CHANGES: NDArray[np.int64] = np.empty((0, CHANGE_COLUMNS), np.int64)
 
 
+class CauseKind(enum.StrEnum):
+    """Why a share changes."""
+
+    DECIDED = "Decided"  #: the policy or the placement changed it
+    HELD = "Held"  #: the owner holds the job
+    NODE_LOST = "NodeLost"  #: a node of the job was lost or drained
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why a command was given. `event` is the number of the event that forced the change, if one did."""
+
+    kind: CauseKind = CauseKind.DECIDED
+    event: int | None = None
+    node: int | None = None
+
+
+DECIDED = Cause()
+
+
 @dataclass(frozen=True, slots=True)
 class Reconfigure:
-    """The only command that changes a job's workers: reconfigure to `generation` with this share and placement.
+    """The one command that changes a job's workers: move it to `generation` with this share and placement.
 
-    Start, grow, shrink, migrate, pause and resume are all this command; `verb` names which one, for display.
+    Start, grow, shrink, migrate, pause and resume are all this command; `verb` names the case.
     """
 
     job: int
@@ -54,8 +76,9 @@ class Reconfigure:
     share: Share
     placement: Placement
     verb: str
-    #: Number of the plan that contains it; the causes are the events of that plan.
+    #: Number of the plan that contains it; `Plan.causes` are the events that led to the plan.
     plan: int
+    cause: Cause = DECIDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,27 +97,38 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The result of one cycle: commands to carry out, and the time of the next decision."""
+    """The result of one cycle: the commands to carry out, and when to be called again.
+
+    The commands are the whole difference between the shares and placements before the cycle's events and those
+    after its decision, for every job that is still there. A job that finished or was cancelled has left with its
+    share; it gets no command.
+    """
 
     number: int
     now_s: float
-    #: [change, column]: the changes as numbers, those that release GPUs first.
+    #: [change, column]: the changes as numbers, releases first.
     changes: NDArray[np.int64]
-    #: When the policy decides again even if no event occurs; infinity for never.
+    #: When the policy wants to decide again if no event comes first; infinity for never.
     wake_s: float
-    #: Ids of the events that caused this plan.
+    #: Numbers of the events that led to this plan.
     causes: range
-    #: Names of the GPU types by index, and the placements of the jobs that change (empty in a pool).
+    #: The names behind the type numbers in `changes`.
     gpu_types: tuple[str, ...]
+    #: The placements of the jobs that change; empty in a pool.
     where: Mapping[int, Placement]
+    #: By job: changes that an event forced, rather than the policy.
+    forced: Mapping[int, Cause] = field(default_factory=dict)
 
     @cached_property
     def commands(self) -> tuple[Reconfigure, ...]:
-        """The changes as commands. Built on first access, because most simulations only use the numbers."""
+        """The changes as objects. Built on demand, because most simulations read `changes`."""
         return tuple([self._command(*change) for change in self.changes.tolist()])
 
     def _command(
         self, row: int, job: int, gpus: int, gpu_type: int, servers: int, generation: int, verb: int
     ) -> Reconfigure:
         share = _share(gpus, self.gpu_types[gpu_type], servers) if gpus else NO_SHARE
-        return Reconfigure(job, generation, share, self.where.get(job, ()), VERBS[verb], self.number)
+        where = self.where.get(job, ())
+        return Reconfigure(
+            job, generation, share, where, VERBS[verb], self.number, self.forced.get(job, DECIDED)
+        )

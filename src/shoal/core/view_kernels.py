@@ -191,6 +191,9 @@ def go_on(
     """See `View.go_on`. Write the end of each changed row to `ends`."""
     for i in range(len(changes)):
         row, gpus = changes[i, ROW], changes[i, GPUS]
+        if row < 0:  # the job is held and has no row
+            ends[i] = np.inf
+            continue
         done = floats[_RATE, row] * max(now_s - floats[_SETTLED_S, row], 0.0)
         left = max(floats[_REMAINING, row] - done, 0.0)
         rate = speeds[ints[_SPEED_AT + changes[i, TYPE], row] + gpus] if gpus > 0 else 0.0

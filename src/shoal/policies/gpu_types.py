@@ -202,7 +202,7 @@ def _largest(numbers: NDArray[np.int64]) -> int:
     most = numbers[0]
     for number in numbers:
         most = max(most, number)
-    return most
+    return int(most)
 
 
 @kernel

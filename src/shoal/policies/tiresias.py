@@ -143,7 +143,7 @@ class TiresiasL(CountPolicy):
                     due,
                 )
                 wake = min(wake, float(due.min()))
-        return max(wake, np.nextafter(now_s, np.inf))
+        return max(wake, float(np.nextafter(now_s, np.inf)))
 
     def evidence(self, view: View, row: int, now_s: float) -> dict[str, float | int | str]:
         return {

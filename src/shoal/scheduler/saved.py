@@ -64,7 +64,7 @@ def restore(
         int(i): tuple((int(n), int(g)) for n, g in where) for i, where in saved["placements"].items()
     }
     for i, (gpus, why) in saved.get("caps", {}).items():
-        scheduler._take_in(Capped(int(i), gpus, why), 0.0)
+        scheduler.take_in(Capped(int(i), gpus, why), 0.0)
     scheduler.lose_nodes(saved["lost_nodes"])
     scheduler.plans = saved["plans"]
     scheduler.events_seen = saved["events_seen"]

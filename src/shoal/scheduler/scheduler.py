@@ -28,25 +28,39 @@ from shoal.core.events import (
     Timer,
 )
 from shoal.core.job import GpuRange, Job
-from shoal.core.plan import GPUS, JOB, NO_CHANGES, NO_SHARE, Outcome, Placement, Plan, Share
+from shoal.core.plan import (
+    GPUS,
+    JOB,
+    NO_CHANGES,
+    NO_SHARE,
+    Cause,
+    CauseKind,
+    Outcome,
+    Placement,
+    Plan,
+    Share,
+)
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason
 from shoal.core.supply import Supply
 from shoal.core.view import View
+from shoal.core.view_kernels import INTS
 from shoal.placement.placer import Placed, Placer, PoolPlacer
 from shoal.policies.base import Policy
 from shoal.scheduler.contract import checked
+from shoal.scheduler.difference import After, Before, share_of, whole_difference
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
 from shoal.scheduler.left_over import give_left_over
 
-#: So many profiles are kept in any case.
+#: Speed tables are rebuilt when they hold more profiles than this and four per active job.
 _FEW_PROFILES = 1000
-#: So often what a placement could not use is offered to others, in one decision.
+#: Maximum rounds per decision in which GPUs that could not be placed are offered to other jobs.
 _ROUNDS = 4
+_GENERATION = INTS.index("generation")
 
 
 class Scheduler:
-    """Decides for one cluster. All state is here and is changed only by `step` and `observe`."""
+    """Decides for one cluster. Its state changes only through `step`, `take_in` and `observe`."""
 
     def __init__(
         self,
@@ -64,11 +78,11 @@ class Scheduler:
         self.view = View(cluster.gpu_types, cluster.total_gpus, policy.columns)
         self.jobs: dict[int, Job] = {}
         self.profiles: dict[int, Profile] = {}
-        #: Where each running job is; only kept where the cluster has nodes to tell apart.
+        #: The placement of each running job; empty for a pool.
         self.placements: dict[int, Placement] = {}
-        #: Jobs their owners hold back, with what is known of them.
+        #: Jobs that their owners hold, each with its row of the view.
         self.held: dict[int, tuple[FloatArray, IntArray]] = {}
-        #: Jobs that the autoscaler holds at a size below their owner's maximum.
+        #: Jobs that the autoscaler limits to a size below their owner's maximum.
         self.caps: dict[int, Capped] = {}
         self.lost_nodes: set[int] = set()
         self.plans = 0
@@ -76,33 +90,43 @@ class Scheduler:
         self._users = {user.name: i for i, user in enumerate(cluster.users)}
         self._decision: Decision | None = None
         self._cut: dict[int, int] = {}
+        #: Jobs that lost GPUs to an event since the last plan, with what they had before.
+        self._before: dict[int, Before] = {}
+        #: Number of the first event that is in no plan yet.
+        self._first_event = 0
 
     # -- the cycle ---------------------------------------------------------------------------------
 
     def step(self, now_s: float, events: Sequence[Event]) -> Plan:
         """One cycle. Read it top to bottom."""
         # 1. take in the events, and 2. bring the view up to date
-        first_event = self.events_seen
         for event in events:
-            self._take_in(event, now_s)
-        self.events_seen += len(events)
+            self.take_in(event, now_s)
         view = self.view
         view.now_s = now_s
         if self.cool_down_s and (wake_s := self._cooling_until(now_s, events)) > now_s:
-            return self._plan(now_s, NO_CHANGES, wake_s, first_event, {})
+            return self._plan(now_s, NO_CHANGES, wake_s, {})
         # 3. ask the policy for shares
         decision = self.policy.decide(view, self.supply, now_s)
         decision = checked(self.policy, decision, view, self.supply, now_s)
         # 4. ask the placement for GPUs, keeping what can be kept
         decision, placed = self._place(decision)
-        # 5. compare with what is: the difference is the plan
+        # 5. compare with what was before the events: the difference is the plan
         changes = view.set_shares(
             decision.gpus, decision.gpu_type, decision.servers, self._moved(placed.placements), now_s
         )
         # 6. emit commands; reasons are read off the same state, see `outcome`
         self._decision, self._cut = decision, placed.cut
         where = self._put(changes, placed.placements) if self.placements or placed.placements else {}
-        return self._plan(now_s, changes, decision.wake_s, first_event, where)
+        return self._plan(now_s, changes, decision.wake_s, where)
+
+    def take_in(self, event: Event, now_s: float) -> None:
+        """Take in an event without deciding. The changes that it forces are in the next plan."""
+        handler = _HANDLERS.get(type(event))
+        if handler is None:
+            raise TypeError(f"not an event: {event!r}")
+        handler(self, event, now_s)
+        self.events_seen += 1
 
     def _place(self, decision: Decision) -> tuple[Decision, Placed]:
         """What becomes of a decision on the nodes: shares that fit nowhere are cut, and others get what is left."""
@@ -132,16 +156,25 @@ class Scheduler:
         return replace(decision, gpus=gpus)
 
     def _plan(
-        self,
-        now_s: float,
-        changes: NDArray[np.int64],
-        wake_s: float,
-        first_event: int,
-        where: dict[int, Placement],
+        self, now_s: float, changes: NDArray[np.int64], wake_s: float, where: dict[int, Placement]
     ) -> Plan:
+        forced: dict[int, Cause] = {}
+        if self._before:
+            after = {job_id: self._after(job_id) for job_id in self._before}
+            changes = whole_difference(changes, self._before, after)
+            where = where | {job_id: now.placement for job_id, now in after.items() if now.placement}
+            forced = {job_id: was.cause for job_id, was in self._before.items()}
+            self._before = {}
+        causes = range(self._first_event, self.events_seen)
+        self._first_event = self.events_seen
         self.plans += 1
-        causes = range(first_event, self.events_seen)
-        return Plan(self.plans - 1, now_s, changes, wake_s, causes, self.cluster.gpu_types, where)
+        return Plan(self.plans - 1, now_s, changes, wake_s, causes, self.cluster.gpu_types, where, forced)
+
+    def _after(self, job_id: int) -> After:
+        if job_id not in self.held:
+            return share_of(self.view, job_id, self.placements)
+        _, ints = self.held[job_id]
+        return After(-1, int(ints[_GENERATION]))
 
     def _cooling_until(self, now_s: float, events: Sequence[Event]) -> float:
         """When only measurements changed, jobs that were just resized are left alone for a while."""
@@ -175,12 +208,6 @@ class Scheduler:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event, now_s: float) -> None:
-        handler = _HANDLERS.get(type(event))
-        if handler is None:
-            raise TypeError(f"not an event: {event!r}")
-        handler(self, event, now_s)
-
     def _on_submitted(self, event: Submitted, now_s: float) -> None:
         job = event.job
         if job.iterations is None and not self.policy.takes_unknown_lengths:
@@ -204,7 +231,7 @@ class Scheduler:
     def _on_held(self, event: Held, now_s: float) -> None:
         if event.held and event.job_id in self.view:
             row = self.view.row(event.job_id)
-            self._release(row, now_s)
+            self._release(row, Cause(CauseKind.HELD, self.events_seen), now_s)
             self.held[event.job_id] = self.view.park(event.job_id)
             self.policy.left(event.job_id, now_s)
         elif not event.held and event.job_id in self.held:
@@ -313,11 +340,20 @@ class Scheduler:
             return  # it ended before this scheduler knew of it: a late message, not a mistake
         self.placements.pop(job_id, None)
         self.caps.pop(job_id, None)
+        self._before.pop(job_id, None)
         del self.jobs[job_id], self.profiles[job_id]
 
-    def _release(self, row: int, now_s: float) -> None:
-        """The row gives all its GPUs back, outside of a decision."""
+    def revoke(self, job_id: int, node: int, now_s: float) -> None:
+        """Take all GPUs from a job whose node no longer offers them. The next plan contains the command."""
+        self._release(self.view.row(job_id), Cause(CauseKind.NODE_LOST, None, node), now_s)
+
+    def _release(self, row: int, cause: Cause, now_s: float) -> None:
+        """Take all GPUs from the row, because of an event. `_plan` turns this into a command."""
         view = self.view
+        job_id = int(view.job_ids[row])
+        if view.gpus[row] and job_id not in self._before:
+            had = share_of(view, job_id, self.placements)
+            self._before[job_id] = Before(had.gpus, had.gpu_type, had.servers, had.placement, cause)
         view.attained_gpu_s[row] += view.gpus[row] * (now_s - view.changed_s[row])
         view.changed_s[row] = now_s
         view.remaining[row] = view.remaining_now(now_s)[row]
@@ -326,15 +362,15 @@ class Scheduler:
         view.gpus[row] = view.servers[row] = 0
         view.gpu_type[row] = -1
         view.generation[row] += 1
-        self.placements.pop(int(view.job_ids[row]), None)
+        self.placements.pop(job_id, None)
 
     def _lose(self, row: int, node: int, now_s: float) -> None:
-        """The row's GPUs on a lost node are gone: the survivors go on if they are enough, else it waits."""
+        """Take the row's GPUs on a lost node. The job keeps the others if they are enough for it."""
         job_id = int(self.view.job_ids[row])
         rest = tuple((n, g) for n, g in self.placements[job_id] if n != node)
         left = sum(g for _, g in rest)
         gpu_type = self.view.gpu_type[row]
-        self._release(row, now_s)
+        self._release(row, Cause(CauseKind.NODE_LOST, self.events_seen, node), now_s)
         if self.policy.elastic and left >= self.view.min_gpus[row]:
             self.view.gpus[row], self.view.gpu_type[row] = left, gpu_type
             self.view.servers[row] = left * self.view.is_ps[row]

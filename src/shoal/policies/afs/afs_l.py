@@ -122,8 +122,8 @@ def _terms(
 def _is_longer(a: int, b: int, share: IntArray, length: FloatArray) -> bool:
     """Whether job a has more time remaining than job b; a job without a share has more than one with a share."""
     if (share[a] == 0) != (share[b] == 0):
-        return share[a] == 0
-    return length[a] > length[b]
+        return bool(share[a] == 0)
+    return bool(length[a] > length[b])
 
 
 @kernel

@@ -24,7 +24,7 @@ def _time_lost(remaining: float, speeds: FloatArray, at: int, gpus: int, cap: in
     """L(n+1) - L(n), the negative of what one more GPU saves; 0 at the cap, where there is none to get."""
     if gpus >= cap:
         return 0.0
-    return remaining / speeds[at + gpus + 1] - remaining / speeds[at + gpus]
+    return float(remaining / speeds[at + gpus + 1] - remaining / speeds[at + gpus])
 
 
 @kernel

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, overload
 
-from shoal.executors.shim import boot_id
+from shoal.executors.keeper import boot_id
 
 if TYPE_CHECKING:
     from shoal.server.store.store import Store

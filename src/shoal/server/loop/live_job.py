@@ -79,7 +79,7 @@ class LiveJob:
     resize: Resize
     model: str
     life: Life
-    #: The share last decided: GPUs by node index.
+    #: The share that was last decided, as GPUs by node index. Only `targets` sets it.
     target: dict[int, int] = field(default_factory=dict)
     gpu_type: str | None = None
     generation: int = 0
@@ -120,8 +120,15 @@ class LiveJob:
     refused: int = 0
 
     @property
+    def wanted(self) -> dict[int, int]:
+        """The GPUs by node that the job is to have now: its target, unless it is held, cancelled or over."""
+        if self.life.state in (JobState.PAUSED, JobState.STOPPING) or self.is_over:
+            return {}
+        return self.target
+
+    @property
     def target_gpus(self) -> int:
-        return sum(self.target.values())
+        return sum(self.wanted.values())
 
     @property
     def gpus(self) -> int:
@@ -153,7 +160,7 @@ class LiveJob:
             "gpus": life.gpus,
             "target_gpus": self.target_gpus,
             "gpu_type": self.gpu_type,
-            "target": sorted([node, gpus] for node, gpus in self.target.items()),
+            "target": sorted([node, gpus] for node, gpus in self.wanted.items()),
             "generation": self.generation,
             "coordinator": self.coordinator,
             "progress": self.progress.to_dict() | self._memory(),

@@ -1,13 +1,4 @@
-"""`shoal.Client`: the verbs of the command line, typed, for Python.
-
-import shoal
-
-with shoal.Client() as client:                       # the server of this machine
-    job = client.submit(shoal.JobSpec(command=["python", "train.py"], workdir="/home/ada", gpus="1..8"))
-    for line in client.follow_logs(job.id):          # over resizes, restarts and lost connections
-        print(line.rank, line.text)
-    print(client.job(job.id).state, client.why(job.id).sentence)
-"""
+"""`Client`: one method per request of the API."""
 
 from __future__ import annotations
 
@@ -15,15 +6,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 
-from shoal.client_errors import ClientError, TimedOut
-from shoal.connection import Connection, made, parsed, segment
+from shoal.client.connection import Connection, made, parsed, segment
+from shoal.client.errors import ClientError, TimedOut
 from shoal.server.api import models as m
 
 JobId = int | str
 
 
 class Client(Connection):
-    """The verbs. Every call raises a `ClientError` with a one-line message and an exit code."""
+    """A client of one server. Every method raises a `ClientError` with a one-line message and an exit code."""
 
     def __enter__(self) -> Client:
         return self
@@ -111,7 +102,7 @@ class Client(Connection):
         if until(now) or now.state.is_final:
             return now
         for event in self.watch_events(job=now.id, cursor=cursor, deadline=deadline):
-            if event is not None and event.job == now.id:
+            if event.job == now.id:
                 now = self.job(now.id)
                 if until(now) or now.state.is_final:
                     return now
@@ -145,8 +136,6 @@ class Client(Connection):
         """Lines as they are written, until the job is over: over resizes, restarts and lost connections."""
         query = {"rank": rank, "attempt": attempt, "since": since, "tail": tail}
         for message in self.stream(_job(job, "logs/stream"), query):
-            if message is None:
-                continue
             if message.event == "end":
                 return
             if message.event == "line":
@@ -175,15 +164,15 @@ class Client(Connection):
         tail: int | None = None,
         cursor: int | None = None,
         deadline: float | None = None,
-    ) -> Iterator[m.Event | None]:
-        """Events as they happen, without end. None is yielded now and then when there is nothing to tell.
+    ) -> Iterator[m.Event]:
+        """Events as they happen, without end; a lost connection is opened again.
 
-        `cursor` is the id after which to begin; `deadline` (of `time.monotonic`) ends it.
+        `cursor` is the id of the last event to skip. The iterator ends at `deadline`, a `time.monotonic` value.
         """
         query = {"job": job, "user": user, "type": type, "since": since, "tail": tail}
         start = None if cursor is None else str(cursor)
         for message in self.stream("events/stream", query, cursor=start, deadline=deadline):
-            yield None if message is None else parsed(m.Event, message.data)
+            yield parsed(m.Event, message.data)
 
     # the cluster
 

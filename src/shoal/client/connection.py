@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx
+from httpx_sse import EventSource, ServerSentEvent, connect_sse
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from shoal.client_errors import BadAnswer, ClientError, NotRunning, TimedOut, Unreachable, error_for
+from shoal.client.errors import BadAnswer, ClientError, NotRunning, TimedOut, Unreachable, error_for
 from shoal.server.api.models import Error
 from shoal.server.home import default_home
-from shoal.sse import Message, read_messages
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -151,19 +151,20 @@ class Connection:
         *,
         cursor: str | None = None,
         deadline: float | None = None,
-    ) -> Iterator[Message | None]:
-        """Messages of a stream; a connection that breaks is taken up again where it was."""
+    ) -> Iterator[ServerSentEvent]:
+        """Messages of a stream. A connection that breaks is opened again after the last message."""
         lost_s: float | None = None
-        problem: Exception | None = None
         while deadline is None or time.monotonic() < deadline:
             sent = {**query, "cursor": cursor} | ({"tail": None, "since": None} if cursor else {})
+            problem: Exception | None = None
             try:
-                for message in self._connected(path, sent, deadline):
+                with self._connected(path, sent, deadline) as source:
                     lost_s = None
-                    if message is not None and message.id is not None:
-                        cursor = message.id
-                    yield message
-                problem = None  # the server ended it, though not the job: it is going down
+                    for message in source.iter_sse():
+                        if message.data:  # httpx-sse also yields a message without data after a comment
+                            cursor = message.id or cursor
+                            yield message
+                # A stream that the server ends without an end message: the server is shutting down.
             except httpx.HTTPError as error:
                 problem = error
             now = time.monotonic()
@@ -172,20 +173,20 @@ class Connection:
             lost_s = lost_s or now
             if now - lost_s > RECONNECT_S:
                 raise self._failed(problem) from None
-            yield None
             time.sleep(0.3)
             self._find_again()
 
+    @contextlib.contextmanager
     def _connected(
         self, path: str, query: Mapping[str, Any], deadline: float | None
-    ) -> Iterator[Message | None]:
+    ) -> Iterator[EventSource]:
         timeout = httpx.Timeout(self.timeout_s, read=SILENCE_S)
-        with self._http.stream("GET", path, params=_query(query), timeout=timeout) as answer:
-            if answer.is_error:
-                answer.read()
-                _raise_for(answer)
-            with _hang_up_at(deadline, answer):
-                yield from read_messages(answer.iter_lines())
+        with connect_sse(self._http, "GET", path, params=_query(query), timeout=timeout) as source:
+            if source.response.is_error:
+                source.response.read()
+                _raise_for(source.response)
+            with _hang_up_at(deadline, source.response):
+                yield source
 
     def _find_again(self) -> None:
         """After a restart the server of a home may listen on another port."""

@@ -13,10 +13,10 @@ from shoal.server.loop.lifecycle import Verb, apply, hold_gpus, may
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 
-class Crew(Protocol):
+class Runner(Protocol):
     """Leads the workers of one kind of job to what was decided."""
 
     def reconcile(self, job: LiveJob) -> None:
@@ -47,16 +47,9 @@ class Crew(Protocol):
         """The server ends."""
 
 
-def wanted(job: LiveJob) -> dict[int, int]:
-    """GPUs by node that the job is to have, all things considered."""
-    if job.life.state in (JobState.PAUSED, JobState.STOPPING) or job.is_over:
-        return {}
-    return job.target
-
-
-class CrewBase:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
+class RunnerBase:
+    def __init__(self, loop: ControlLoop) -> None:
+        self.c = loop
 
     def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
         """The job's next state, on record with its event."""
@@ -148,7 +141,6 @@ class CrewBase:
 
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
         """The job has ended, and none of its processes is left."""
-        job.target = {}
         self.advance(job, verb, message, exit_code=job.exit_code, signal=job.signal)
         self.c.job_over(job)
 

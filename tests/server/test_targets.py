@@ -1,0 +1,68 @@
+"""Every change of a job's target comes from a command of the scheduler and says what caused it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal.server
+from shoal.executors.base import NodeInfo
+
+from .fakes import Here, run, server
+
+
+def targets_of(here: Here, job: int) -> list[dict[str, Any]]:
+    return [e for e in here.control.store.events(job=job, limit=1000) if e["type"] == "job.target"]
+
+
+def test_a_job_that_its_owner_pauses_loses_its_target_by_a_command(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2) as here:
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            assert (await here.post(f"/jobs/{job}/pause"))["target_gpus"] == 0
+            await here.until(lambda: here.loop.jobs[job].target == {})
+            event = targets_of(here, job)[-1]
+            assert event["message"] == "held by its owner: 2 -> 0 GPUs"
+            assert event["data"] == {"verb": "pause", "from_gpus": 2, "to_gpus": 0, "cause": "Held"}
+            assert event["plan"] == here.loop.jobs[job].plan
+
+    run(story())
+
+
+@pytest.mark.parametrize("policy", ["fifo", "max-min"])
+def test_a_fixed_job_on_a_drained_node_moves_by_one_command_that_names_the_node(
+    tmp_path: Path, policy: str
+) -> None:
+    async def story() -> None:
+        nodes = tuple(NodeInfo(name, 2, "virtual", True) for name in ("a", "b"))
+        async with server(tmp_path, nodes, policy=policy) as here:
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            (at,) = here.loop.jobs[job].target
+            await here.post(f"/nodes/{'ab'[at]}/drain")
+            await here.until(lambda: here.loop.jobs[job].target == {1 - at: 2})
+            event = targets_of(here, job)[-1]
+            assert event["message"] == f"{'ab'[at]} is out of use: 2 -> 2 GPUs"
+            assert event["data"] == {"verb": "migrate", "from_gpus": 2, "to_gpus": 2, "cause": "NodeLost",
+                                     "node": "ab"[at]}  # fmt: skip
+            await here.until(lambda: here.state(job) == "running")
+            workers = here.loop.jobs[job].workers.values()
+            await here.until(lambda: {w.node for w in workers} == {"ab"[1 - at]})
+            assert here.fleet.suspended == set()
+            here.check()
+
+    run(story())
+
+
+def test_one_place_in_the_server_writes_targets() -> None:
+    root = Path(shoal.server.__file__).parent
+    writers = {
+        path.relative_to(root).as_posix()
+        for path in root.rglob("*.py")
+        if re.search(r"\.target = |\.target\[.*\] = ", path.read_text())
+    }
+    assert writers == {"loop/targets.py"}
