@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import importlib
 import io
 import math
 import pickle
@@ -37,9 +35,10 @@ from shoal.torch.packing import (
 from shoal.wire.signature import first_difference
 from torch import Tensor, nn
 
-numpy_random: Any = None
-with contextlib.suppress(ImportError):  # PyTorch runs without NumPy
-    numpy_random = importlib.import_module("numpy.random")
+try:
+    from numpy import random as numpy_random
+except ImportError:  # PyTorch runs without NumPy
+    numpy_random = None  # type: ignore[assignment]  # a module or None
 
 CHECKPOINT_VERSION = 3
 
