@@ -38,7 +38,7 @@ class FakeSession:
     coming: Any = None
     receiver: Any = None
     lock: Any = field(default_factory=lambda: threading.Condition(threading.RLock()))
-    told: list[Any] = field(default_factory=list)
+    reported: list[Any] = field(default_factory=list)
 
     @property
     def growing(self) -> bool:
@@ -69,17 +69,17 @@ class FakeSession:
         return self.raises
 
     def agree(self, flag: int) -> None:
-        self.told.append(("agree", flag))
+        self.reported.append(("agree", flag))
 
     def arrived(self, step: int) -> None:
-        self.told.append(("arrived", step))
+        self.reported.append(("arrived", step))
 
     def set_away(self, away: bool) -> bool:
-        self.told.append(("away", away))
+        self.reported.append(("away", away))
         return False
 
     def state_complete(self, step: int) -> None:
-        self.told.append(("complete", step))
+        self.reported.append(("complete", step))
 
 
 class FakeGroup:
@@ -107,8 +107,8 @@ class FakeSource:
 
 
 def make_order(session: FakeSession, length: int | None = 100, **options: Any) -> DataOrder:
-    """A data order of batches of 8. Notes are in `session.told`."""
-    order = DataOrder(session, seed=0, note=session.told.append)
+    """A data order of batches of 8. Notes are in `session.reported`."""
+    order = DataOrder(session, seed=0, note=session.reported.append)
     rule = BatchRule(8, options.pop("max_batch_size", None), warmup_steps=options.pop("warmup_steps", 20))
     order.read(Batches(rule, length, **options), FakeSource())
     return order

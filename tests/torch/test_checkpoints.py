@@ -44,7 +44,7 @@ class Bench:
 def test_what_was_saved_is_restored_with_the_position_of_the_applied_step(tmp_path: Path):
     saved, loaded = Bench(tmp_path / "c.pt", seed=1), Bench(tmp_path / "c.pt", seed=2)
     assert saved.checkpoints.save()
-    assert saved.session.told == [("away", True), ("away", False)]
+    assert saved.session.reported == [("away", True), ("away", False)]
     assert list(saved.meter.saved) == [(str(tmp_path / "c.pt"), 14)]
     loaded.checkpoints.load_if_new()
     assert loaded.order.position == Position(1, 8, 14)
@@ -142,13 +142,13 @@ def test_different_states_are_an_error_on_all_members():
 def test_a_comparison_waits_for_newcomers_and_for_the_step_after_a_recovery():
     session = FakeSession(world_size=2, contributors=(0,), next_contributors=(0, 1), vote_group=Sum(1))
     order = make_order(session)
-    check = StateCheck(session, make_replica(), order, session.told.append, enabled=True)
+    check = StateCheck(session, make_replica(), order, session.reported.append, enabled=True)
     check.expect(after=1)
     check.run_if_due()
     session.contributors = (0, 1)
     order.advance(8)
     check.run_if_due()
-    assert session.told == []
+    assert session.reported == []
     order.advance(8)
     with pytest.raises(RuntimeError, match="differ"):  # the fake group has only one of the two members
         check.run_if_due()

@@ -44,7 +44,7 @@ def test_the_batch_and_the_learning_rate_follow_the_contributors():
     order.resized()
     assert order.batch_size == 16
     assert order.lr_factor() == 2.0
-    assert "global batch 16 with 2 workers" in session.told[0]
+    assert "global batch 16 with 2 workers" in session.reported[0]
 
 
 def test_progress_counts_the_steps_of_all_epochs():

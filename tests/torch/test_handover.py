@@ -54,7 +54,7 @@ class Side:
     def __init__(self, session: FakeSession, seed: int) -> None:
         self.session, self.replica, self.order = session, make_replica(seed), make_order(session)
         self.replica.synchronize(25.0, lambda: None)
-        self.handover = Handover(session, self.replica, self.order, session.told.append)
+        self.handover = Handover(session, self.replica, self.order, session.reported.append)
 
 
 GROWING = {"world_size": 2, "contributors": (0,), "next_contributors": (0, 1)}
@@ -181,7 +181,7 @@ def test_a_newcomer_follows_the_holder_over_two_windows_and_ends_up_equal():
     send(source, incoming, target, 2, range(1, 2))
     assert target.handover.take_window()
     assert mine.digest() == theirs.digest()
-    assert target.session.told == [("complete", 2)]
+    assert target.session.reported == [("complete", 2)]
     assert target.session.receiver.over == [2]
 
 
@@ -191,7 +191,7 @@ def test_a_window_that_lacks_a_piece_is_not_the_whole_state():
     incoming.ended["w0"] = 0
     target.handover.receiving.incoming = incoming
     assert not target.handover.take_window()
-    assert target.session.told == ["the state arrived incomplete"]
+    assert target.session.reported == ["the state arrived incomplete"]
 
 
 def test_a_worker_that_cannot_take_the_state_says_why():

@@ -18,7 +18,7 @@ HALF = Part(0, 4, 0.5, last=True)
 
 
 class FakeHandover:
-    """Nothing is handed over, unless `catching_up`."""
+    """Nothing is sent or received, unless `catching_up`."""
 
     def __init__(self) -> None:
         self.catching_up, self.rest_fits_next, self.arrives = False, False, True
@@ -91,7 +91,7 @@ def test_a_step_sums_votes_applies_and_advances():
     bench.backward()
     assert bench.outcomes == [Outcome.DONE]
     assert (bench.weight.grad == 0.5 * 4 + 3.0).all()
-    assert bench.session.told == [("arrived", 1)]
+    assert bench.session.reported == [("arrived", 1)]
     assert bench.steps.weight == 0.5
     bench.optimize()
     torch.testing.assert_close(bench.weight.detach(), before - 0.1 * 5.0)

@@ -146,8 +146,8 @@ def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: 
         job.wait(committed("w1", "w2"))
         assert not any(isinstance(e, ev.WorkerLost) and e.worker == "w2" for _, e in job.events)
         until(lambda: any(r["worker"] == "w2" for r in lab.rows()))
-        told = [e.members for _, e in job.events if isinstance(e, ev.GenerationCommitted)]
-        assert ("w0", "w1", "w2") not in told, "w2 never had the whole state beside w0"
+        committed_members = [e.members for _, e in job.events if isinstance(e, ev.GenerationCommitted)]
+        assert ("w0", "w1", "w2") not in committed_members, "w2 never had the whole state beside w0"
         assert not (lab.directory / "saved.w2").exists(), "what w2 had of the state was saved"
 
 

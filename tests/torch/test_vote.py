@@ -21,7 +21,7 @@ def test_members_agree_only_if_all_raise_the_same_flag():
     for theirs, agreed in ((7, True), (0, False), (6, False)):
         me = session(others((7, True), (theirs, True)), flag=7)
         assert Vote(me).cast(lambda flag: flag == 7)
-        assert me.told == ([("agree", 7)] if agreed else [])
+        assert me.reported == ([("agree", 7)] if agreed else [])
 
 
 def test_the_next_window_is_final_if_the_rest_fits_for_all_contributors():
@@ -35,7 +35,7 @@ def test_a_broken_vote_decides_nothing():
     me = session(others((7, True)), flag=7)
     me.works = False
     assert not Vote(me).cast(lambda _: True)
-    assert me.told == []
+    assert me.reported == []
 
 
 def test_an_early_vote_is_counted_once_and_a_discarded_one_leaves_fresh_memory():

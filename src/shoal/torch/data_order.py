@@ -190,18 +190,18 @@ class DataOrder:
     def progress(self) -> dict[str, int]:
         """For reports. Called from the control thread, too."""
         position, workers = self.position, self._members.world_size
-        told = {"step": position.step, "epoch": position.epoch, "epochs": self.epochs, "workers": workers}
+        report = {"step": position.step, "epoch": position.epoch, "epochs": self.epochs, "workers": workers}
         if self._batches is None:
-            return {**told, "total_steps": 0, "batch_size": 0}
+            return {**report, "total_steps": 0, "batch_size": 0}
         length, batch, accumulate = self.length, self.batch_size, self._batches.accumulate
         if length is None:
-            return {**told, "total_steps": 0, "batch_size": batch}
+            return {**report, "total_steps": 0, "batch_size": batch}
         left = 0
         if self.epochs:
             left = max(0, self.epochs - position.epoch - 1) * steps_in_epoch(length, batch, accumulate)
         if position.epoch < self.epochs:
             left += steps_in_epoch(max(0, length - position.cursor), batch, accumulate)
-        return {**told, "total_steps": position.step + left, "batch_size": batch}
+        return {**report, "total_steps": position.step + left, "batch_size": batch}
 
     # What travels
 

@@ -36,7 +36,7 @@ class Step:
     part: Part
     samples: int  # of this worker
     began_s: float
-    size: int = 0  # samples of all workers: the job advances by these, whoever is a member at the end
+    size: int = 0  # samples of all workers, by which the job advances, even if the members change within it
     synced: bool = False
     stepped: bool = False  # the optimizer step is applied
     counted: bool = False  # the recovery has counted it already
