@@ -57,7 +57,7 @@ def serve(options: argparse.Namespace) -> None:
         await control.start(sock)
         server = HttpServer(uvicorn.Config(app, log_config=None, lifespan="off"))
         serving = await server.start(sock)
-        conductor, rng = control.conductor, random.Random(0)
+        loop, rng = control.loop, random.Random(0)
         quiet_memory()
         token = control.home.admin_token.read_text().strip()
         print(json.dumps({"address": control.process.address, "token": token}), flush=True)
@@ -66,7 +66,7 @@ def serve(options: argparse.Namespace) -> None:
         def listen() -> None:
             for line in sys.stdin:
                 if line.strip() == "go":
-                    conductor.latencies_s.clear()
+                    loop.latencies_s.clear()
                     mode["end"] = True
             mode["stop"] = True
 
@@ -83,16 +83,14 @@ def serve(options: argparse.Namespace) -> None:
                     fleet.step(int(worker.job), total=10**9)
                     break  # one job a turn: real workers are other processes and do not stop the loop
             # A job ends only when another has come: there are always as many active ones.
-            if not mode["end"] or turn % 4 or len(conductor.jobs) < options.jobs:
+            if not mode["end"] or turn % 4 or len(loop.jobs) < options.jobs:
                 continue
-            running = [
-                j for j in conductor.jobs.values() if j.resize.value == "never" and j.workers and j.gpus
-            ]
+            running = [j for j in loop.jobs.values() if j.resize.value == "never" and j.workers and j.gpus]
             if running:
                 for worker in list(rng.choice(running).workers):
                     fleet.end(worker)
-        latencies = np.array(conductor.latencies_s) * 1e3
-        registry, by = conductor.metrics.registry, {"policy": options.policy}
+        latencies = np.array(loop.latencies_s) * 1e3
+        registry, by = loop.metrics.registry, {"policy": options.policy}
         decisions = registry.get_sample_value("shoal_decision_seconds_count", by) or 1.0
         decisions_s = registry.get_sample_value("shoal_decision_seconds_sum", by) or 0.0
         process = psutil.Process()
@@ -104,9 +102,9 @@ def serve(options: argparse.Namespace) -> None:
                 "max": float(latencies.max()),
             },
             "decision_ms_mean": 1e3 * decisions_s / decisions,
-            "active_jobs": len(conductor.jobs),
-            "gpus": conductor.cluster.total_gpus,
-            "used_gpus": conductor.devices.used,
+            "active_jobs": len(loop.jobs),
+            "gpus": loop.cluster.total_gpus,
+            "used_gpus": loop.devices.used,
             "live_workers_on_the_wire": len(fleet.live),
             "failed_jobs": control.store.count_jobs().get("failed", 0),
             "events": control.store.last_event()[0],

@@ -7,13 +7,14 @@ import pytest
 from shoal.cli import jobs_table, out
 from shoal.cli.columns import lines
 from shoal.cli.down import _fate
+from shoal.cli.events import story_line
 from shoal.cli.fair_tables import ledger_rows
 from shoal.cli.follow import exit_code
 from shoal.cli.out import duration
 from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
-from shoal.server.api.models import CouldDo, Estimate, Job, JobRef, Reason, Status, Why
+from shoal.server.api.models import CouldDo, Estimate, Event, Job, JobRef, Reason, Status, Why
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -178,3 +179,11 @@ def test_numbers_that_do_not_fit_are_left_out_whole_the_last_ones_first(width, l
     head = ["policy", "avg", "makespan", "took"]
     rows = [["afs-l", "1h 25m", "36d 2h", "123.4567s"], ["fifo", "3h 31m", "65d 9h", "1.0s"]]
     assert out._left_out(head, rows, [1, 2, 3], width) == left_out
+
+
+def test_an_event_has_its_id_and_the_ids_of_its_causes():
+    event = Event(id=42, at=datetime.now(UTC), type="job.target", actor="system", message="grow: 2 -> 4 GPUs")
+    assert " ".join(story_line(event).split()[1:]) == "#42 job.target system grow: 2 -> 4 GPUs"
+    caused = event.model_copy(update={"cause": 40, "plan": 7})
+    assert story_line(caused).endswith("grow: 2 -> 4 GPUs  (by #40, decision 7)")
+    assert story_line(event.model_copy(update={"plan": 7})).endswith("(decision 7)")

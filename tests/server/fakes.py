@@ -13,7 +13,7 @@ import httpx
 
 from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
 from shoal.server.control import Control
-from shoal.server.loop.conductor import Conductor
+from shoal.server.loop.control_loop import ControlLoop
 from shoal.server.options import Options
 from shoal.wire import auth
 from shoal.wire.auth import ClientProof, Seal
@@ -258,8 +258,8 @@ class Here:
     tokens: dict[str, str]
 
     @property
-    def conductor(self) -> Any:
-        return self.control.conductor
+    def loop(self) -> Any:
+        return self.control.loop
 
     async def call(
         self, method: str, path: str, *, user: str | None = "admin", status: int | None = None, **kwargs: Any
@@ -299,7 +299,7 @@ class Here:
                 for job in train:
                     self.fleet.step(job)
             await asyncio.sleep(0.002)
-        jobs = {j.id: (j.life, j.target, j.workers, j.coordinator) for j in self.conductor.jobs.values()}
+        jobs = {j.id: (j.life, j.target, j.workers, j.coordinator) for j in self.loop.jobs.values()}
         raise AssertionError(f"it did not come to pass: {jobs}")
 
     def state(self, job: int) -> str:
@@ -308,12 +308,12 @@ class Here:
         return str(row["state"])
 
     def gpus(self, job: int) -> int:
-        live = self.conductor.jobs.get(job)
+        live = self.loop.jobs.get(job)
         return live.gpus if live is not None else 0
 
     def check(self) -> None:
         """What must always hold."""
-        c = self.conductor
+        c = self.loop
         c.devices.check()
         assert c.devices.used <= c.cluster.total_gpus
         for job in c.jobs.values():
@@ -352,9 +352,9 @@ async def server(
         database=database,
     )
     control = Control(options, executor=fleet)
-    fleet.uses = lambda worker: gpu_on_record(control.conductor, worker)
+    fleet.uses = lambda worker: gpu_on_record(control.loop, worker)
     control.make_admin()
-    await control.conductor.start()
+    await control.loop.start()
     control.process.address = "http://test"
     transport = httpx.ASGITransport(control.app, raise_app_exceptions=False, client=("203.0.113.9", 1))
     tokens = {"admin": control.home.admin_token.read_text().strip()}
@@ -371,7 +371,7 @@ async def server(
                 await control.close()
 
 
-def gpu_on_record(c: Conductor, worker: str) -> tuple[str, int] | None:
+def gpu_on_record(c: ControlLoop, worker: str) -> tuple[str, int] | None:
     for job in c.jobs.values():
         if worker in job.workers:
             return job.workers[worker].node, job.workers[worker].device[1]
@@ -380,7 +380,7 @@ def gpu_on_record(c: Conductor, worker: str) -> tuple[str, int] | None:
 
 async def cut_off(control: Control) -> None:
     """As if the process were gone: no more callbacks, connections closed, the lock released, nothing written."""
-    c = control.conductor
+    c = control.loop
     c.stopping = True
     c.outbox.flush = lambda: False  # type: ignore[method-assign]
     c.executor.on_exit = lambda exit_: None
@@ -390,12 +390,12 @@ async def cut_off(control: Control) -> None:
     if c._saver is not None:
         c._saver.cancel()
     c.usage.close()
-    service = c.crews["live"].service
+    service = c.runners["live"].service
     for handle in service.jobs.values():
         handle._run = lambda effects: None  # the dead do not speak any more
     service._secret_of = lambda job, purpose: None  # type: ignore[method-assign] # nor listen
-    for crew in dict.fromkeys(c.crews.values()):
-        await crew.close()
+    for runner in dict.fromkeys(c.runners.values()):
+        await runner.close()
     for _ in range(5):  # a connection may have been made this moment
         await asyncio.sleep(0)
         for task in list(service._connections):

@@ -93,7 +93,7 @@ def test_users_see_and_touch_their_own_jobs_viewers_look_admins_do_all(tmp_path:
             await here.call("DELETE", "/tokens/1", user="ada", status=404)
             assert [u["name"] for u in (await here.get("/users", user="ada"))["items"]] == ["ada"]
             waiting = (await here.submit("4", user="ben"))["id"]
-            await here.until(lambda: waiting in here.conductor.scheduler.jobs)
+            await here.until(lambda: waiting in here.loop.scheduler.jobs)
             ahead = (await here.get(f"/jobs/{waiting}/why", user="ben"))["ahead"]
             assert [(j["user"], j["name"]) for j in ahead] == [("ada", None)], "who, but not what"
             assert (await here.post(f"/jobs/{job}/cancel"))["state"] == "stopping"
@@ -312,9 +312,9 @@ def test_metrics_have_the_families_that_operators_expect_in_the_format_prometheu
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("1..4", user="ada"))["id"]
             await here.until(lambda: here.state(second) == "running", train=(first, second))
-            await here.until(lambda: here.conductor.jobs[first].size == 2, train=(first, second))
+            await here.until(lambda: here.loop.jobs[first].size == 2, train=(first, second))
             here.fleet.crew(first)[0].send(Report(step=9, pause_generation=2, pause_s=0.25))
-            await here.until(lambda: here.conductor.jobs[first].stalled_s > 0, train=(first, second))
+            await here.until(lambda: here.loop.jobs[first].stalled_s > 0, train=(first, second))
             here.fleet.step(second, total=1)
             await here.until(lambda: here.state(second) == "succeeded", train=(first,))
             text = await here.get("/metrics")
@@ -343,9 +343,9 @@ def test_free_gpus_that_suffice_for_a_waiting_job_but_lie_apart_are_counted_as_f
         async with server(tmp_path, nodes, policy="fifo") as here:
             for gpu_type in ("v100", "k80"):
                 await here.submit("1", gpu_types=[gpu_type])
-            await here.until(lambda: here.conductor.devices.used == 2)
+            await here.until(lambda: here.loop.devices.used == 2)
             waits = (await here.submit("2"))["id"]
-            await here.until(lambda: waits in here.conductor.scheduler.jobs)
+            await here.until(lambda: waits in here.loop.scheduler.jobs)
             text = await here.get("/metrics")
             reason = (await here.get(f"/jobs/{waits}"))["reason"]["code"]
             assert reason == "Fragmented"

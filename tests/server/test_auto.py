@@ -20,7 +20,7 @@ async def told(here: Here, job: dict[str, Any]) -> str:
 
 def measured(here: Here, model: str, seconds: dict[int, float]) -> None:
     for gpus, step_s in seconds.items():
-        here.conductor.profiles.estimator(model).observe(gpus, 1, "virtual", step_s)
+        here.loop.profiles.estimator(model).observe(gpus, 1, "virtual", step_s)
 
 
 def finished(

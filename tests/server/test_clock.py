@@ -80,7 +80,7 @@ def test_after_a_reboot_the_time_in_between_is_that_of_the_wall_clock(
         async with server(tmp_path, 1, kill=True) as here:
             await here.submit("1")
             waits = (await here.submit("1"))["id"]
-            await here.until(lambda: waits in here.conductor.scheduler.jobs)
+            await here.until(lambda: waits in here.loop.scheduler.jobs)
         monkeypatch.setattr(clock_module, "boot_id", lambda: "another")
         machine.set_by_s = 500.0
         async with server(tmp_path, 1) as here:

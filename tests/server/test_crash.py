@@ -49,7 +49,7 @@ def test_a_job_that_is_resumed_before_the_next_server_could_make_it_stand_still_
 async def some_doings(here: Here, rng: random.Random, acknowledged: dict[int, str], ended: set[int]) -> None:
     """Users and workers do things; what was answered is noted."""
     for _ in range(rng.randint(1, 12)):
-        live = list(here.conductor.jobs.values())
+        live = list(here.loop.jobs.values())
         what = rng.choice(["submit", "submit", "step", "end", "cancel", "pause", "resume", "wait"])
         job = rng.choice(live) if live else None
         if what == "submit":
@@ -99,12 +99,12 @@ def test_killed_at_random_moments_under_load_it_loses_nothing_and_ends_clean(
             await finish(here, acknowledged)
 
     async def finish(here: Here, acknowledged: dict[int, str]) -> None:
-        for job in list(here.conductor.jobs.values()):
+        for job in list(here.loop.jobs.values()):
             if job.life.state.value == "paused":
                 await here.post(f"/jobs/{job.id}/resume")
         for _ in range(3000):
             here.check()
-            for job in list(here.conductor.jobs.values()):
+            for job in list(here.loop.jobs.values()):
                 if job.resize.value == "live":
                     here.fleet.step(job.id, total=3)
                 elif job.workers and job.life.state.value == "running" and not job.ending:
@@ -112,11 +112,9 @@ def test_killed_at_random_moments_under_load_it_loses_nothing_and_ends_clean(
                         if worker in here.fleet.running and worker not in here.fleet.suspended:
                             here.fleet.end(worker)
             await asyncio.sleep(0.002)
-            if not here.conductor.jobs:
+            if not here.loop.jobs:
                 break
-        assert not here.conductor.jobs, {
-            j.id: (j.life, j.target, j.workers) for j in here.conductor.jobs.values()
-        }
+        assert not here.loop.jobs, {j.id: (j.life, j.target, j.workers) for j in here.loop.jobs.values()}
         # The last end is known before it is on record.
         await here.until(lambda: all(j["state"] in FINAL for j in here.control.store.jobs(limit=1000)))
         rows = {j["id"]: j for j in here.control.store.jobs(limit=1000)}
@@ -125,7 +123,7 @@ def test_killed_at_random_moments_under_load_it_loses_nothing_and_ends_clean(
             (r["id"], r["message"]) for r in rows.values() if r["state"] == "failed"
         ]
         assert fleet.running == {}
-        assert here.conductor.devices.used == 0
+        assert here.loop.devices.used == 0
         assert here.control.store.unended_workers() == []
         events = here.control.store.events(limit=100_000)
         assert [e["id"] for e in events] == list(range(1, len(events) + 1))

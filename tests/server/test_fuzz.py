@@ -95,4 +95,4 @@ def test_after_all_that_the_server_is_well(fuzzed: InThread) -> None:
     )
     assert http.get("/doctor").json()["healthy"]
     assert http.post("/jobs", json={"command": ["x"]}).status_code == 201
-    fuzzed.control.conductor.devices.check()
+    fuzzed.control.loop.devices.check()

@@ -32,7 +32,7 @@ def test_why_at_a_time_tells_of_that_time_though_all_is_different_now(tmp_path: 
             first = (await here.submit("3", name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("2", name="second"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             waited = await moment(here)
             for rank in range(3):
                 here.fleet.end(f"{first}.{rank}")
@@ -96,7 +96,7 @@ def test_an_attempt_has_the_lines_of_its_own_workers(tmp_path: Path) -> None:
             job = (await here.submit("1", max_restarts=1))["id"]
             for attempt in range(2):
                 await here.until(lambda n=attempt: f"{job}.{n}" in here.fleet.running)  # type: ignore[misc]
-                directory = here.conductor.worker_directory(job, f"{job}.{attempt}")
+                directory = here.loop.worker_directory(job, f"{job}.{attempt}")
                 directory.mkdir(parents=True)
                 (directory / "log.0").write_text(f"2026-01-01T00:00:0{attempt}.000000Z try {attempt}\n")
                 here.fleet.end(f"{job}.{attempt}", 1)
@@ -128,7 +128,7 @@ def test_a_drained_node_is_left_and_used_again_later(tmp_path: Path, policy: str
                 train=(live,),
             )
             both = (live, rigid)
-            node = next(iter(here.conductor.jobs[rigid].target))
+            node = next(iter(here.loop.jobs[rigid].target))
             name = TWO[node].name
             drained = await here.post(f"/nodes/{name}/drain")
             assert drained["state"] == "drained"
@@ -136,7 +136,7 @@ def test_a_drained_node_is_left_and_used_again_later(tmp_path: Path, policy: str
                 lambda: not any(s.node == name for s in here.fleet.running.values()), train=(live,)
             )
             await here.until(lambda: sum(here.gpus(j) for j in both) == 2, train=(live,))
-            assert all(node not in here.conductor.jobs[j].target for j in both)
+            assert all(node not in here.loop.jobs[j].target for j in both)
             waits = [j for j in both if not here.gpus(j)]
             for job in waits:
                 assert (await here.get(f"/jobs/{job}"))["reason"] is not None
@@ -144,7 +144,7 @@ def test_a_drained_node_is_left_and_used_again_later(tmp_path: Path, policy: str
             await here.post(f"/nodes/{name}/uncordon")
             await here.until(lambda: all(here.gpus(j) >= 1 for j in both), train=(live,))
             assert {n["state"] for n in (await here.get("/nodes"))["items"]} == {"ready"}
-            assert here.conductor.policy_name == policy, "no decision failed on the way"
+            assert here.loop.policy_name == policy, "no decision failed on the way"
 
     run(story())
 
@@ -158,12 +158,12 @@ def test_losing_the_only_node_lets_all_jobs_wait_and_breaks_nothing(tmp_path: Pa
             await here.post("/nodes/local/drain")
             await here.until(lambda: here.gpus(job) == 0, train=(job,))
             new = (await here.submit("1"))["id"]
-            await here.until(lambda: new in here.conductor.scheduler.jobs)
-            assert here.conductor.policy_name == policy
+            await here.until(lambda: new in here.loop.scheduler.jobs)
+            assert here.loop.policy_name == policy
             assert (await here.get(f"/jobs/{new}"))["reason"]["code"] in ("NoMatchingGpu", "Infeasible")
         async with server(tmp_path, 2, policy=None) as here:
             assert (await here.get("/nodes/local"))["state"] == "drained", "it is remembered"
             await here.post("/nodes/local/uncordon")
-            await here.until(lambda: here.conductor.devices.used > 0, train=(job,))
+            await here.until(lambda: here.loop.devices.used > 0, train=(job,))
 
     run(story())

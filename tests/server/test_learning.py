@@ -95,7 +95,7 @@ def test_a_job_begins_with_what_earlier_jobs_of_its_command_taught_also_after_a_
             first = (await here.submit("1..4", name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             assert "assumed" in (await here.get(f"/jobs/{first}/profile"))["basis"]
-            await here.until(lambda: here.conductor.jobs[first].progress.speed, train=(first,))
+            await here.until(lambda: here.loop.jobs[first].progress.speed, train=(first,))
             here.fleet.step(first, total=1)
             await here.until(lambda: here.state(first) == "succeeded")
         async with server(tmp_path, 4, policy="max-min") as here:
@@ -123,7 +123,7 @@ def test_what_is_left_comes_from_the_best_source_there_is_and_says_which(tmp_pat
                 here.fleet.step(loss, counted=False)
                 here.fleet.step(steps, total=500)
                 await asyncio.sleep(0.002)
-            await here.until(lambda: (here.conductor.jobs[loss].progress.step or 0) >= 60)
+            await here.until(lambda: (here.loop.jobs[loss].progress.step or 0) >= 60)
             left = {j: (await here.get(f"/jobs/{j}"))["remaining"] for j in every}
             assert left[steps]["basis"] == "the job's own count of steps"
             assert left[steps]["low_s"] == left[steps]["high_s"] == pytest.approx(44.0, rel=0.1)

@@ -24,7 +24,7 @@ async def one_run(here: Here, command: list[str], *samples: GpuUsage, **spec: An
     job = (await here.submit("1", command=command, **spec))["id"]
     await here.until(lambda: here.gpus(job) == 1)
     for sample in samples:
-        here.conductor.usage.take({("local", 0): sample}, here.conductor.now_s())
+        here.loop.usage.take({("local", 0): sample}, here.loop.now_s())
     here.fleet.end(f"{job}.0")
     await here.until(lambda: here.state(job) == "succeeded")
     found: dict[str, Any] = here.control.store.job(job)["progress"]["used"]
@@ -54,7 +54,7 @@ def test_the_next_job_of_the_same_command_is_known_by_the_last_and_may_share(tmp
             assert (used["gpu_util"], used["gpu_mem_mb"]) == (50.0, 4000.0)
             host, guest = [(await here.submit("1", command=train))["id"] for _ in range(2)]
             await here.until(lambda: here.state(guest) == "running")
-            assert here.conductor.jobs[guest].host == host
+            assert here.loop.jobs[guest].host == host
             needs = (await here.get(f"/jobs/{guest}"))["needs"]
             assert (needs["gpu_util"], needs["gpu_mem_mb"]) == (40.0, 5000.0), "the mean, and the most"
             assert needs["basis"] == "2 finished jobs of the same command"
@@ -79,7 +79,7 @@ def test_only_who_had_a_gpu_to_itself_from_start_to_end_teaches(tmp_path: Path) 
             guest = (await here.submit("1", command=["b"], needs={"gpu_mem_mb": 100, "gpu_util": 10}))["id"]
             await here.until(lambda: here.state(guest) == "running")
             for _ in range(3):
-                here.conductor.usage.take({("local", 0): seen}, here.conductor.now_s())
+                here.loop.usage.take({("local", 0): seen}, here.loop.now_s())
             for job in (host, guest):
                 here.fleet.end(f"{job}.0")
                 await here.until(lambda job=job: here.state(job) == "succeeded")
@@ -149,7 +149,7 @@ def test_a_driver_that_fails_once_is_asked_again(tmp_path: Path, monkeypatch: py
         async with server(tmp_path, fleet=Moody(REAL)) as here:
             job = (await here.submit("1"))["id"]
             await here.until(lambda: here.state(job) == "running")
-            usage = here.conductor.usage
+            usage = here.loop.usage
             await here.until(lambda: job in usage._samples and usage._samples[job].memory_mb == 4000)
 
     monkeypatch.setattr("shoal.server.loop.usage.SAMPLE_S", 0.01)

@@ -38,22 +38,20 @@ def test_a_spread_job_moves_together_when_there_is_room_if_the_placement_is_one_
     async def story() -> None:
         async with placed(tmp_path, placement) as here:
             for nodes, step_s in ((1, 0.05), (2, 0.2)):
-                here.conductor.profiles.estimator("net").observe(2, nodes, "gpu", step_s)
+                here.loop.profiles.estimator("net").observe(2, nodes, "gpu", step_s)
             left, right, third = [(await here.submit("1", name=n))["id"] for n in ("left", "right", "third")]
             await here.until(lambda: here.gpus(left) == here.gpus(right) == here.gpus(third) == 1)
-            assert [here.conductor.jobs[j].target for j in (left, right, third)] == [{0: 1}, {0: 1}, {1: 1}]
+            assert [here.loop.jobs[j].target for j in (left, right, third)] == [{0: 1}, {0: 1}, {1: 1}]
             await over(here, left)
             pair = (await here.submit("2", resize="live", model="net", name="pair"))["id"]
             await here.until(lambda: here.state(pair) == "running")
-            assert len(here.conductor.jobs[pair].target) == 2, "one GPU is free on each node"
+            assert len(here.loop.jobs[pair].target) == 2, "one GPU is free on each node"
             await over(here, right)
             await here.until(
-                lambda: (
-                    len({w.node for w in here.conductor.jobs[pair].workers.values()}) == (1 if moves else 2)
-                ),
+                lambda: len({w.node for w in here.loop.jobs[pair].workers.values()}) == (1 if moves else 2),
                 train=(pair,),
             )
-            assert len(here.conductor.jobs[pair].target) == (1 if moves else 2)
+            assert len(here.loop.jobs[pair].target) == (1 if moves else 2)
 
     run(story())
 
@@ -63,7 +61,7 @@ def test_a_job_that_cannot_go_on_elsewhere_is_left_where_it_is(tmp_path: Path) -
         async with placed(tmp_path, "moving") as here:
             fixed = (await here.submit("1", name="fixed"))["id"]
             live = (await here.submit("1", name="live", resize="live"))["id"]
-            may_move = here.conductor.scheduler.placer.may_move
+            may_move = here.loop.scheduler.placer.may_move
             assert [may_move(fixed), may_move(live)] == [False, True]
 
     run(story())
@@ -74,9 +72,9 @@ def test_the_policy_of_optimus_has_its_own_placement_and_another_placement_may_b
 ) -> None:
     async def story() -> None:
         async with placed(tmp_path / "auto", "auto") as here:
-            assert type(here.conductor.scheduler.placer) is KeepAndPack
+            assert type(here.loop.scheduler.placer) is KeepAndPack
             await here.call("PUT", "/policy", json={"name": "optimus"})
-            assert type(here.conductor.scheduler.placer) is OptimusPlacer
+            assert type(here.loop.scheduler.placer) is OptimusPlacer
         with pytest.raises(ShoalError, match="there is no placement"):
             Control(Options(tmp_path / "wrong", placement="nowhere"), executor=Fleet(TWO))
 
@@ -106,14 +104,14 @@ def test_jobs_that_start_together_are_placed_by_any_placement_and_stay_there_ove
                 fleet.end(worker)
             await here.until(lambda: sum(here.gpus(j) for j in jobs) >= 6)
             here.check()
-            at = {j: here.conductor.jobs[j].target for j in jobs}
+            at = {j: here.loop.jobs[j].target for j in jobs}
             assert all(sum(target.values()) in (0, int(gpus)) for target, gpus in zip(at.values(), sizes))
             taken = [sum(target.get(node, 0) for target in at.values()) for node in range(4)]
             assert max(taken) <= 2
             assert "reason" in await here.get(f"/jobs/{jobs[-1]}/why")
         async with server(tmp_path, fleet=fleet, policy="fifo", placement=placement) as here:
             await here.until(lambda: sum(here.gpus(j) for j in jobs) >= 6)
-            assert {j: here.conductor.jobs[j].target for j in jobs} == at
+            assert {j: here.loop.jobs[j].target for j in jobs} == at
             assert fleet.told == []
 
     run(story())

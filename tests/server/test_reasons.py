@@ -26,7 +26,7 @@ async def two_that_share(here: Here, one: str = "one", two: str = "two") -> tupl
     await here.until(lambda: here.state(first) == "running")
     second = (await here.submit("1..4", name=two))["id"]
     await here.until(
-        lambda: here.state(second) == "running" and here.conductor.jobs[first].gpus == 2,
+        lambda: here.state(second) == "running" and here.loop.jobs[first].gpus == 2,
         train=(first, second),
     )
     return first, second
@@ -50,7 +50,7 @@ def test_a_job_that_could_be_larger_hears_who_has_the_rest_when_it_may_grow_and_
             assert (could["change"], could["value"]) == ("min_gpus", 3)
             assert "two would have 1 instead of 2" in could["sentence"]
             await here.post(f"/jobs/{first}/scale", json={"min": 3})
-            await here.until(lambda: here.conductor.jobs[first].size == 3, train=(first, second))
+            await here.until(lambda: here.loop.jobs[first].size == 3, train=(first, second))
             assert here.gpus(second) == 1, "what was foretold comes to pass"
 
     run(story())
@@ -60,11 +60,11 @@ def test_a_job_that_would_gain_nothing_from_one_more_is_told_so_and_nothing_of_o
     async def story() -> None:
         async with server(tmp_path, 4, policy="afs-l") as here:
             first, _ = await two_that_share(here)
-            live = here.conductor.jobs[first]
+            live = here.loop.jobs[first]
             live.gpu_type = "virtual"
             for gpus, step_s in ((1, 1.0), (2, 0.5), (3, 0.4999), (4, 0.49)):
                 for _ in range(30):
-                    here.conductor.profiles.measured(live, gpus, 1, step_s)
+                    here.loop.profiles.measured(live, gpus, 1, step_s)
             reason = here.control.services.reasons.reason
             await here.until(lambda: "would not make it faster" in reason(live).sentence, train=(first,))
             answer = await why(here, first)
@@ -82,13 +82,13 @@ def test_a_job_that_waits_for_its_turn_hears_when_that_is_though_nobody_knows_le
             first = (await here.submit("4", name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("3", name="second"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             answer = await why(here, second)
             left_s = answer["reason"]["evidence"]["quantum_ends_in_s"]
             assert 0 < left_s <= 36000
             quanta = (answer["starts_in"]["high_s"] - left_s) / 36000
             assert quanta == pytest.approx(round(quanta), abs=1e-3), "its turn comes at the end of a quantum"
-            assert "gandiva-fair shares out anew" in answer["starts_in"]["basis"]
+            assert "gandiva-fair allocates anew" in answer["starts_in"]["basis"]
             assert here.state(second) == "pending", "asking changes nothing"
 
     run(story())
@@ -99,10 +99,10 @@ def test_a_fair_policy_that_is_set_later_charges_nobody_for_the_time_before(tmp_
         async with server(tmp_path, 4, policy="fifo") as here:
             await here.submit("3", name="first")
             second = (await here.submit("2", name="second"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             await here.call("PUT", "/policy", json={"name": "gandiva-fair"})
-            scheduler = here.conductor.scheduler
-            reason = here.control.services.reasons.reason(here.conductor.jobs[second])
+            scheduler = here.loop.scheduler
+            reason = here.control.services.reasons.reason(here.loop.jobs[second])
             assert reason.code in ("PendingEvaluation", "WaitingForCapacity"), "also before it has decided"
             await here.until(lambda: scheduler._decision is not None)
             lags = scheduler.view.column("lag_gpu_s")
@@ -117,7 +117,7 @@ def test_at_a_moment_of_growth_it_is_told_that_it_was_growing(tmp_path: Path) ->
         async with server(tmp_path, fleet=fleet, policy="max-min") as here:
             first, second = await two_that_share(here)
             await here.post(f"/jobs/{second}/cancel")
-            live = here.conductor.jobs[first]
+            live = here.loop.jobs[first]
             await here.until(lambda: live.target_gpus == 4)
             assert live.size == 2
             at = await moment(here)
@@ -137,7 +137,7 @@ def test_a_new_job_whose_workers_fail_is_told_that_it_failed(tmp_path: Path) -> 
             job = (await here.submit("2", name="broken"))["id"]
             await here.until(lambda: here.state(job) == "running")
             fleet.end(f"{job}.0", 1)
-            await here.until(lambda: here.conductor.jobs[job].ending is not None)
+            await here.until(lambda: here.loop.jobs[job].ending is not None)
             answer = await why(here, job)
             assert answer["reason"]["code"] == "PendingEvaluation"
             assert "it failed" in answer["sentence"]
@@ -156,11 +156,11 @@ def test_who_waits_for_others_to_let_go_hears_their_names_where_it_may(tmp_path:
             first = (await here.submit("1..4", name="ada-first", user="ada"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("2", name="second", user="ben"))["id"]
-            await here.until(lambda: second in here.conductor.unmet)
+            await here.until(lambda: second in here.loop.unmet)
             answer = await why(here, second, user=asks)
             assert answer["reason"]["code"] == "WaitingForRelease"
             who = {"admin": "ada-first", "ben": "a job of ada"}[asks]
-            assert f"it was given 2 GPUs and waits until {who} has let them go" in answer["sentence"]
+            assert f"it was given 2 GPUs and waits until {who} has released them" in answer["sentence"]
 
     run(story())
 
@@ -173,7 +173,7 @@ def test_what_fits_under_a_policy_that_does_not_resize_is_told_as_a_size_with_th
             first = (await here.submit("3", name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("1..4", name="second"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             could = (await why(here, second))["could"]
             assert [(c["change"], c["value"]) for c in could] == [
                 ("requested_gpus", 1),
@@ -194,7 +194,7 @@ def test_a_range_given_after_a_pin_asks_for_its_maximum_again(tmp_path: Path) ->
             job = (await here.submit("1..4"))["id"]
             assert (await here.post(f"/jobs/{job}/scale", json={"pin": 3}))["requested_gpus"] == 3
             assert (await here.post(f"/jobs/{job}/scale", json={"min": 1, "max": 4}))["requested_gpus"] == 4
-            jobs = here.conductor.scheduler.jobs
+            jobs = here.loop.scheduler.jobs
             await here.until(lambda: job in jobs and jobs[job].requested_gpus == 4)
             other = (await here.submit("1..4", requested_gpus=2))["id"]
             assert (await here.post(f"/jobs/{other}/scale", json={"pin": 3}))["requested_gpus"] == 3
@@ -209,7 +209,7 @@ def test_a_command_of_a_fixed_size_is_scaled_before_it_starts(tmp_path: Path) ->
             first = (await here.submit("3"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("2", resize="never"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             await here.post(f"/jobs/{second}/scale", json={"pin": 1})
             await here.until(lambda: here.state(second) == "running")
             assert here.gpus(second) == 1
@@ -229,7 +229,7 @@ def test_a_policy_that_cannot_tell_its_numbers_is_decided_by_all_the_same(
         async with server(tmp_path, 4, policy="max-min") as here:
             first, _ = await two_that_share(here)
             assert (await why(here, first))["reason"]["evidence"]["evidence_failed"] == "KeyError: 'numbers'"
-            assert here.conductor.policy_name == "max-min"
+            assert here.loop.policy_name == "max-min"
 
     run(story())
 
@@ -253,7 +253,7 @@ def test_a_policy_that_fails_at_its_first_decision_is_refused_and_the_old_one_st
             error = await here.call("PUT", "/policy", json={"name": "broken"}, status=422)
             text = "policy broken fails (ZeroDivisionError: by design), so max-min stays in force"
             assert error["error"]["message"] == text
-            assert (await here.get("/policy"))["name"] == here.conductor.scheduler.policy.name == "max-min"
+            assert (await here.get("/policy"))["name"] == here.loop.scheduler.policy.name == "max-min"
             assert here.control.store.get("policy")["name"] == "max-min"
             assert not here.control.store.events(type="policy.changed")
 
@@ -271,7 +271,7 @@ def test_a_stored_policy_that_is_gone_is_told_with_what_to_do(tmp_path: Path) ->
             async with server(tmp_path, 4, policy=None):
                 pass
         async with server(tmp_path, 4, policy="fifo") as here:
-            assert here.conductor.policy_name == "fifo"
+            assert here.loop.policy_name == "fifo"
 
     run(with_a_policy_that_goes())
     run(without())

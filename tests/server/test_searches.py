@@ -27,7 +27,7 @@ class Knee(Fleet):
 
 async def settled(here: Here, job: int, gpus: int) -> dict[str, Any]:
     def held() -> bool:
-        cap = here.conductor.scheduler.caps.get(job)
+        cap = here.loop.scheduler.caps.get(job)
         return cap is not None and "holds it at" in cap.why and here.gpus(job) == gpus
 
     await here.until(held, train=(job,), turns=12_000)
@@ -63,7 +63,7 @@ def test_another_server_goes_on_where_the_last_one_was_killed(tmp_path: Path) ->
             await settled(here, job, 2)
         async with server(tmp_path, fleet=fleet, policy="max-min") as here:
             await here.until(lambda: here.gpus(job) == 2)
-            assert here.conductor.scheduler.caps[job].gpus == 2
+            assert here.loop.scheduler.caps[job].gpus == 2
             assert "holds it at 2 GPUs" in (await here.get(f"/jobs/{job}/why"))["sentence"]
             assert here.fleet.started == [w for w in fleet.started if w.startswith(f"{job}.")]
 

@@ -87,7 +87,7 @@ def test_a_guest_runs_beside_its_host_counts_no_gpu_and_inherits_it_without_a_st
             metrics = await here.get("/metrics")
             assert 'shoal_gpus{state="allocated",type="virtual",user="admin"} 1' in metrics
             assert 'shoal_guest_jobs{as="guest",user="admin"} 1' in metrics
-            assert here.conductor.book.ledger.rate[0, :, 1].sum() == 1.0
+            assert here.loop.live_ledger.ledger.rate[0, :, 1].sum() == 1.0
             # Its host ends: the policy gives it the GPU, and it is there already.
             fleet.end(f"{host}.0")
             await here.until(lambda: here.gpus(guest) == 1)
@@ -121,7 +121,7 @@ def test_who_does_not_fit_or_is_not_known_waits_and_why_says_so(
             host = (await here.submit("1", needs=LIGHT))["id"]
             await here.until(lambda: here.state(host) == "running")
             waits = (await here.submit("1", needs=needs))["id"]
-            await here.until(lambda: waits in here.conductor.scheduler.jobs)
+            await here.until(lambda: waits in here.loop.scheduler.jobs)
             found = await here.get(f"/jobs/{waits}/why")
             assert found["job"]["state"] == "pending"
             assert why in found["reason"]["evidence"]["sharing"]
@@ -135,7 +135,7 @@ def test_without_the_option_nothing_is_shared(tmp_path: Path) -> None:
             first = (await here.submit("1", needs=LIGHT | QUICK, expected_s=1))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("1", needs=LIGHT | QUICK))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             assert here.state(second) == "pending"
             status = await here.get("/status")
             assert (status["share"], status["pre_schedule"]) == (False, False)
@@ -184,7 +184,7 @@ def test_the_next_owner_may_be_host_again_and_several_share_one_gpu(tmp_path: Pa
             fleet.end(f"{jobs[0]}.0")
             await here.until(lambda: here.gpus(jobs[1]) == 1 and here.state(jobs[3]) == "running")
             assert fleet.told == []
-            assert [here.conductor.jobs[j].host for j in jobs[1:]] == [None, jobs[1], jobs[1]]
+            assert [here.loop.jobs[j].host for j in jobs[1:]] == [None, jobs[1], jobs[1]]
             here.check()
 
     run(story())
@@ -202,7 +202,7 @@ def test_a_guest_can_be_paused_and_cancelled_and_its_host_does_not_notice(tmp_pa
                 assert here.state(guest) == "paused"
                 await here.post(f"/jobs/{guest}/resume")
                 await here.until(lambda: here.state(guest) == "running" and not fleet.suspended)
-                assert here.conductor.jobs[guest].host == host
+                assert here.loop.jobs[guest].host == host
             else:
                 await here.until(lambda: here.state(guest) == "cancelled")
             assert here.gpus(host) == 1
@@ -243,13 +243,13 @@ def test_on_real_gpus_a_guest_stays_where_its_memory_is_until_that_gpu_is_its_ow
             again = (await here.submit("1", needs=LIGHT, resize="restart"))["id"]
             await here.until(lambda: here.state(again) == "running")
             fleet.end(f"{other}.0")
-            await here.until(lambda: here.conductor.jobs[guest].target_gpus == 1)
+            await here.until(lambda: here.loop.jobs[guest].target_gpus == 1)
             assert sorted(fleet.at_work()) == [("local", 0)], "no one moves from GPU to GPU"
             why = (await here.get(f"/jobs/{guest}/why"))["reason"]
             assert why["code"] == "WaitingForRelease"
-            assert "stays a guest where it is until that GPU is free" in why["sentence"]
+            assert "stays co-located until that GPU is free" in why["sentence"]
             late = (await here.submit("1", needs=LIGHT))["id"]
-            await here.until(lambda: late in here.conductor.scheduler.jobs)
+            await here.until(lambda: late in here.loop.scheduler.jobs)
             assert here.state(late) == "pending", (
                 "the room that is taken counts though its guest is due elsewhere"
             )
@@ -268,15 +268,15 @@ def test_a_live_job_can_be_host_and_what_it_does_meanwhile_teaches_nothing(tmp_p
         async with server(tmp_path, fleet=fleet, share=True, policy="max-min") as here:
             live = (await here.submit("1..2", needs=LIGHT, model="m"))["id"]
             await here.until(lambda: here.state(live) == "running")
-            await here.until(lambda: here.conductor.profiles.estimator("m").gpu_types(), train=(live,))
+            await here.until(lambda: here.loop.profiles.estimator("m").gpu_types(), train=(live,))
             guest = (await here.submit("1", needs=LIGHT))["id"]
             await here.until(lambda: here.state(guest) == "running", train=(live,))
-            before = here.conductor.profiles.estimator("m").to_dict()
-            step = here.conductor.jobs[live].progress.step
-            await here.until(lambda: here.conductor.jobs[live].progress.step > step + 50, train=(live,))
-            assert here.conductor.profiles.estimator("m").to_dict() == before
+            before = here.loop.profiles.estimator("m").to_dict()
+            step = here.loop.jobs[live].progress.step
+            await here.until(lambda: here.loop.jobs[live].progress.step > step + 50, train=(live,))
+            assert here.loop.profiles.estimator("m").to_dict() == before
             waits = (await here.submit("1..2", needs=LIGHT))["id"]
-            await here.until(lambda: waits in here.conductor.scheduler.jobs)
+            await here.until(lambda: waits in here.loop.scheduler.jobs)
             why = (await here.get(f"/jobs/{waits}/why"))["reason"]["evidence"]["sharing"]
             assert why == "a job that resizes while it trains is no guest"
 
@@ -293,10 +293,10 @@ def test_the_next_job_prepares_where_one_ends_soon_and_then_has_the_gpu_and_is_l
             first = (await here.submit("1", needs=LIGHT, expected_s=35.3, name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("1", needs=QUICK, name="second"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             assert fleet.started == [f"{first}.0"], "20 s to prepare and 15 s more are less than what is left"
             await here.until(lambda: f"{second}.0" in fleet.running)
-            left_s = here.conductor.profiles.left_s(here.conductor.jobs[first])
+            left_s = here.loop.profiles.left_s(here.loop.jobs[first])
             assert 34 < left_s <= 35
             go = Path(fleet.running[f"{second}.0"].env["SHOAL_GO"])
             found = await here.get(f"/jobs/{second}")
@@ -345,7 +345,7 @@ def test_who_cannot_prepare_beside_the_other_waits(
             first = (await here.submit("1", **host))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("1", **next_))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             for _ in range(10):
                 await asyncio.sleep(0)
             assert fleet.started == [f"{first}.0"]
@@ -385,7 +385,7 @@ def test_another_server_goes_on_with_guests_and_takes_them_away_only_if_told_to(
         async with server(tmp_path, fleet=fleet, share=True, pre_schedule=True, kill=True) as here:
             host, guest = await host_and_guest(here)
         async with server(tmp_path, fleet=fleet, kill=True) as here:
-            await here.until(lambda: here.conductor.sharing.guests.host_of == {guest: host})
+            await here.until(lambda: here.loop.sharing.guests.host_of == {guest: host})
             assert (await here.get("/status"))["share"], "what was asked for is remembered"
             assert (here.state(guest), here.gpus(guest), here.gpus(host)) == ("running", 0, 1)
             assert (fleet.started, fleet.told, fleet.suspended) == ([f"{host}.0", f"{guest}.0"], [], set())
@@ -410,7 +410,7 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
     async def doings(here: Here) -> None:
         for _ in range(rng.randint(4, 16)):
             here.check()
-            live = list(here.conductor.jobs.values())
+            live = list(here.loop.jobs.values())
             job = rng.choice(live) if live else None
             what = rng.choice(
                 ["submit", "submit", "submit", "step", "end", "end", "cancel", "pause", "resume"]
@@ -442,27 +442,27 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
                 await asyncio.sleep(0.002)
 
     async def finish(here: Here) -> None:
-        for job in list(here.conductor.jobs.values()):
+        for job in list(here.loop.jobs.values()):
             if job.life.state.value == "paused":
                 await here.post(f"/jobs/{job.id}/resume")
         for _ in range(3000):
             here.check()
-            for job in list(here.conductor.jobs.values()):
+            for job in list(here.loop.jobs.values()):
                 fleet.step(job.id, total=3)
             for worker in list(fleet.running):
                 if worker not in fleet.suspended and worker not in fleet.live:
                     fleet.end(worker)
             await asyncio.sleep(0.002)
-            if not here.conductor.jobs:
+            if not here.loop.jobs:
                 break
-        left = {j.id: (j.life, j.target, j.workers) for j in here.conductor.jobs.values()}
+        left = {j.id: (j.life, j.target, j.workers) for j in here.loop.jobs.values()}
         assert not left
         await asyncio.sleep(0.002)  # what ended in this turn is written in the next
         rows = {j["id"]: j for j in here.control.store.jobs(limit=1000)}
         assert set(rows) == set(made)
         assert {r["state"] for r in rows.values()} <= {"succeeded", "cancelled"}
-        assert (fleet.running, here.conductor.devices.used) == ({}, 0)
-        assert not here.conductor.devices.has_lodgers
+        assert (fleet.running, here.loop.devices.used) == ({}, 0)
+        assert not here.loop.devices.has_lodgers
         assert here.control.store.unended_workers() == []
         assert sum(r["gpu_s"] for r in rows.values()) >= 0
 

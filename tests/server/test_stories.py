@@ -30,7 +30,7 @@ def test_a_gang_starts_together_with_the_usual_variables_and_ends_as_one(tmp_pat
             assert here.state(job) == "running"
             here.fleet.end(f"{job}.2")
             await here.until(lambda: here.state(job) == "succeeded")
-            assert here.conductor.devices.used == 0
+            assert here.loop.devices.used == 0
 
     run(story())
 
@@ -128,7 +128,7 @@ def test_cancel_works_in_every_state_and_leaves_nothing(tmp_path: Path, when: st
             if when == "pending":
                 await here.submit("1")
             job = (await here.submit("1"))["id"]
-            await here.until(lambda: here.conductor.decided_s is not None)
+            await here.until(lambda: here.loop.decided_s is not None)
             if when == "running":
                 await here.until(lambda: here.state(job) == "running")
             if when == "paused":
@@ -152,7 +152,7 @@ def test_a_live_job_grows_when_another_ends_and_shrinks_when_another_arrives(tmp
             assert (here.gpus(first), here.gpus(second)) == (2, 2)
             here.fleet.step(second, total=1)
             await here.until(lambda: here.state(second) == "succeeded", train=(first,))
-            await here.until(lambda: here.conductor.jobs[first].size == 4, train=(first,))
+            await here.until(lambda: here.loop.jobs[first].size == 4, train=(first,))
             shown = await here.get(f"/jobs/{first}")
             assert shown["resizes"] == 2
             assert shown["step"] > 0
@@ -168,7 +168,7 @@ def test_a_killed_worker_is_replaced_while_the_others_train_on(tmp_path: Path) -
             await here.until(lambda: here.state(job) == "running")
             here.fleet.end(f"{job}.1", None, "SIGKILL")
             await here.until(lambda: f"{job}.2" in here.fleet.running, train=(job,))
-            await here.until(lambda: here.conductor.jobs[job].size == 2, train=(job,))
+            await here.until(lambda: here.loop.jobs[job].size == 2, train=(job,))
             types = [e["type"] for e in (await here.get("/events", params={"limit": 1000}))["items"]]
             assert "worker.lost" in types
             assert here.state(job) == "running"
@@ -183,8 +183,8 @@ def test_a_paused_live_job_saves_its_state_and_resumes_on_new_workers(tmp_path: 
             await here.until(lambda: here.state(job) == "running")
             await here.post(f"/jobs/{job}/pause")
             await here.until(lambda: not here.fleet.running, train=(job,))
-            assert here.conductor.devices.used == 0
-            assert here.conductor.jobs[job].coordinator["paused"].endswith("paused.pt")
+            assert here.loop.devices.used == 0
+            assert here.loop.jobs[job].coordinator["paused"].endswith("paused.pt")
             await here.post(f"/jobs/{job}/resume")
             await here.until(lambda: here.state(job) == "running", train=(job,))
 
@@ -196,7 +196,7 @@ def test_a_live_job_that_is_paused_before_its_first_step_is_paused_and_not_faile
         async with server(tmp_path, 2, policy="max-min") as here:
             # It is connected and waits for its fellow, which never becomes ready: there is no generation yet.
             job = (await here.submit("2..2", resize="live"))["id"]
-            live = here.conductor.jobs[job]
+            live = here.loop.jobs[job]
             await here.until(lambda: len(here.fleet.live) == 2)
             here.fleet.live[f"{job}.1"].end()
             await here.until(lambda: live.workers[f"{job}.0"].state == "ready")
@@ -253,12 +253,12 @@ def test_a_policy_that_raises_is_replaced_and_no_job_is_lost(tmp_path: Path) -> 
             def broken(*_: object) -> None:
                 raise ZeroDivisionError
 
-            here.conductor.scheduler.policy.decide = broken
+            here.loop.scheduler.policy.decide = broken
             other = (await here.submit("1"))["id"]
             await here.until(lambda: here.state(other) == "running")
-            assert here.conductor.policy_name == "fifo"
+            assert here.loop.policy_name == "fifo"
             assert any("max-min" in w for w in (await here.get("/status"))["warnings"])
-            here.conductor.scheduler.policy.decide = broken  # and should fifo itself fail once
+            here.loop.scheduler.policy.decide = broken  # and should fifo itself fail once
             third = (await here.submit("1"))["id"]
             await here.until(lambda: here.state(third) == "running")
 
@@ -271,7 +271,7 @@ def test_why_names_who_is_ahead_when_it_may_start_and_the_smallest_change(tmp_pa
             first = (await here.submit("3", expected_s=100, name="first"))["id"]
             await here.until(lambda: here.state(first) == "running")
             second = (await here.submit("2", name="second"))["id"]
-            await here.until(lambda: second in here.conductor.scheduler.jobs)
+            await here.until(lambda: second in here.loop.scheduler.jobs)
             why = await here.get(f"/jobs/{second}/why")
             assert why["reason"]["code"] == "WaitingForCapacity"
             assert [j["name"] for j in why["ahead"]] == ["first"]
@@ -282,7 +282,7 @@ def test_why_names_who_is_ahead_when_it_may_start_and_the_smallest_change(tmp_pa
             ]
             plan = await here.post("/plan", json={"spec": {"command": ["x"], "gpus": "1"}})
             assert plan["verdict"] == "starts"
-            assert here.conductor.scheduler.jobs.keys() == {first, second}, "asking changes nothing"
+            assert here.loop.scheduler.jobs.keys() == {first, second}, "asking changes nothing"
 
     run(story())
 
@@ -290,10 +290,10 @@ def test_why_names_who_is_ahead_when_it_may_start_and_the_smallest_change(tmp_pa
 def test_bursts_are_decided_on_together(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, 50) as here:
-            before = here.conductor.scheduler.plans
+            before = here.loop.scheduler.plans
             await asyncio.gather(*(here.submit("1") for _ in range(40)))
             await here.until(lambda: len(here.fleet.running) == 40)
-            assert here.conductor.scheduler.plans - before < 30
+            assert here.loop.scheduler.plans - before < 30
 
     run(story())
 
@@ -330,17 +330,17 @@ def test_a_server_that_stood_still_does_not_take_its_workers_for_dead(
         async with server(tmp_path, 2, policy="max-min") as here:
             job = (await here.submit("1..2"))["id"]
             await here.until(lambda: here.state(job) == "running")
-            await here.until(lambda: here.conductor.jobs[job].progress.step, train=(job,))
+            await here.until(lambda: here.loop.jobs[job].progress.step, train=(job,))
             offset_s[0] = 3600.0  # the machine slept for an hour
-            ticks = here.conductor.crews["live"].service.jobs[str(job)].tick
+            ticks = here.loop.runners["live"].service.jobs[str(job)].tick
             seen: list[int] = []
-            handle = here.conductor.crews["live"].service.jobs[str(job)]
+            handle = here.loop.runners["live"].service.jobs[str(job)]
             monkeypatch.setattr(handle, "tick", lambda: (seen.append(1), ticks()))
             # No one speaks before the next tick: as after a stop of the server, whose inbox it has not read yet.
             await here.until(lambda: len(seen) >= 2)
             events = await here.get("/events", params={"type": "worker.lost"})
             assert events["items"] == []
-            assert here.conductor.jobs[job].size == 2
+            assert here.loop.jobs[job].size == 2
 
     run(story())
 
@@ -354,7 +354,7 @@ def test_a_straggler_is_replaced_where_its_owner_wishes_and_a_gpu_is_free(
             job = (await here.submit("2..2", resize="live", replace_stragglers=wanted))["id"]
             await here.until(lambda: here.state(job) == "running")
             here.fleet.slow[f"{job}.1"] = 3.0
-            live = here.conductor.jobs[job]
+            live = here.loop.jobs[job]
 
             def kinds() -> dict[str, dict[str, object]]:
                 return {
@@ -387,7 +387,7 @@ def test_a_straggler_stays_where_no_gpu_is_free(tmp_path: Path) -> None:
             await here.until(lambda: here.state(job) == "running")
             here.fleet.slow[f"{job}.1"] = 3.0
             await here.until(lambda: here.control.store.events(type="worker.kept"), train=(job,))
-            assert here.conductor.jobs[job].workers.keys() == {f"{job}.0", f"{job}.1"}
+            assert here.loop.jobs[job].workers.keys() == {f"{job}.0", f"{job}.1"}
 
     run(story())
 
@@ -399,12 +399,12 @@ def test_a_job_that_would_not_be_faster_with_more_is_told_so_and_its_own_maximum
         async with server(tmp_path, 4, policy="max-min") as here:
             job = (await here.submit("1..4"))["id"]
             await here.until(lambda: here.state(job) == "running")
-            live = here.conductor.jobs[job]
+            live = here.loop.jobs[job]
             live.gpu_type = "virtual"
             for gpus, step_s in ((1, 1.0), (2, 0.5), (3, 0.8), (4, 0.9)):
                 for _ in range(30):
-                    here.conductor.profiles.measured(live, gpus, 1, step_s)
-            here.conductor.scheduler.cool_down_s = 0.0
+                    here.loop.profiles.measured(live, gpus, 1, step_s)
+            here.loop.scheduler.cool_down_s = 0.0
             await here.until(lambda: live.size == 2, train=(job,))
             reason = (await here.get(f"/jobs/{job}"))["reason"]
             assert reason["code"] == "NotWorthIt"
@@ -445,7 +445,7 @@ def test_cancelling_a_job_that_stands_still_takes_nothing_from_the_owner_of_its_
             fleet.stubborn = True
             await here.post(f"/jobs/{long}/cancel")
             assert (here.gpus(long), here.gpus(short)) == (0, 2)
-            assert here.conductor.devices.used == 2
+            assert here.loop.devices.used == 2
         async with server(tmp_path, fleet=fleet, policy="srtf") as here:  # it can be taken over as it is
             await here.until(lambda: fleet.told.count(f"{long}.0") >= 2)
             assert (here.gpus(long), here.gpus(short)) == (0, 2)

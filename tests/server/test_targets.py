@@ -24,11 +24,11 @@ def test_a_job_that_its_owner_pauses_loses_its_target_by_a_command(tmp_path: Pat
             job = (await here.submit("2"))["id"]
             await here.until(lambda: here.state(job) == "running")
             assert (await here.post(f"/jobs/{job}/pause"))["target_gpus"] == 0
-            await here.until(lambda: here.conductor.jobs[job].target == {})
+            await here.until(lambda: here.loop.jobs[job].target == {})
             event = targets_of(here, job)[-1]
             assert event["message"] == "held by its owner: 2 -> 0 GPUs"
             assert event["data"] == {"verb": "pause", "from_gpus": 2, "to_gpus": 0, "cause": "Held"}
-            assert event["plan"] == here.conductor.jobs[job].plan
+            assert event["plan"] == here.loop.jobs[job].plan
 
     run(story())
 
@@ -42,15 +42,15 @@ def test_a_fixed_job_on_a_drained_node_moves_by_one_command_that_names_the_node(
         async with server(tmp_path, nodes, policy=policy) as here:
             job = (await here.submit("2"))["id"]
             await here.until(lambda: here.state(job) == "running")
-            (at,) = here.conductor.jobs[job].target
+            (at,) = here.loop.jobs[job].target
             await here.post(f"/nodes/{'ab'[at]}/drain")
-            await here.until(lambda: here.conductor.jobs[job].target == {1 - at: 2})
+            await here.until(lambda: here.loop.jobs[job].target == {1 - at: 2})
             event = targets_of(here, job)[-1]
             assert event["message"] == f"{'ab'[at]} is out of use: 2 -> 2 GPUs"
             assert event["data"] == {"verb": "migrate", "from_gpus": 2, "to_gpus": 2, "cause": "NodeLost",
                                      "node": "ab"[at]}  # fmt: skip
             await here.until(lambda: here.state(job) == "running")
-            workers = here.conductor.jobs[job].workers.values()
+            workers = here.loop.jobs[job].workers.values()
             await here.until(lambda: {w.node for w in workers} == {"ab"[1 - at]})
             assert here.fleet.suspended == set()
             here.check()

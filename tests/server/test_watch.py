@@ -110,7 +110,7 @@ def test_a_log_is_followed_to_its_end_over_a_restart_of_the_job(tmp_path: Path) 
             async with connect(here, f"/jobs/{job}/logs/stream") as client:
                 for attempt in range(2):
                     await here.until(lambda n=attempt: f"{job}.{n}" in here.fleet.running)  # type: ignore[misc]
-                    directory = here.conductor.worker_directory(job, f"{job}.{attempt}")
+                    directory = here.loop.worker_directory(job, f"{job}.{attempt}")
                     directory.mkdir(parents=True)
                     (directory / "log.0").write_text(f"2026-01-01T00:00:0{attempt}.000000Z try {attempt}\n")
                     here.fleet.end(f"{job}.{attempt}", 1)

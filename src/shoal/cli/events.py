@@ -56,7 +56,7 @@ def events(
     found = client.events(**which)
     if output.for_people:
         for event in found:
-            print(_line(event))
+            print(story_line(event))
     else:
         last = str(found[-1].id) if found else None
         print_document(output, EventList(items=found, next=last), [str(e.id) for e in found])
@@ -68,7 +68,7 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
     try:
         for seen in client.watch_events(**which):
             if output.for_people:
-                print(_line(seen), flush=True)
+                print(story_line(seen), flush=True)
             elif output is Output.NAME:
                 print(seen.id, flush=True)
             else:
@@ -77,7 +77,11 @@ def _watch(client: Client, output: Output, which: dict[str, Any]) -> None:
         raise SystemExit(130) from None
 
 
-def _line(event: Event) -> str:
+def story_line(event: Event) -> str:
+    """One event with its id and its causes: the id of an earlier event, the number of a decision."""
     from shoal.cli.times import clock
 
-    return f"{clock(event.at)}  {event.type:<18} {event.actor:<10} {event.message}"
+    causes = [f"by #{event.cause}"] if event.cause is not None else []
+    causes += [f"decision {event.plan}"] if event.plan is not None else []
+    because = f"  ({', '.join(causes)})" if causes else ""
+    return f"{clock(event.at)}  #{event.id:<6} {event.type:<18} {event.actor:<10} {event.message}{because}"

@@ -1,1 +1,1 @@
-"""How many: one policy per file. Pure functions of a view of the jobs."""
+"""Policies: how many GPUs each job gets. Pure functions of a view of the jobs, one policy per file or folder."""

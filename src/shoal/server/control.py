@@ -23,10 +23,12 @@ from shoal.server.api.routes.common import Services
 from shoal.server.gauges import Gauges
 from shoal.server.home import Home, write_atomically
 from shoal.server.loop.clock import go_on
-from shoal.server.loop.conductor import Conductor
+from shoal.server.loop.control_loop import ControlLoop
 from shoal.server.options import DEFAULT_POLICY, Options, warn_of_address
 from shoal.server.services.change import ChangeJob
+from shoal.server.services.events import Events
 from shoal.server.services.history import History
+from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
 from shoal.server.services.nodes import Nodes
 from shoal.server.services.policy import PolicyInForce
@@ -63,7 +65,7 @@ class Control:
             self.clock = go_on(self.store)
             policy, policy_options = self._policy()
             self.executor = executor or self._executor()
-            self.conductor = Conductor(
+            self.loop = ControlLoop(
                 self.store, self.executor, self.home, self.clock,
                 policy=policy, policy_options=policy_options, placement=options.placement, **self._sharing(),
             )  # fmt: skip
@@ -82,20 +84,20 @@ class Control:
 
     def _make_services(self) -> Services:
         """Give each service the parts of the control loop that it needs."""
-        loop, store, now_s = self.conductor, self.store, self.clock.now_s
+        loop, store, now_s = self.loop, self.store, self.clock.now_s
         profiles, searches, sharing = loop.profiles, loop.searches, loop.sharing
         reasons = Reasons(loop, profiles, sharing)
         what_if = WhatIf(loop, profiles)
-        shares = Shares(loop, loop.book)
+        shares = Shares(loop, loop.live_ledger)
         nodes = Nodes(loop, store)
         return Services(
             gate=Gate(store, now_s),
             hub=self.hub,
             metrics=loop.metrics,
             gauges=Gauges(loop, store, shares, reasons, lambda: self.hub.last_id),
-            store=store,
-            worker_directory=loop.worker_directory,
             jobs=Jobs(loop, store, profiles, reasons, loop.worker_directory),
+            logs=Logs(store, loop.worker_directory),
+            events=Events(store, lambda: self.hub.last_id),
             submit=Submit(loop, store, self.home, profiles, searches, learns_needs=lambda: sharing.on),
             change=ChangeJob(loop, store, profiles, searches),
             reasons=reasons,
@@ -166,7 +168,7 @@ class Control:
 
     async def start(self, sock: socket.socket) -> None:
         self.make_admin()
-        await self.conductor.start()
+        await self.loop.start()
         self._watcher = asyncio.create_task(self._watch_home())
         bound = sock.getsockname()
         host = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
@@ -175,18 +177,18 @@ class Control:
         with self.store.change(self.clock.now_s()) as change:
             change.put("server", {"port": bound[1], "executor": {"virtual_gpus": virtual}})
             change.event(
-                "server.started", f"version {__version__} with {counted(self.conductor.cluster.total_gpus, 'GPU')}",
-                data={"policy": self.conductor.policy_name, "address": self.process.address},
+                "server.started", f"version {__version__} with {counted(self.loop.cluster.total_gpus, 'GPU')}",
+                data={"policy": self.loop.policy_name, "address": self.process.address},
             )  # fmt: skip
         warning = warn_of_address(bound[0])
         if warning is not None:
-            self.conductor.warnings.append(warning)
+            self.loop.warnings.append(warning)
             log.warning(warning)
 
     async def close(self) -> None:
         if self._watcher is not None:
             self._watcher.cancel()
-        await self.conductor.close(stop_jobs=self.stop_jobs)
+        await self.loop.close(stop_jobs=self.stop_jobs)
         with contextlib.suppress(ShoalError), self.store.change(self.clock.now_s()) as change:
             jobs = "jobs were stopped" if self.stop_jobs else "jobs run on"
             change.event("server.stopped", f"ended as asked; {jobs}")

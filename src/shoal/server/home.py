@@ -1,4 +1,4 @@
-"""One directory holds all that a server keeps. Several homes can be in use side by side, each by one server."""
+"""The home directory: all files of one server. Several servers can run side by side, each with its own home."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.core.errors import ShoalError
 
 FORMAT = 1
-"""Raised when the layout of a home changes; a server refuses a home with a higher number."""
+"""Version of the layout of a home. A server refuses a home with a higher version."""
 
 
 class HomeInUse(ShoalError):
@@ -23,13 +23,13 @@ class HomeInUse(ShoalError):
 
 
 class NewerHome(ShoalError):
-    """This home was written by a newer version."""
+    """A newer version of Shoal wrote this home."""
 
     exit_code = 5
 
 
 def default_home() -> Path:
-    """`$SHOAL_HOME`, else the place the XDG rules give to state."""
+    """`$SHOAL_HOME`, else `shoal` in the XDG state directory."""
     if given := os.environ.get("SHOAL_HOME"):
         return Path(given).absolute()
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -37,7 +37,7 @@ def default_home() -> Path:
 
 
 def start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None if there is none. With the pid it names a process."""
+    """Start of a process in clock ticks since boot; None if there is none. Pid and start time identify a process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -48,7 +48,7 @@ def start_time(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The server of a home, as `server.json` tells."""
+    """The server of a home, from `server.json`."""
 
     pid: int
     start_time: int
@@ -61,7 +61,7 @@ class Running:
 
 
 class Home:
-    """Paths of one home, and what is done to it as a whole."""
+    """The paths of one home, and its lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -75,7 +75,7 @@ class Home:
         return self.jobs / str(job_id)
 
     def take(self) -> None:
-        """Make the home if there is none, and hold it against other servers until this process ends."""
+        """Make the home if it does not exist, and lock it until this process ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.jobs.mkdir(exist_ok=True, mode=0o700)
@@ -98,20 +98,20 @@ class Home:
             text = mark.read_text().strip()
             if not text.isdigit() or int(text) > FORMAT:
                 raise NewerHome(
-                    f"{self.path} has format {text[:20]!r} and this version knows up to {FORMAT}; "
+                    f"{self.path} has format {text[:20]!r} and this version reads up to {FORMAT}; "
                     f"upgrade shoal, or give another --home"
                 )
         else:
             write_atomically(mark, f"{FORMAT}\n")
 
     def announce(self, address: str, version: str) -> None:
-        """Say where the server listens, once it does."""
+        """Write the address at which the server listens."""
         pid = os.getpid()
         body = {"pid": pid, "start_time": start_time(pid), "address": address, "version": version}
         write_atomically(self.server, json.dumps(body) + "\n")
 
     def running(self) -> Running | None:
-        """The server that runs on this home now, if one does."""
+        """The server that runs on this home, if any."""
         try:
             found = Running(**json.loads(self.server.read_text()))
         except (OSError, ValueError, TypeError):
@@ -120,7 +120,7 @@ class Home:
 
     @property
     def is_held(self) -> bool:
-        """Whether it is still the directory that was taken: it may have been removed, and even made anew."""
+        """Whether the directory is still the locked one. It may have been removed and even made again."""
         try:
             return self._lock_fd is not None and os.path.samestat(
                 os.fstat(self._lock_fd), os.stat(self.path / "server.lock")
@@ -138,7 +138,7 @@ class Home:
 
 
 def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """The file has either its old content or the new one, whatever happens in between."""
+    """Replace a file: it has either its old content or the new one, also after a crash."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:

@@ -1,4 +1,4 @@
-"""How a server is started: its options, and the address it listens at. Imports little, so that refusing is quick."""
+"""Options of a server and the socket it listens on. Imports little, so that wrong options are refused quickly."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Options:
     gpus: int | None = None
     policy: str | None = None
     policy_options: dict[str, str] = field(default_factory=dict)
-    #: Where shares go, for executors of several nodes; this machine is one.
+    #: Placement on executors with several nodes.
     placement: str = "auto"
-    #: Whether GPUs are shared and jobs start early (`sharing`); None: as last time, and not at the first start.
+    #: Whether GPUs are shared and jobs pre-scheduled; None: as at the last start, at first not.
     share: bool | None = None
     pre_schedule: bool | None = None
     host: str = "127.0.0.1"
@@ -37,17 +37,19 @@ class Options:
 
 def parse(argv: list[str]) -> Options:
     parser = argparse.ArgumentParser(prog="shoal.server.serve", description="Run a Shoal server.")
-    parser.add_argument("--home", type=Path, default=None, help="where all its state is kept")
-    parser.add_argument("--gpus", type=int, help="this many virtual GPUs, instead of the real ones")
-    parser.add_argument("--policy", help=f"{DEFAULT_POLICY} at the first start, then what was set last")
+    parser.add_argument("--home", type=Path, default=None, help="directory of all its state")
+    parser.add_argument("--gpus", type=int, help="use N virtual GPUs instead of the real ones")
+    parser.add_argument("--policy", help=f"default: the policy set last, at first {DEFAULT_POLICY}")
     parser.add_argument("--policy-option", action="append", default=[], metavar="K=V")
-    shared = "jobs that wait may be guests on GPUs of others; as last time if left out"
+    shared = "co-locate waiting jobs with running ones on one GPU; default: as at the last start"
     parser.add_argument("--share", action=argparse.BooleanOptionalAction, help=shared)
-    early = "the next job prepares where one is about to end; as last time if left out"
+    early = "start the next job on a GPU whose job is about to end; default: as at the last start"
     parser.add_argument("--pre-schedule", action=argparse.BooleanOptionalAction, help=early)
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at")
-    parser.add_argument("--port", type=int, default=0, help="0: any that is free, the same as last time")
-    parser.add_argument("--database", help="a PostgreSQL URL, instead of a file in the home")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument(
+        "--port", type=int, default=0, help="0: the port of the last start if it is free, else any"
+    )
+    parser.add_argument("--database", help="URL of a PostgreSQL database, instead of a file in the home")
     given = parser.parse_args(argv)
     if given.gpus is not None and not 1 <= given.gpus <= 100_000:
         parser.error("--gpus must be between 1 and 100000")
@@ -60,7 +62,7 @@ def parse(argv: list[str]) -> Options:
             parser.error(f"--policy-option {pair!r} is not of the form KEY=VALUE")
         options[key] = value
     if options and given.policy is None:
-        parser.error("--policy-option needs --policy: say which policy it is for")
+        parser.error("--policy-option needs --policy: name the policy")
     return Options(
         (given.home or default_home()).absolute(),
         gpus=given.gpus,
@@ -75,10 +77,10 @@ def parse(argv: list[str]) -> Options:
 
 
 def bind(host: str, port: int, preferred: int | None) -> socket.socket:
-    """A listening socket: at the given port, else at the one used last, else at any that is free."""
+    """A listening socket: on the given port, else the preferred one if it is free, else any."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for candidate in [port] if port else [preferred or 0, 0]:
-        # With the protocol named asyncio turns Nagle's delay off; else answers wait 40 ms for acknowledgements.
+        # asyncio turns Nagle's algorithm off only for IPPROTO_TCP; otherwise answers take 40 ms longer.
         sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

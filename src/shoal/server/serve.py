@@ -1,6 +1,6 @@
 """Run a server in the foreground: `python -m shoal.server.serve --home DIR [--gpus N] [--policy P]`.
 
-`shoal up` starts this in the background. It may be killed at any moment and started again on the same home.
+`shoal up` starts this in the background. It may be killed at any time and started again on the same home.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_CONNECTIONS = 2000
 
 
 async def serve(options: Options) -> None:
-    # First what may be refused, then what takes time: the imports below are most of it.
+    # Check first what may be refused: the imports below take most of the time.
     home = Home(options.home)
     home.take()
     try:

@@ -38,7 +38,7 @@ def make_app(services: Services | None = None, buckets: Buckets | None = None) -
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI document: as FastAPI makes it, with the token that every address needs."""
+    """The OpenAPI document of FastAPI, with the token that every path needs."""
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes

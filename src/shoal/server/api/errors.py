@@ -57,7 +57,7 @@ def install(app: FastAPI) -> None:
         if first["type"] == "extra_forbidden":
             text = f"there is no field {where!r}"
         message = f"{where}: {text}" if where else text
-        # A validator over several fields names the one it means.
+        # A validator over several fields names the wrong one in its message.
         named = text.split(":")[0] if ":" in text and " " not in text.split(":")[0] else None
         return answer(422, "invalid", " ".join(message.split())[:500], None, (where or named) or None)
 
@@ -76,4 +76,4 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return answer(500, "unexpected", "the server failed; server.log tells more")
+        return answer(500, "unexpected", "the server failed; see server.log")

@@ -1,4 +1,4 @@
-"""Wakes those who watch when there are new events. What they then read comes from the store, so nothing is missed."""
+"""Wakes open streams when there are new events. Streams read the events from the store, so they miss none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Hub:
         self._wake_all()
 
     def close(self) -> None:
-        """The server ends: streams end, and clients come back with the id of the last event they saw."""
+        """End all streams: the server ends. Clients resume with the id of the last event they received."""
         self.closed = True
         self._wake_all()
 
@@ -32,7 +32,7 @@ class Hub:
                 future.set_result(None)
 
     async def wait(self, timeout_s: float) -> bool:
-        """Until something happens; False if nothing did."""
+        """Wait for new events; False after the timeout."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         try:
@@ -44,7 +44,7 @@ class Hub:
         return True
 
     def enter(self, user: str) -> bool:
-        """Take one of the places for open streams."""
+        """Count one more open stream; False if there are too many."""
         mine = self._streams.get(user, 0)
         if mine >= MOST_STREAMS_OF_USER or sum(self._streams.values()) >= MOST_STREAMS:
             return False

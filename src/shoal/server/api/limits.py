@@ -1,4 +1,4 @@
-"""Limits on requests, before anything else looks at them: how large, and how many from one client."""
+"""Limits on the size of requests and on their rate per client, checked before anything else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_CLIENTS = 10_000
 
 
 class Buckets:
-    """A token bucket per client; the clients seen longest ago are forgotten."""
+    """A token bucket per client. Clients not seen for longest are forgotten."""
 
     def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate_per_s, self.burst, self._clock = rate_per_s, burst, clock
@@ -71,7 +71,7 @@ class Limits:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > MAX_BODY_BYTES:
-                raise HTTPException(413, TOO_LARGE)  # the one exception that FastAPI lets through here
+                raise HTTPException(413, TOO_LARGE)  # the only exception that FastAPI does not wrap here
             return message
 
         async def noting(message: Message) -> None:

@@ -17,14 +17,14 @@ from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 log = logging.getLogger("shoal.server")
 #: What moving a job is reckoned to cost it, in seconds without progress: far more than the pause of a switch.
 MOVE_S = 5.0
 
 
-def make_cluster(c: Conductor) -> Cluster:
+def make_cluster(c: ControlLoop) -> Cluster:
     nodes = tuple(Node(n.name, n.gpus, n.gpu_type, n.rack, n.domain) for n in c.nodes)
     tickets = {u["name"]: u["tickets"] for u in c.store.users()}
     # Accounts of the ledger go by position: who was there before keeps theirs.
@@ -33,7 +33,7 @@ def make_cluster(c: Conductor) -> Cluster:
     return Cluster(nodes, tuple(User(name, tickets.get(name, 1.0)) for name in names))
 
 
-def make_scheduler(c: Conductor) -> Scheduler:
+def make_scheduler(c: ControlLoop) -> Scheduler:
     policy = make_policy(c.policy_name, c.policy_options)
     setting = Setting(
         c.cluster,
@@ -49,7 +49,7 @@ def make_scheduler(c: Conductor) -> Scheduler:
     return scheduler
 
 
-def remember_worker(c: Conductor, row: dict[str, Any]) -> None:
+def remember_worker(c: ControlLoop, row: dict[str, Any]) -> None:
     job = c.jobs.get(row["job"])
     node = next((i for i, n in enumerate(c.nodes) if n.name == row["node"]), None)
     if job is None or node is None or row["gpu"] >= c.nodes[node].gpus:
@@ -70,7 +70,7 @@ def remember_worker(c: Conductor, row: dict[str, Any]) -> None:
         c.devices.give(device, worker.id)
 
 
-def fill_scheduler(c: Conductor, *, restore: bool) -> None:
+def fill_scheduler(c: ControlLoop, *, restore: bool) -> None:
     """Tell a new scheduler of all jobs and of what they have."""
     now_s, scheduler = c.now_s(), c.scheduler
     saved = c.store.get("scheduler") if restore else None
@@ -93,7 +93,7 @@ def fill_scheduler(c: Conductor, *, restore: bool) -> None:
     scheduler.plans = max(scheduler.plans, int(c.store.get("plans", 0)))
 
 
-def _adopt_share(c: Conductor, job: LiveJob, memory: list[float] | None, now_s: float) -> None:
+def _adopt_share(c: ControlLoop, job: LiveJob, memory: list[float] | None, now_s: float) -> None:
     view, scheduler = c.scheduler.view, c.scheduler
     row = view.row(job.id)
     view.submit_s[row] = job.life.submitted_s
@@ -117,7 +117,7 @@ def _adopt_share(c: Conductor, job: LiveJob, memory: list[float] | None, now_s: 
             break
 
 
-def save(c: Conductor) -> None:
+def save(c: ControlLoop) -> None:
     view = c.scheduler.view
     rows = {
         str(int(job_id)): [float(view.column(name)[i]) for name in view.policy_columns]
@@ -128,7 +128,7 @@ def save(c: Conductor) -> None:
         with c.store.change(c.now_s()) as change:
             change.put("scheduler", {"policy": c.policy_name, "state": plain(state), "rows": rows})
             change.put("plans", c.scheduler.plans)
-            change.put("ledger", c.book.state(c.now_s()))
+            change.put("ledger", c.live_ledger.state(c.now_s()))
             for job in c.jobs.values():
                 if job.resize is Resize.LIVE:
                     change.update_job(job.id, progress=job.row()["progress"], stalled_s=job.stalled_s)

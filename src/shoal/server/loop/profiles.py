@@ -14,7 +14,7 @@ from shoal.server.loop.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_
 from shoal.server.loop.live_job import LiveJob
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 
 #: A job on more nodes than that is believed to be as slow as on so many.
@@ -22,8 +22,8 @@ MOST_NODES = 8
 
 
 class Profiles:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
+    def __init__(self, loop: ControlLoop) -> None:
+        self.c = loop
         self._learners: dict[int, Learner] = {}
         #: One estimator for all live jobs of a model word: they learn from each other.
         self._speeds: dict[str, SpeedEstimator] = {}

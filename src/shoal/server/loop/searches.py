@@ -11,12 +11,12 @@ from shoal.knowledge.size_search import BY_REPORT, Autoscale, SizeSearch
 from shoal.server.loop.live_job import LiveJob
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 
 class Searches:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
+    def __init__(self, loop: ControlLoop) -> None:
+        self.c = loop
         self._searches: dict[int, SizeSearch | None] = {}
 
     def of(self, job: LiveJob) -> SizeSearch | None:

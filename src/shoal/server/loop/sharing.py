@@ -21,7 +21,7 @@ from shoal.server.loop.devices import Device
 from shoal.server.loop.live_job import ACTIVE, STOPPED, LiveJob, LiveWorker
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 MOST_NAMED = 3
 #: What may change without an event is looked at no more often than this.
@@ -29,8 +29,8 @@ AGAIN_S = 0.05
 
 
 class Sharing:
-    def __init__(self, conductor: Conductor, *, share: bool, pre_schedule: bool) -> None:
-        c = self.c = conductor
+    def __init__(self, loop: ControlLoop, *, share: bool, pre_schedule: bool) -> None:
+        c = self.c = loop
         self.guests: Guests | None = None
         self.early: EarlyStarts | None = None
         if share:

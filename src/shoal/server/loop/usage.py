@@ -21,7 +21,7 @@ from shoal.server.api.models import JobState
 from shoal.server.loop.live_job import ACTIVE, LiveJob
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 log = logging.getLogger("shoal.server")
 
@@ -69,8 +69,8 @@ class Samples:
 
 
 class Usage:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
+    def __init__(self, loop: ControlLoop) -> None:
+        self.c = loop
         self._samples: dict[int, Samples] = {}
         self._task: asyncio.Task[None] | None = None
 

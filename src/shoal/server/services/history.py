@@ -1,4 +1,4 @@
-"""Why a job had what it had at some moment, and who took its GPUs: read off the events, which are never changed."""
+"""Why a job had its share at a past time, and which jobs took its GPUs, reconstructed from the events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.server.services.errors import Invalid
 from shoal.server.services.loop_view import LoopView
 from shoal.server.store.store import Row, Store
 
-#: What an event leaves a job in; its GPUs are in the data of those that give it some.
+#: The state of a job after each type of event.
 STATE_AFTER = {
     "job.submitted": JobState.PENDING,
     "job.started": JobState.STARTING,
@@ -35,7 +35,7 @@ MOST_NAMED = 5
 
 @dataclass(slots=True)
 class Then:
-    """A job as it was, from the events up to some moment."""
+    """A job at a past time, from the events up to then."""
 
     id: int
     user: str
@@ -76,7 +76,7 @@ class Then:
 
 
 def fold(events: Iterable[Row]) -> dict[int, Then]:
-    """The jobs of these events, as the last of them left each."""
+    """The jobs of these events, each in the state after its last event."""
     found: dict[int, Then] = {}
     for event in events:
         found.setdefault(event["job"], Then(event["job"], event["user"])).take(event)
@@ -96,7 +96,7 @@ class History:
             raise Invalid("at: this time is yet to come", "at")
         jobs = fold(self._store.events_of_jobs_at(at_s, TYPES))
         mine = jobs.pop(row["id"], None)
-        if mine is None:  # over by then
+        if mine is None:  # it had ended by then
             own = self._store.events(job=row["id"], type="job.", until_s=at_s, limit=100_000)
             mine = fold(own)[row["id"]]
         holders = [j for j in jobs.values() if j.gpus]
@@ -118,7 +118,7 @@ class History:
         )
 
     def _reason(self, job: Then, holders: list[Then], at_s: float) -> m.Reason | None:
-        """What can still be said for certain: who held what. The policy's own numbers are gone, unless it took."""
+        """What the events prove: who held which GPUs. The policy's own numbers are kept only for preemptions."""
         total = self._loop.scheduler.cluster.total_gpus
         free = total - sum(j.gpus for j in holders) - job.gpus
         evidence: dict[str, float | int | str] = {"gpus": job.gpus, "free_gpus": max(free, 0)}
@@ -127,7 +127,7 @@ class History:
             return m.Reason(code="Held", sentence=(job.last or {}).get("message", "its owner held it"))
         given = f"it had been given {counted(job.target_gpus, 'GPU')}"
         if job.state is JobState.PENDING and job.target_gpus:
-            text = f"{given} that others had not let go yet"
+            text = f"{given} that others had not released yet"
             return m.Reason(code="WaitingForRelease", sentence=text, evidence=evidence)
         were_free = counted(max(free, 0), "was", "were") + " free"
         if job.state is JobState.PENDING:
@@ -140,7 +140,7 @@ class History:
         if job.gpus < job.target_gpus and job.state in (JobState.STARTING, JobState.RUNNING):
             evidence["given_gpus"] = job.target_gpus
             has = f"had {job.gpus}" if job.gpus else "had none yet"
-            text = f"{given} and {has}: its new workers were preparing"
+            text = f"{given} and {has}: its new workers were starting"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence=evidence)
         if job.state is JobState.RUNNING and job.gpus < job.max_gpus:
             told = (job.last or {}).get("data", {}).get("reason")
@@ -159,7 +159,7 @@ class History:
         return f"{job.name} was {job.state.value} with {counted(job.gpus, 'GPU')}, all it could use"
 
     def policy_at(self, at_s: float) -> str:
-        """The policy that was in force."""
+        """The policy in force at this time."""
         rows = [
             row
             for kind in ("policy.changed", "server.started")
@@ -173,7 +173,7 @@ class History:
         )
 
     def preempted(self, row: Row, may_see: bool) -> m.Preemption | None:
-        """The last time that the scheduler took GPUs from it for others."""
+        """The last time that the scheduler took GPUs from the job and gave some to others."""
         events = self._store.events_of_job(row["id"], ["job.target"])
         taken = [e for e in events if e["data"].get("by")]
         if not taken:

@@ -30,6 +30,15 @@ class LogFilter:
     since_s: float | None = None
 
 
+class Logs:
+    def __init__(self, store: Store, worker_directory: WorkerDirectory) -> None:
+        self._store, self._worker_directory = store, worker_directory
+
+    def of(self, job_id: int, chosen: LogFilter) -> JobLogs:
+        """A reader of one job's output."""
+        return JobLogs(self._store, self._worker_directory, job_id, chosen)
+
+
 class JobLogs:
     """A reader of one job's output. Its cursor is `number:position` of each worker: `0:1204,1:88`."""
 

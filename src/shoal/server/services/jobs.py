@@ -65,8 +65,21 @@ class Jobs:
             raise Conflict(f"job {row['name']} is over: it {row['state']}")
         return live
 
-    async def describe_all(self, rows: Sequence[Row], may_see: bool) -> list[m.Job]:
-        """Many jobs. Decisions do not wait for a long list."""
+    async def page(
+        self,
+        *,
+        states: Sequence[str] | None,
+        user: str | None,
+        name: str | None,
+        since_s: float | None,
+        before_id: int | None,
+        limit: int,
+        may_see: bool,
+    ) -> list[m.Job]:
+        """Jobs, newest first. Decisions do not wait for a long list."""
+        rows = self._store.jobs(
+            states=states, user=user, name=name, since_s=since_s, before_id=before_id, limit=limit
+        )
         items = []
         for i, row in enumerate(rows):
             if i % SLICE == SLICE - 1:

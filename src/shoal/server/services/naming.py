@@ -1,4 +1,4 @@
-"""Names from commands: what people call a job, and which jobs are of one kind."""
+"""Names made from commands: of a job, and of the model that similar jobs share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 
 _SHELL = r"(ba|da|z)?sh"
 _WRAPPERS = rf"{_SHELL}|env|exec|nice|nohup|time|python[0-9.]*|uv|run|torchrun"
-#: What a script begins with before it comes to the point, and words that only lead to a command.
+#: Commands that prepare a script, and words that precede a command.
 _PREAMBLE = ("cd", "set", "export", "source", ".", "ulimit", "trap", "umask", "for", "while", "until", "case")
 _LEADING = ("do", "then", "if", "else", "{", "(", "!", "time")
 
@@ -20,7 +20,7 @@ def hash_of(text: str) -> str:
 
 
 def short_name(command: list[str]) -> str:
-    """For people: `train` from `python -u /x/train.py --lr 1`, and from `sh -c 'cd /x && python train.py'`."""
+    """`train` from `python -u /x/train.py --lr 1`, and from `sh -c 'cd /x && python train.py'`."""
     first = os.path.basename(command[0]) if command else ""
     if re.fullmatch(_SHELL, first):
         return program_name(_inline(command) or command)
@@ -39,12 +39,12 @@ def program_name(command: list[str]) -> str:
 
 
 def model_word(command: list[str]) -> str:
-    """Jobs with the same command learn from each other."""
+    """The model word of a job that gives none: jobs with the same command share measurements."""
     return f"{program_name(command)}:{hash_of(json.dumps(command))[:16]}"
 
 
 def _inline(command: list[str]) -> list[str] | None:
-    """The first command of a shell's `-c` script that does more than set the scene."""
+    """The first command of a shell's `-c` script that is not a preparation."""
     flag = next((i for i, word in enumerate(command) if re.fullmatch(r"-[a-z]*c", word)), None)
     if flag is None or flag + 1 >= len(command):
         return None

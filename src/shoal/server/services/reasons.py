@@ -6,8 +6,8 @@ from shoal.core.plan import Outcome
 from shoal.core.words import counted, listed
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
+from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LEAVING, MAX_REFUSED, LiveJob
-from shoal.server.loop.news import DONE
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.sharing import Sharing
 from shoal.server.services.loop_view import LoopView
@@ -26,13 +26,13 @@ class Reasons:
         return scheduler.outcome(job.id, self._loop.now_s())
 
     def reason(self, job: LiveJob, may_see: bool = False) -> m.Reason | None:
-        """Why it does not have all it could use; None if it has, or is over."""
+        """Why it does not have all the GPUs it could use; None if it has, or is over."""
         if job.life.state is JobState.STOPPING:
             return None
         if job.ending is not None:
             return self._ends(job)
         if job.life.state is JobState.PAUSED:
-            text = f"{job.life.message or 'its owner holds it'}; `shoal resume {job.name}` lets it go on"
+            text = f"{job.life.message or 'its owner holds it'}; `shoal resume {job.name}` continues it"
             return m.Reason(code="Held", sentence=text)
         lacks = job.target_gpus > job.gpus
         given = f"it was given {counted(job.target_gpus, 'GPU')}"
@@ -51,18 +51,18 @@ class Reasons:
         if outcome.reason is not None:
             return self._sharing.explain(job, self._profiles.in_full(job, outcome.reason), may_see)
         if lacks:
-            text = f"{given}; its new workers prepare"
+            text = f"{given}; its new workers are starting"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})
         if not job.gpus:
-            text = "what happened to it last is about to be decided on"
+            text = "its last event has not been decided on yet"
             return m.Reason(code="PendingEvaluation", sentence=text)
         return self._has_enough(job)
 
     def _ends(self, job: LiveJob) -> m.Reason | None:
-        """Its outcome is certain, and its last processes are about to end."""
+        """Of a job whose outcome is known and whose last processes are ending."""
         if job.ending == DONE:
             waits = job.life.state is JobState.PENDING
-            text = "its work is done, and it is over in a moment"
+            text = "its work is done and its last processes are ending"
             return m.Reason(code="PendingEvaluation", sentence=text) if waits else None
         left = counted(len(job.workers), "process has", "processes have")
         again = job.life.restarts < job.spec["max_restarts"]
@@ -71,7 +71,7 @@ class Reasons:
         return m.Reason(code="PendingEvaluation", sentence=text, evidence={"leaving": len(job.workers)})
 
     def _has_enough(self, job: LiveJob) -> m.Reason | None:
-        """It has all that decisions reckon with, and maybe less than its owner allows."""
+        """Of a job that has the most GPUs it can use by its measured speed, maybe fewer than its maximum."""
         elastic = self._loop.scheduler.policy.elastic and job.resize is not Resize.NEVER
         most = min(job.max_gpus, self._loop.scheduler.cluster.total_gpus)
         if not elastic or job.gpus >= most:
@@ -82,13 +82,13 @@ class Reasons:
 
     def _waits_for_release(self, job: LiveJob, may_see: bool) -> m.Reason:
         if job.lodges:
-            text = "it was given a GPU of its own, and stays a guest where it is until that GPU is free"
+            text = "it was given a GPU of its own and stays co-located until that GPU is free"
             return m.Reason(code="WaitingForRelease", sentence=text, evidence={"given_gpus": 1})
         holders = [j for j in self._loop.jobs.values() if j.id != job.id and j.gpus > j.target_gpus]
         names = dict.fromkeys(shown_name(j, may_see or j.user == job.user) for j in holders)
         who = listed(list(names)[:MOST_NAMED], len(names)) or "others"
         has = "has" if len(names) == 1 else "have"
-        text = f"it was given {counted(job.target_gpus, 'GPU')} and waits until {who} {has} let them go"
+        text = f"it was given {counted(job.target_gpus, 'GPU')} and waits until {who} {has} released them"
         evidence: dict[str, float | int | str] = {"gpus": job.gpus, "given_gpus": job.target_gpus}
         return m.Reason(code="WaitingForRelease", sentence=text, evidence=evidence)
 

@@ -11,13 +11,13 @@ import numpy as np
 from shoal.core.ledger import COLUMNS
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState
-from shoal.server.loop.book import Book
 from shoal.server.loop.clock import as_time
+from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.services.loop_view import LoopView
 
 
 class Shares:
-    def __init__(self, loop: LoopView, ledger: Book) -> None:
+    def __init__(self, loop: LoopView, ledger: LiveLedger) -> None:
         self._loop, self._live = loop, ledger
 
     def show(self, since_s: float | None = None) -> m.ShareList:

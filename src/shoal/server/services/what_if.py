@@ -1,4 +1,4 @@
-"""What would happen if: found by asking a copy of the scheduler. What it decides, no one hears of."""
+"""What would happen if: try a change on a copy of the scheduler, whose decisions are not carried out."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.server.loop.profiles import Profiles
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.reasons import shown_name
 
-#: Other jobs that are tried to make way, and turns of a policy that are looked ahead.
+#: Other jobs to try without, and turns of the policy to look ahead.
 MOST_TRIED, MOST_TURNS = 5, 60
 
 
@@ -32,7 +32,7 @@ class WhatIf:
         self._loop, self._profiles = loop, profiles
 
     def could(self, job: LiveJob, may_see: bool = False) -> list[m.CouldDo]:
-        """The smallest changes, one of each kind, that would start it now or, if it runs, let it grow."""
+        """The smallest changes, one of each kind, that would start a waiting job or grow a running one now."""
         if job.life.state is JobState.PAUSED:
             text = f"resume it: shoal resume {shlex.quote(job.name)}"
             text += "" if self._would_start(job) else " (it would wait for GPUs then)"
@@ -68,18 +68,18 @@ class WhatIf:
         )
 
     def _without_another(self, job: LiveJob) -> list[m.CouldDo]:
-        """The smallest other job of its owner that would have to give way."""
+        """The smallest other job of its owner whose pause would start it."""
         mine = [
             j for j in self._loop.jobs.values() if j.user == job.user and j.id != job.id and j.target_gpus
         ]
         for other in sorted(mine, key=lambda j: (j.target_gpus, -j.id))[:MOST_TRIED]:
             if self._would_start(job, without=other.id):
-                text = f"if {other.name} made way it would start now: shoal pause {shlex.quote(other.name)}"
+                text = f"if {other.name} released its GPUs it would start now: shoal pause {shlex.quote(other.name)}"
                 return [m.CouldDo(change="finish_job", value=other.name, sentence=text)]
         return []
 
     def _larger(self, job: LiveJob, may_see: bool) -> list[m.CouldDo]:
-        """Whether insisting on one GPU more would bring it, and at whose cost."""
+        """Whether a minimum of one GPU more would be granted, and which jobs would shrink."""
         size = job.target_gpus + 1
         if job.resize is Resize.NEVER or size > job.max_gpus or job.id not in self._loop.scheduler.view:
             return []
@@ -100,9 +100,9 @@ class WhatIf:
         return [m.CouldDo(change="min_gpus", value=size, sentence=text)]
 
     def turn_in_s(self, job: LiveJob) -> float | None:
-        """When the policy gives it GPUs though nothing happens: a quantum ends, a lease, a level is reached.
+        """Seconds until the policy gives it GPUs by itself: at the end of a quantum or lease, or at a new level.
 
-        None where it decides only when something happens, or not within the next turns.
+        None if the policy decides only on events, or gives it none within the next turns.
         """
         if job.id not in self._loop.scheduler.view:
             return None
@@ -120,7 +120,7 @@ class WhatIf:
     def _smaller_that_starts(self, job: LiveJob) -> int | None:
         size = job.min_gpus if self._loop.scheduler.policy.elastic else job.requested_gpus
         low, high, best = 1, size - 1, None
-        while low <= high:  # starting is monotone in the size: less is never harder to place
+        while low <= high:  # a smaller job is never harder to start, so a binary search finds the largest
             middle = (low + high) // 2
             if self._would_start(job, min_gpus=middle):
                 best, low = middle, middle + 1
@@ -135,7 +135,7 @@ class WhatIf:
         gpu_types: tuple[str, ...] | None = None,
         without: int | None = None,
     ) -> bool:
-        """Whether the job, changed so, would get GPUs now; `without`: if that other job were gone."""
+        """Whether the job with these changes would get GPUs now; `without`: without this other job."""
         scheduler = self._copy()
         core, profile = self._profiles.of(job)
         low = min_gpus or core.gpus.min
@@ -158,9 +158,9 @@ class WhatIf:
         return scheduler.outcome(new_id, now_s).share.gpus > 0
 
     def _copy(self) -> Scheduler:
-        """A scheduler to try things on. What it decides, no one hears of."""
+        """A scheduler to try changes on."""
         s = self._loop.scheduler
-        # Values that never change are shared: with many jobs they are most of what there is.
+        # Immutable values are shared: with many jobs they are most of the memory.
         same = (s.cluster, s.supply, *s.jobs.values(), *s.profiles.values(), *s.placements.values())
         return copy.deepcopy(s, {id(value): value for value in same})
 

@@ -9,8 +9,8 @@ from shoal.scheduler.explain import NO_GAIN
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState
 from shoal.server.loop.clock import as_time
+from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LiveJob, job_ref
-from shoal.server.loop.news import DONE
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.sharing import Sharing
 from shoal.server.services.loop_view import LoopView
@@ -96,7 +96,7 @@ class Why:
         if ends.high_s is not None and ends.high_s <= turn_s:
             return ends
         soonest = turn_s if ends.low_s is None else min(ends.low_s, turn_s)
-        basis = f"policy {self._loop.policy_name} shares out anew by then, if no job comes"
+        basis = f"policy {self._loop.policy_name} allocates anew by then if no job arrives"
         return m.Estimate(low_s=soonest, high_s=turn_s, basis=basis)
 
     def _when_others_end(self, job: LiveJob) -> m.Estimate:

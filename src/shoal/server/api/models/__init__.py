@@ -1,6 +1,6 @@
-"""What the API takes and gives, as pydantic models. These words are also what the CLI prints with `-o json`.
+"""Requests and answers of the API, as pydantic models. The CLI prints the same fields with `-o json`.
 
-Within v1 fields are only ever added. Timestamps are RFC 3339 in UTC, durations are seconds, lists are
+Within v1, fields are only added. Timestamps are RFC 3339 in UTC, durations are seconds, lists are
 `{"items": [...], "next": cursor or null}`, and an error is one object `{"error": {...}}`.
 """
 

@@ -19,7 +19,7 @@ class Share(BaseModel, json_schema_extra=shown(ex.SHARE)):
     user: str
     tickets: float
     gpus: int = Field(description="Held now.")
-    entitled_gpus: float = Field(description="Due now by tickets, capped by what its jobs can use.")
+    entitled_gpus: float = Field(description="Due now by tickets, at most what the jobs of the user can use.")
     running_jobs: int
     pending_jobs: int
     entitled_gpu_s: float
@@ -42,18 +42,18 @@ class NodeStatus(BaseModel, json_schema_extra=shown(ex.NODE)):
     gpus: int
     used: int
     virtual: bool
-    devices: list[str] = Field(default_factory=list, description="Of each GPU: name or id, for people.")
-    state: Literal["ready", "drained"] = Field("ready", description="drained: no job is given its GPUs.")
+    devices: list[str] = Field(default_factory=list, description="Name or id of each GPU.")
+    state: Literal["ready", "drained"] = Field("ready", description="drained: no job gets its GPUs.")
 
 
 class NodeList(Page[NodeStatus]):
-    """The machines there are."""
+    """All nodes."""
 
 
 class Node(NodeStatus):
-    """One machine, and who is on it."""
+    """One node and its jobs."""
 
-    jobs: list[JobRef] = Field(default_factory=list, description="That hold GPUs of this node.")
+    jobs: list[JobRef] = Field(default_factory=list, description="Jobs that hold GPUs of this node.")
 
 
 class Status(BaseModel, json_schema_extra=shown(ex.STATUS)):
@@ -66,20 +66,22 @@ class Status(BaseModel, json_schema_extra=shown(ex.STATUS)):
     address: str
     started_at: datetime
     executor: str
-    virtual: bool = Field(description="True: the GPUs are virtual, jobs run on the CPU.")
+    virtual: bool = Field(description="The GPUs are virtual: jobs run on the CPU.")
     policy: str
     policy_options: dict[str, Any] = Field(default_factory=dict)
     policy_given: dict[str, str] = Field(
-        default_factory=dict, description="Those of its options that were given; the others are defaults."
+        default_factory=dict, description="Options that were given; the others have defaults."
     )
-    share: bool = Field(False, description="Jobs that wait for one GPU may be guests on those of others.")
-    pre_schedule: bool = Field(False, description="The next job may prepare where one is about to end.")
+    share: bool = Field(False, description="Jobs that wait for one GPU may be co-located with other jobs.")
+    pre_schedule: bool = Field(
+        False, description="The next job may prepare on a GPU whose job is about to end."
+    )
     store: Literal["sqlite", "postgresql"] = "sqlite"
     nodes: list[NodeStatus]
     total_gpus: int
     used_gpus: int
     jobs: dict[str, int] = Field(description="Number of jobs you may see, by state.")
-    user: str = Field(description="Who you are to the server.")
+    user: str = Field(description="Your user name.")
     role: str
     warnings: list[str] = Field(default_factory=list)
     last_event: int = 0
@@ -109,7 +111,7 @@ class PolicyInfoList(Page[PolicyInfo]):
 
 
 class Policy(PolicyInfo):
-    """The policy in force, and those that could be."""
+    """The policy in force, and the available ones."""
 
     options: dict[str, Any] = Field(default_factory=dict)
     available: list[PolicyInfo] = Field(default_factory=list)
@@ -125,5 +127,5 @@ class PolicySet(Given):
 class Shutdown(Given, json_schema_extra=shown({"jobs": "keep"})):
     jobs: Literal["stop", "keep"] = Field(
         "stop",
-        description="stop: jobs give their GPUs back and go on after the next start; keep: they run on.",
+        description="stop: jobs release their GPUs and continue after the next start; keep: they run on.",
     )

@@ -1,4 +1,4 @@
-"""What all models share: pages of lists, errors, names."""
+"""Pages of lists, errors and names, used by all models."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Item = TypeVar("Item")
 
 
 class Given(BaseModel):
-    """Something a client sends: an unknown field is an error, not a surprise."""
+    """A body that a client sends. Unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Page(BaseModel, Generic[Item]):
-    """One page of a list. Ask again with `cursor` set to `next` for the rest; null means there is no more."""
+    """One page of a list. Pass `next` as `cursor` to get the following page; null means that this is the last."""
 
     items: list[Item]
     next: str | None = None
 
 
 class ErrorBody(BaseModel):
-    #: A word for programs: unauthorized, not_found, conflict, invalid, infeasible, ... (docs/api.md)
+    #: For programs: unauthorized, not_found, conflict, invalid, infeasible, ... (docs/api.md)
     code: str
     #: One line for people.
     message: str
-    #: What to do about it, where there is something to do.
+    #: What to do about it.
     hint: str | None = None
-    #: Which field of the request, where one is to blame: `spec.gpus`.
+    #: The field of the request that is wrong: `spec.gpus`.
     field: str | None = None
 
 

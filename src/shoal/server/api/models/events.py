@@ -1,4 +1,4 @@
-"""What happened, and what jobs wrote."""
+"""Events, and lines that jobs print."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.server.api.models.examples import shown
 
 
 class Event(BaseModel, json_schema_extra=shown(ex.EVENT)):
-    """Something that happened. Events are never changed: they are the audit log."""
+    """Something that happened. Events are never changed or removed: they are the audit log."""
 
     id: int = Field(description="Ascending; the cursor of `GET /events` and the id of server-sent events.")
     at: datetime
@@ -21,13 +21,14 @@ class Event(BaseModel, json_schema_extra=shown(ex.EVENT)):
     actor: str = Field(description="User name, or `system` for the scheduler and the executor.")
     job: int | None = None
     user: str | None = Field(None, description="Owner of the job.")
-    plan: int | None = Field(None, description="The decision that caused it.")
+    plan: int | None = Field(None, description="Number of the decision that caused it.")
+    cause: int | None = Field(None, description="Id of the event that caused it, where one is known.")
     message: str
     data: dict[str, Any] = Field(default_factory=dict)
 
 
 class EventList(Page[Event]):
-    """Oldest first, from after `cursor`. `next` is never null: ask again later from there."""
+    """Oldest first, after `cursor`. `next` is never null: later events follow it."""
 
 
 class LogLine(BaseModel, json_schema_extra=shown(ex.LOG_LINE)):
@@ -39,4 +40,4 @@ class LogLine(BaseModel, json_schema_extra=shown(ex.LOG_LINE)):
 
 
 class LogPage(Page[LogLine]):
-    """Lines of all workers merged by time. `next` is where to go on when there is more."""
+    """Lines of all workers, merged by time. `next` is null after the last line."""

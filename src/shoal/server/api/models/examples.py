@@ -1,4 +1,4 @@
-"""Examples for the description of the API, each of one story: ada's job on a cluster of four GPUs."""
+"""Examples for the description of the API: ada's job on a cluster of four GPUs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PROFILE = {
 }
 PLAN = {"verdict": "starts", "gpus": 4, "sentence": "it would start now with 4 GPUs"}
 EVENT = {
-    "id": 42, "at": AT, "type": "job.target", "actor": "system", "job": 7, "user": "ada", "plan": 12,
+    "id": 42, "at": AT, "type": "job.target", "actor": "system", "job": 7, "user": "ada", "plan": 12, "cause": 40,
     "message": "grow: 2 -> 4 GPUs", "data": {"verb": "grow", "from_gpus": 2, "to_gpus": 4},
 }  # fmt: skip
 LOG_LINE = {"at": AT, "worker": "7.0", "rank": 0, "text": "epoch 1: loss 0.42"}
@@ -67,5 +67,5 @@ TOKEN = {"id": 3, "user": "ada", "label": "laptop", "created_at": AT}
 
 
 def shown(example: dict[str, Any]) -> dict[str, Any]:
-    """As pydantic takes it: `class Job(BaseModel, json_schema_extra=shown(JOB))`."""
+    """The argument of a model: `class Job(BaseModel, json_schema_extra=shown(JOB))`."""
     return {"example": example}

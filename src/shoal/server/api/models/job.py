@@ -1,4 +1,4 @@
-"""A job as it is, and why it has what it has."""
+"""A job, its profile, and why it has its share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.server.api.models.spec import JobNeeds, JobSpec, JobState, Resize
 
 
 class Reason(BaseModel, json_schema_extra=shown(ex.REASON)):
-    """Why a job does not have all it could use."""
+    """Why a job does not have all the GPUs it could use."""
 
     code: str = Field(
         description="Held, Misconfigured, Infeasible, ...: in order of precedence in docs/api.md"
@@ -26,7 +26,7 @@ class Reason(BaseModel, json_schema_extra=shown(ex.REASON)):
 
     @classmethod
     def of(cls, reason: CoreReason) -> Reason:
-        """As the scheduler words it. JSON knows no infinity, and such a number says nothing anyway."""
+        """From a reason of the scheduler. JSON has no infinity, so infinite numbers are left out."""
         plain = {k: v.item() if hasattr(v, "item") else v for k, v in reason.evidence.items()}
         finite = {k: v for k, v in plain.items() if not isinstance(v, float) or math.isfinite(v)}
         return cls(code=reason.code.label, sentence=reason.sentence, evidence=finite)
@@ -53,7 +53,7 @@ class Worker(BaseModel):
 
 
 class Estimate(BaseModel):
-    """A length of time with its basis. `unknown` says why there is none."""
+    """A duration and what it is based on. `unknown` says why there is no estimate."""
 
     low_s: float | None = None
     high_s: float | None = None
@@ -68,11 +68,11 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     name: str
     user: str
     state: JobState
-    reason: Reason | None = Field(None, description="Null only if it has all it could use, or is over.")
-    message: str | None = Field(None, description="How it ended, or the last thing that went wrong.")
+    reason: Reason | None = Field(None, description="Null if it has all it could use, or is over.")
+    message: str | None = Field(None, description="How it ended, or the last problem.")
     # size
     gpus: int = Field(description="GPUs it holds now.")
-    target_gpus: int = Field(description="GPUs it is to have; differs from `gpus` during a reconfiguration.")
+    target_gpus: int = Field(description="GPUs it shall have; differs from `gpus` during a reconfiguration.")
     gpu_type: str | None = None
     min_gpus: int
     max_gpus: int
@@ -80,10 +80,11 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     resize: Resize
     placement: list[GpuPlace] = Field(default_factory=list)
     guest_of: int | None = Field(
-        None, description="The job on whose GPU it runs as a guest or, while pending, prepares."
+        None,
+        description="The job with which it is co-located on one GPU or, while pending, on whose GPU it prepares.",
     )
     generation: int = 0
-    workers: list[Worker] = Field(default_factory=list, description="In lists: empty. See GET /jobs/{id}.")
+    workers: list[Worker] = Field(default_factory=list, description="Empty in lists: see GET /jobs/{id}.")
     # what was submitted
     command: list[str]
     workdir: str
@@ -95,28 +96,34 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     max_restarts: int = 0
     autoscale: str | None = None
     replace_stragglers: bool = False
-    needs: JobNeeds | None = Field(None, description="Of one GPU, as given or as earlier jobs showed.")
+    needs: JobNeeds | None = Field(
+        None, description="Needs of one GPU, as given or as measured of earlier jobs."
+    )
     grace_s: float = 10.0
     given: list[str] = Field(
-        default_factory=list, description="Fields the owner gave; all others are defaults."
+        default_factory=list, description="Fields that the owner gave; all others have defaults."
     )
-    # how it goes
+    # progress
     step: int | None = None
     total_steps: int | None = None
     progress: float | None = Field(None, ge=0, le=1)
     speed: float | None = Field(None, description="Steps per second, measured.")
-    speedup: float | None = Field(None, description="Against one GPU, measured or estimated.")
-    values: dict[str, float] = Field(default_factory=dict, description="Last of each logged value: loss, ...")
+    speedup: float | None = Field(None, description="Relative to one GPU, measured or estimated.")
+    values: dict[str, float] = Field(
+        default_factory=dict, description="The last of each logged value: loss, ..."
+    )
     remaining: Estimate | None = None
     # times
     submitted_at: datetime
     started_at: datetime | None = None
     finished_at: datetime | None = None
     checkpoint_at: datetime | None = None
-    waiting_s: float = Field(0.0, description="Without GPUs though it wanted some.")
+    waiting_s: float = Field(0.0, description="Without GPUs, waiting for some.")
     running_s: float = Field(0.0, description="With GPUs.")
     paused_s: float = Field(0.0, description="Held by its owner.")
-    stalled_s: float = Field(0.0, description="Of the running time: training stood still for resizes.")
+    stalled_s: float = Field(
+        0.0, description="Part of the running time in which training stood still for resizes."
+    )
     gpu_s: float = Field(0.0, description="GPU-seconds received.")
     resizes: int = 0
     restarts: int = 0
@@ -135,16 +142,16 @@ class SpeedPoint(BaseModel):
 
 
 class Profile(BaseModel, json_schema_extra=shown(ex.PROFILE)):
-    """What is known of a job's speed and of the work left."""
+    """What is known of a job's speed and remaining work."""
 
     job: JobRef
-    basis: str = Field(description="Where the speeds come from: measured, earlier jobs, or an assumption.")
+    basis: str = Field(description="Source of the speeds: measurements, earlier jobs, or an assumption.")
     points: list[SpeedPoint]
     remaining: Estimate
 
 
 class JobRef(BaseModel, json_schema_extra=shown(ex.JOB_REF)):
-    """A job somewhere in a list of reasons. Another user's job has no name unless you may see it."""
+    """A job in an answer about another. The name is null unless you may see the job."""
 
     id: int
     name: str | None = None
@@ -157,7 +164,7 @@ class JobRef(BaseModel, json_schema_extra=shown(ex.JOB_REF)):
 
 
 class CouldDo(BaseModel):
-    """The smallest change of one kind that would start or grow the job now, found by asking the planner."""
+    """The smallest change of one kind that would start or grow the job now, tried on a copy of the scheduler."""
 
     change: Literal["min_gpus", "requested_gpus", "gpu_types", "resume", "finish_job"]
     value: int | str
@@ -165,14 +172,14 @@ class CouldDo(BaseModel):
 
 
 class Preemption(BaseModel):
-    """The last time that a job lost GPUs to others: when, by which rule, to whom, and the numbers behind it."""
+    """The last time that a job lost GPUs to others: when, by which policy, to which jobs, and why."""
 
     at: datetime
     from_gpus: int
     to_gpus: int
     policy: str
     by: list[JobRef] = Field(
-        default_factory=list, description="Jobs that got GPUs by the same decision, as they are now."
+        default_factory=list, description="Jobs that got GPUs by the same decision, with their present state."
     )
     reason: Reason | None = Field(None, description="Why the policy gave it no more at that moment.")
     decision: int | None = None
@@ -180,35 +187,35 @@ class Preemption(BaseModel):
 
 
 class Why(BaseModel, json_schema_extra=shown(ex.WHY)):
-    """Why a job has what it has: the answer to `shoal why`."""
+    """Why a job has its present share: the answer to `shoal why`."""
 
     job: JobRef
     reason: Reason | None
     sentence: str
     policy: str
     ahead: list[JobRef] = Field(
-        default_factory=list, description="Jobs that hold GPUs or will get some first; at most 5."
+        default_factory=list, description="Jobs that hold GPUs or get some first; at most 5."
     )
     ahead_total: int = 0
     starts_in: Estimate | None = Field(None, description="Null if it runs already or is over.")
     grows_in: Estimate | None = Field(
-        None, description="When GPUs that it could use are shared out anew; only for a job that has some."
+        None, description="When GPUs that it could use are allocated anew; only for a job that has some."
     )
     could: list[CouldDo] = Field(default_factory=list)
-    last_decision: int | None = Field(None, description="Number of the plan that says so.")
+    last_decision: int | None = Field(None, description="Number of the decision.")
     decided_at: datetime | None = None
-    at: datetime | None = Field(None, description="The moment that was asked about; null for now.")
-    preempted: Preemption | None = Field(None, description="Only if it was asked for, and ever happened.")
+    at: datetime | None = Field(None, description="The time that was asked about; null for now.")
+    preempted: Preemption | None = Field(None, description="Only if it was asked for and has happened.")
 
 
 class PlanRequest(Given, json_schema_extra=shown({"spec": ex.SPEC})):
-    """What would happen if this job were submitted now. Nothing is changed."""
+    """A job to try on a copy of the scheduler. Nothing changes."""
 
     spec: JobSpec
 
 
 class Change(BaseModel):
-    """What the plan would do to another job."""
+    """A change of another job's share."""
 
     job: JobRef
     from_gpus: int

@@ -13,9 +13,9 @@ from shoal.server.api.models.examples import shown
 
 
 class Role(StrEnum):
-    VIEWER = "viewer"  # sees everything, changes nothing
-    USER = "user"  # sees and touches their own jobs
-    ADMIN = "admin"  # sees and touches everything
+    VIEWER = "viewer"  # sees all jobs, changes nothing
+    USER = "user"  # sees and changes their own jobs
+    ADMIN = "admin"  # sees and changes everything
 
 
 class User(BaseModel, json_schema_extra=shown(ex.USER)):
@@ -60,4 +60,4 @@ class TokenCreate(Given, json_schema_extra=shown({"user": "ada", "label": "lapto
 
 
 class TokenCreated(Token, json_schema_extra=shown(ex.TOKEN | {"token": "shoal_..."})):
-    token: str = Field(description="Shown this once; only its hash is kept.")
+    token: str = Field(description="Shown only this once; the server keeps its hash.")

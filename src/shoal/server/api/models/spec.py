@@ -1,4 +1,4 @@
-"""A job as its owner describes it."""
+"""A job as its owner submits it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from shoal.server.api.models.examples import shown
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 MAX_COMMAND_BYTES = 64 * 1024
-#: In place of a number of GPUs: the server chooses by what it knows of such jobs.
+#: In place of a number of GPUs: the server chooses from what it knows of similar jobs.
 AUTO = "auto"
 
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
-#: Values given to a process: no NUL, which no process can be given.
+#: Values of environment variables; they cannot contain NUL.
 EnvValue = Annotated[str, StringConstraints(max_length=32 * 1024, pattern=r"^[^\x00]*$")]
 
 
 class JobState(StrEnum):
-    """Where a job is in its life. What may follow what is in `shoal.server.loop.lifecycle`."""
+    """The state of a job. `shoal.server.loop.lifecycle` has the transitions."""
 
-    PENDING = "pending"  # has no GPUs and wants some; `reason` says why not, also after it was preempted
-    STARTING = "starting"  # has GPUs; its workers prepare
+    PENDING = "pending"  # waits for GPUs, also after a preemption; `reason` says why
+    STARTING = "starting"  # has GPUs; its workers are starting
     RUNNING = "running"  # trains
-    PAUSED = "paused"  # its owner holds it back; it has no GPUs
-    STOPPING = "stopping"  # is being cancelled; its workers are ending
+    PAUSED = "paused"  # held by its owner; has no GPUs
+    STOPPING = "stopping"  # being cancelled; its workers are ending
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -43,22 +43,26 @@ class JobState(StrEnum):
 class Resize(StrEnum):
     """How a job may change size."""
 
-    LIVE = "live"  # it uses shoal.torch: resized while it trains
-    RESTART = "restart"  # stopped and started again at another size, from its own checkpoint
-    NEVER = "never"  # a fixed size; it can only be paused
+    LIVE = "live"  # uses shoal.torch: resized while it trains
+    RESTART = "restart"  # stopped and restarted at another size, from its own checkpoint
+    NEVER = "never"  # fixed size; can only be paused
 
 
 class Needs(Given, json_schema_extra=shown({"gpu_mem_mb": 6000, "gpu_util": 40})):
-    """What a job of one GPU takes of it. Only used where GPUs may be shared or jobs may start early."""
+    """What a job of one GPU needs of it. Used only where GPUs are shared or jobs are pre-scheduled."""
 
-    gpu_mem_mb: float | None = Field(None, gt=0, le=1e8, description="GPU memory, at most.")
-    gpu_util: float | None = Field(None, ge=0, le=100, description="Utilisation on average, in per cent.")
-    pre_s: float | None = Field(None, ge=0, le=1e6, description="Seconds before its first use of the GPU.")
-    post_s: float | None = Field(None, ge=0, le=1e6, description="Seconds after its last use of the GPU.")
+    gpu_mem_mb: float | None = Field(None, gt=0, le=1e8, description="Peak GPU memory.")
+    gpu_util: float | None = Field(None, ge=0, le=100, description="Average utilisation in per cent.")
+    pre_s: float | None = Field(
+        None, ge=0, le=1e6, description="Seconds from its start to its first use of the GPU."
+    )
+    post_s: float | None = Field(
+        None, ge=0, le=1e6, description="Seconds from its last use of the GPU to its end."
+    )
 
 
 class JobNeeds(BaseModel):
-    """What is known of the needs of a job, and from where."""
+    """Known needs of a job, and their source."""
 
     gpu_mem_mb: float | None = None
     gpu_util: float | None = None
@@ -79,44 +83,45 @@ class JobSpec(Given):
     )
     workdir: str = Field("/", max_length=4096, description="Absolute path; the command starts there.")
     gpus: str = Field(
-        "1", max_length=32, description="`4`, a range `1..8`, or `auto`: by what is known of such jobs."
+        "1",
+        max_length=32,
+        description="`4`, a range `1..8`, or `auto`: chosen from what is known of similar jobs.",
     )
     requested_gpus: int | None = Field(
-        None, ge=1, le=1_000_000, description="What policies that do not resize give it; the max if left out."
+        None, ge=1, le=1_000_000, description="GPUs under policies that do not resize; the max if left out."
     )
-    resize: Resize | None = Field(
-        None, description="`live` if gpus is a range and `never` otherwise, if left out."
-    )
+    resize: Resize | None = Field(None, description="Default: `live` if gpus is a range, else `never`.")
     gpu_types: list[Name] = Field(default_factory=list, max_length=32, description="Empty: any type.")
     env: dict[EnvName, EnvValue] = Field(default_factory=dict, max_length=512)
     secrets: dict[EnvName, EnvValue] = Field(
-        default_factory=dict, max_length=64, description="Environment whose values are never shown again."
+        default_factory=dict, max_length=64, description="Environment variables whose values are never shown."
     )
-    weight: float = Field(1.0, gt=0, le=1e6, description="Among your own jobs.")
+    weight: float = Field(1.0, gt=0, le=1e6, description="Weight among your own jobs.")
     model: str | None = Field(
-        None, max_length=200, description="Jobs with the same word share what is learned of their speed."
+        None, max_length=200, description="Jobs with the same word share measurements of their speed."
     )
     iterations: float | None = Field(None, gt=0, le=1e15, description="Total steps, if you know them.")
     expected_s: float | None = Field(
-        None, gt=0, le=1e9, description="How long it takes at `requested_gpus`, if you know."
+        None, gt=0, le=1e9, description="Duration at `requested_gpus`, if you know it."
     )
     target_loss: float | None = Field(
-        None, description="The job is done when the loss it logs gets there; used to estimate what is left."
+        None,
+        description="The job is done when its logged loss reaches this; used to estimate the remaining work.",
     )
-    max_restarts: int = Field(
-        0, ge=0, le=1000, description="How often to start it again after it failed or lost all workers."
-    )
+    max_restarts: int = Field(0, ge=0, le=1000, description="Restarts after it failed or lost all workers.")
     autoscale: str | None = Field(
         None,
         max_length=500,
-        description="Search its size while it trains, `efficiency:threshold=0.5`: from the least GPUs up, "
-        "as long as more are worth it by this heuristic.",
+        description="Search for its size while it trains, `efficiency:threshold=0.5`: from the minimum up, "
+        "as long as this heuristic accepts more GPUs.",
     )
     replace_stragglers: bool = Field(
-        False, description="Give a worker that is plainly slower than the others another GPU, if one is free."
+        False, description="Move a worker that is much slower than the others to another GPU, if one is free."
     )
-    needs: Needs | None = Field(None, description="What it takes of its GPU, if you know.")
-    grace_s: float = Field(10.0, ge=0, le=3600, description="Between asking it to end and making it end.")
+    needs: Needs | None = Field(None, description="Its needs of one GPU, if you know them.")
+    grace_s: float = Field(
+        10.0, ge=0, le=3600, description="Time between asking its workers to end and killing them."
+    )
 
     model_config = ConfigDict(
         extra="forbid",
@@ -190,7 +195,7 @@ class JobSpec(Given):
 
 
 class Scale(Given, json_schema_extra=shown({"min": 1, "max": 4})):
-    """A new range for a job. What is left out stays."""
+    """A new range for a job. Bounds that are left out stay."""
 
     min: int | None = Field(None, ge=1, le=1_000_000)
     max: int | None = Field(None, ge=1, le=1_000_000)

@@ -38,7 +38,7 @@ async def shares(
         Query(description="From the last sample before this time; from the beginning if left out."),
     ] = None,
 ) -> m.ShareList:
-    """The fairness ledger: what each user was due, got, lent and borrowed. Samples are an hour apart or more."""
+    """The fairness ledger: GPU time that each user was due, got, lent and borrowed. Samples are hourly or rarer."""
     found = s.shares.show(seconds(since))
     if who.only is not None:
         # A share means nothing without the shares of the others, so users see all; but not the others' jobs.
@@ -50,7 +50,7 @@ async def shares(
 
 @router.get("/policy", response_model=m.Policy)
 async def get_policy(s: S, who: W) -> m.Policy:
-    """The policy in force, and those that could be."""
+    """The policy in force, and the available ones."""
     return s.policy.show()
 
 
@@ -64,7 +64,7 @@ async def set_policy(choice: m.PolicySet, s: S, who: W) -> m.Policy:
 
 @router.post("/plan", response_model=m.PlanOutcome)
 async def plan(request: m.PlanRequest, s: S, who: W) -> m.PlanOutcome:
-    """What would happen if this job were submitted now. Nothing is changed."""
+    """What would happen if this job were submitted now. Nothing changes."""
     spec = request.spec
     try:
         size = await s.submit.auto_gpus(spec, who.user)
@@ -82,7 +82,7 @@ async def plan(request: m.PlanRequest, s: S, who: W) -> m.PlanOutcome:
 
 @router.post("/shutdown", status_code=202)
 async def shutdown(s: S, who: W, how: m.Shutdown | None = None) -> dict[str, str]:
-    """End the server; jobs give their GPUs back first, or run on without it."""
+    """End the server. Jobs release their GPUs first, or run on without it."""
     who.must_administer()
     jobs = (how or m.Shutdown()).jobs
     s.shut_down(jobs == "stop")

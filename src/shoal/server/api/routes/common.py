@@ -18,8 +18,9 @@ from shoal.server.loop.live_job import LiveJob
 from shoal.server.metrics import Metrics
 from shoal.server.services.change import ChangeJob
 from shoal.server.services.errors import Invalid
+from shoal.server.services.events import Events
 from shoal.server.services.history import History
-from shoal.server.services.job_logs import WorkerDirectory
+from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
 from shoal.server.services.naming import printable
 from shoal.server.services.nodes import Nodes
@@ -32,7 +33,6 @@ from shoal.server.services.tokens import Tokens
 from shoal.server.services.users import Users
 from shoal.server.services.what_if import WhatIf
 from shoal.server.services.why import Why
-from shoal.server.store.store import Store
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": m.Error, "description": text}
@@ -58,9 +58,9 @@ class Services:
     hub: Hub
     metrics: Metrics
     gauges: Gauges
-    store: Store
-    worker_directory: WorkerDirectory
     jobs: Jobs
+    logs: Logs
+    events: Events
     submit: Submit
     change: ChangeJob
     reasons: Reasons

@@ -1,4 +1,4 @@
-"""Jobs: submit, list, look at, change."""
+"""Jobs: submit, list, show, change, explain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, patt
 
 @router.post("/jobs", status_code=201, response_model=m.Job, responses={200: {"model": m.Job}})
 async def submit(spec: m.JobSpec, response: Response, s: S, who: W, idempotency_key: Key = None) -> m.Job:
-    """Submit a job. The answer comes when it is on record; whether it starts at once is in its state."""
+    """Submit a job. The server answers when the job is in its store; `state` says whether it started."""
     who.must_change()
     job_id, new = await s.submit.submit(spec, who.user, key=idempotency_key)
     response.status_code = 201 if new else 200
@@ -59,16 +59,16 @@ async def list_jobs(
         if user is not None and user != who.only:
             return m.JobList(items=[])
         user = who.only
-    rows = s.store.jobs(
+    items = await s.jobs.page(
         states=states,
         user=user,
         name=name,
         since_s=seconds(since),
         before_id=number(cursor),
         limit=limit,
+        may_see=who.sees_all,
     )
-    more = str(rows[-1]["id"]) if len(rows) == limit else None
-    return m.JobList(items=await s.jobs.describe_all(rows, who.sees_all), next=more)
+    return m.JobList(items=items, next=str(items[-1].id) if len(items) == limit else None)
 
 
 @router.get("/jobs/{job}", response_model=m.Job)
@@ -79,7 +79,7 @@ async def show(job: JobId, s: S, who: W) -> m.Job:
 
 @router.post("/jobs/{job}/cancel", response_model=m.Job)
 async def cancel(job: JobId, s: S, who: W, how: m.Cancel | None = None) -> m.Job:
-    """End a job. Its workers have its grace period to save what they want."""
+    """Cancel a job. Its workers have `grace_s` seconds to end by themselves."""
     live = live_to_change(s, who, job)
     s.change.cancel(live, who.user, how.grace_s if how else None)
     return s.jobs.by_id(live.id)
@@ -87,7 +87,7 @@ async def cancel(job: JobId, s: S, who: W, how: m.Cancel | None = None) -> m.Job
 
 @router.post("/jobs/{job}/pause", response_model=m.Job)
 async def pause(job: JobId, s: S, who: W) -> m.Job:
-    """Hold a job back: it gives its GPUs to others until it is resumed."""
+    """Hold a job: it releases its GPUs until it is resumed."""
     live = live_to_change(s, who, job)
     s.change.pause(live, who.user)
     return s.jobs.by_id(live.id)
@@ -95,7 +95,7 @@ async def pause(job: JobId, s: S, who: W) -> m.Job:
 
 @router.post("/jobs/{job}/resume", response_model=m.Job)
 async def resume(job: JobId, s: S, who: W) -> m.Job:
-    """Let a paused job go on."""
+    """Release a paused job."""
     live = live_to_change(s, who, job)
     s.change.resume(live, who.user)
     return s.jobs.by_id(live.id)
@@ -122,12 +122,14 @@ async def why(
     job: JobId,
     s: S,
     who: W,
-    at: Annotated[datetime | None, Query(description="Why it had what it had then; now if left out.")] = None,
+    at: Annotated[
+        datetime | None, Query(description="Explain its share at this time; now if left out.")
+    ] = None,
     preempted: Annotated[
-        bool, Query(description="Also who last took GPUs from it, and by which rule.")
+        bool, Query(description="Also which jobs last took GPUs from it, and by which policy.")
     ] = False,
 ) -> m.Why:
-    """Why it has what it has, who is ahead, when it might start, and what would start it now."""
+    """Why it has its present share, who is ahead, when it may start, and what would start it now."""
     row = s.jobs.find(job, who.only)
     live = s.jobs.live(row["id"])
     if at is not None:
@@ -143,5 +145,5 @@ async def why(
 
 @router.get("/jobs/{job}/profile", response_model=m.Profile)
 async def profile(job: JobId, s: S, who: W) -> m.Profile:
-    """What is known of its speed by share, and of the work left."""
+    """What is known of its speed by share, and of its remaining work."""
     return s.jobs.profile(s.jobs.find_live(job, who.only))

@@ -1,4 +1,4 @@
-"""Nodes: which there are, who is on them, and taking one out of use."""
+"""Nodes: list, show, drain, uncordon."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ NodeName = Annotated[str, Path(max_length=64, description="Name of a node.", exa
 
 @router.get("/nodes", response_model=m.NodeList)
 async def list_nodes(s: S, who: W) -> m.NodeList:
-    """The machines there are."""
+    """All nodes."""
     return m.NodeList(items=s.nodes.all())
 
 
 @router.get("/nodes/{node}", response_model=m.Node)
 async def show_node(node: NodeName, s: S, who: W) -> m.Node:
-    """One machine, and the jobs on it."""
+    """One node and its jobs."""
     return s.nodes.show(node, who.only)
 
 
 @router.post("/nodes/{node}/drain", response_model=m.Node)
 async def drain(node: NodeName, s: S, who: W) -> m.Node:
-    """Take a node out of use: its jobs go elsewhere, or wait until there is room."""
+    """Take a node out of use: its jobs move to other nodes or wait."""
     who.must_administer()
     s.nodes.drain(node, who.user)
     return s.nodes.show(node, who.only)

@@ -43,7 +43,7 @@ async def get_user(user: UserName, s: S, who: W) -> m.User:
 
 @router.patch("/users/{user}", response_model=m.User)
 async def change_user(user: UserName, change: m.UserChange, s: S, who: W) -> m.User:
-    """Change tickets or role; decisions follow at once."""
+    """Change tickets or role. The next decision uses them."""
     who.must_administer()
     row = s.users.change(user, change.role, change.tickets, who.user)
     s.gate.forget()
@@ -52,7 +52,7 @@ async def change_user(user: UserName, change: m.UserChange, s: S, who: W) -> m.U
 
 @router.delete("/users/{user}", status_code=204)
 async def delete_user(user: UserName, s: S, who: W) -> None:
-    """Delete a user and their tokens; their past jobs stay on record."""
+    """Delete a user and their tokens. Their past jobs stay in the store."""
     who.must_administer()
     s.users.delete(user, who.user)
     s.gate.forget()
@@ -71,14 +71,14 @@ def _token(row: Row) -> m.Token:
 
 @router.get("/tokens", response_model=m.TokenList)
 async def list_tokens(s: S, who: W) -> m.TokenList:
-    """Your own tokens; all of them for admins. What they are is never shown again."""
+    """Your own tokens, or all for admins. The tokens themselves are not shown."""
     only = None if who.role is m.Role.ADMIN else who.user
     return m.TokenList(items=[_token(r) for r in s.tokens.of(only)])
 
 
 @router.post("/tokens", status_code=201, response_model=m.TokenCreated)
 async def add_token(new: m.TokenCreate, s: S, who: W) -> m.TokenCreated:
-    """Make a token. The answer is the only place where it is ever seen."""
+    """Make a token. Only this answer contains it."""
     user = new.user or who.user
     if user != who.user and who.role is not m.Role.ADMIN:
         raise Forbidden("only an admin may make tokens for others")
@@ -89,7 +89,7 @@ async def add_token(new: m.TokenCreate, s: S, who: W) -> m.TokenCreated:
 
 @router.delete("/tokens/{token}", status_code=204)
 async def delete_token(token: Annotated[int, Path(ge=1, le=10**15)], s: S, who: W) -> None:
-    """Make a token invalid at once."""
+    """Revoke a token."""
     only = None if who.role is m.Role.ADMIN else who.user
     if not any(r["id"] == token for r in s.tokens.of(only)):
         raise NotFound(f"there is no token {token}")

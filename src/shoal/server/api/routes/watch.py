@@ -15,11 +15,10 @@ from shoal.server.api import models as m
 from shoal.server.api.auth import Who
 from shoal.server.api.hub import Hub
 from shoal.server.api.routes.common import ERRORS, Cursor, JobId, Limit, S, Services, W, number, seconds
-from shoal.server.loop.clock import as_time
 from shoal.server.services.errors import Busy, NotFound
-from shoal.server.services.job_logs import JobLogs, LogFilter
+from shoal.server.services.events import EventFilter
+from shoal.server.services.job_logs import LogFilter
 from shoal.server.services.naming import printable
-from shoal.server.store.store import Row
 
 router = APIRouter(tags=["watch"], responses=ERRORS)
 #: Longest silence on a stream.
@@ -36,38 +35,19 @@ STREAM: dict[int | str, dict[str, Any]] = {
 
 JobQuery = Annotated[str | None, Query(max_length=100, description="Number or name of a job.")]
 UserQuery = Annotated[
-    str | None, Query(max_length=64, pattern=m.NAME, description="Of this user's jobs and doings.")
+    str | None, Query(max_length=64, pattern=m.NAME, description="Events of this user's jobs and actions.")
 ]
 TypeQuery = Annotated[str | None, Query(max_length=32, description="A prefix: `job.`, `worker.lost`.")]
-Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last so many.")]
+Tail = Annotated[int | None, Query(ge=0, le=1000, description="Only the last N.")]
 
 
-def _event(row: Row) -> m.Event:
-    return m.Event(
-        id=row["id"],
-        at=as_time(row["at_s"]),
-        type=row["type"],
-        actor=row["actor"],
-        job=row["job"],
-        user=row["user"],
-        plan=row["plan"],
-        message=row["message"],
-        data=row["data"],
-    )
-
-
-def _filters(
+def _filter(
     s: Services, who: Who, job: str | None, user: str | None, type: str | None, since: datetime | None
-) -> dict[str, Any]:
+) -> EventFilter:
     job_id = s.jobs.find(job, who.only)["id"] if job else None
     if user and who.only not in (None, user):
         raise NotFound(f"there is no user {printable(user)!r} that you may see")
-    return {
-        "job": job_id,
-        "type": type or None,
-        "since_s": seconds(since),
-        "user": who.only or user or None,
-    }
+    return EventFilter(job_id, who.only or user or None, type or None, seconds(since))
 
 
 @router.get("/events", response_model=m.EventList)
@@ -82,11 +62,11 @@ async def list_events(
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> m.EventList:
-    """What happened, oldest first; `next` is where to go on, now or later."""
+    """What happened, oldest first; pass `next` as `cursor` to continue, now or later."""
     after = number(cursor) or 0
-    rows = s.store.events(after_id=after, tail=tail, limit=limit, **_filters(s, who, job, user, type, since))
-    last = rows[-1]["id"] if rows else max(after, 0)
-    return m.EventList(items=[_event(row) for row in rows], next=str(last))
+    chosen = _filter(s, who, job, user, type, since)
+    found = s.events.page(chosen, after=after, tail=tail, limit=limit)
+    return m.EventList(items=found, next=str(found[-1].id if found else after))
 
 
 Messages = tuple[list[bytes], bool]
@@ -153,30 +133,20 @@ async def stream_events(
     cursor: Cursor = None,
     last_event_id: LastId = None,
 ) -> StreamingResponse:
-    """Events as they happen. Without a cursor: from now on, after the last `tail`."""
-    filters = _filters(s, who, job, user, type, since)
-    begin = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
-    first: list[Row] = []
-    if begin is None:
-        begin = s.store.last_event()[0] if since is None or tail is not None else 0
-        first = s.store.events(after_id=0, tail=tail, limit=1000, **filters) if tail else []
-    after = begin
+    """Events as they happen. Without a cursor: the last `tail` events, then new ones."""
+    chosen = _filter(s, who, job, user, type, since)
+    after = number(last_event_id, "Last-Event-ID") if last_event_id else number(cursor)
+    reader = s.events.follow(chosen, after, tail)
 
     async def more() -> Messages:
-        nonlocal after, first
-        rows, first = first or s.store.events(after_id=after, limit=500, **filters), []
-        # Events that the filters leave out are passed over, so that they are not read again.
-        after = max([after, *(row["id"] for row in rows)]) if rows else max(after, s.hub.last_id)
-        return [_message(row["type"], str(row["id"]), _event(row)) for row in rows], False
+        return [_message(event.type, str(event.id), event) for event in reader.read()], False
 
     return _stream(s.hub, more, HEARTBEAT_S)
 
 
 WorkerQuery = Annotated[str | None, Query(max_length=80, description="One worker only.")]
 RankQuery = Annotated[int | None, Query(ge=0, le=1_000_000, description="Workers of this rank only.")]
-LogTail = Annotated[
-    int | None, Query(ge=0, le=100_000, description="Only the last so many lines of each worker.")
-]
+LogTail = Annotated[int | None, Query(ge=0, le=100_000, description="Only the last N lines.")]
 
 
 AttemptQuery = Annotated[
@@ -197,9 +167,9 @@ async def logs(
     cursor: Cursor = None,
     limit: Limit = 1000,
 ) -> m.LogPage:
-    """What its workers printed, merged by time."""
-    chosen = LogFilter(worker, rank, attempt, seconds(since))
-    reader = JobLogs(s.store, s.worker_directory, s.jobs.find(job, who.only)["id"], chosen)
+    """Lines that its workers printed, merged by time."""
+    job_id = s.jobs.find(job, who.only)["id"]
+    reader = s.logs.of(job_id, LogFilter(worker, rank, attempt, seconds(since)))
     reader.begin(cursor, tail)
     lines = await asyncio.to_thread(reader.read, limit)
     return m.LogPage(items=lines, next=reader.cursor if len(lines) == limit else None)
@@ -223,9 +193,9 @@ async def follow_logs(
     cursor: Cursor = None,
     last_event_id: LastId = None,
 ) -> StreamingResponse:
-    """What its workers print, over resizes and restarts, until the job is over and all is told."""
+    """Lines that its workers print, over resizes and restarts, until the job is over and all are sent."""
     job_id = s.jobs.find(job, who.only)["id"]
-    reader = JobLogs(s.store, s.worker_directory, job_id, LogFilter(worker, rank, attempt, seconds(since)))
+    reader = s.logs.of(job_id, LogFilter(worker, rank, attempt, seconds(since)))
     reader.begin(last_event_id or cursor, tail)
 
     async def more() -> Messages:

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from shoal.executors.base import Exit
 from shoal.server.api.models import JobState, Resize
-from shoal.server.loop.crew import CrewBase, describe_exit
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, STOPPED, LiveJob, LiveWorker
+from shoal.server.loop.runner import RunnerBase, describe_exit
 
 log = logging.getLogger("shoal.server")
 
@@ -26,7 +26,7 @@ log = logging.getLogger("shoal.server")
 RETRY_S = 1.0
 
 
-class Gang(CrewBase):
+class FixedRunner(RunnerBase):
     def reconcile(self, job: LiveJob) -> None:
         want = job.wanted
         place = None if want else self.c.sharing.place(job)
@@ -73,19 +73,19 @@ class Gang(CrewBase):
         job.generation += 1
         if may(job.life, Verb.PREEMPT):  # its processes were lost with a server that could not say so
             self.advance(job, Verb.PREEMPT)
-        crew = [self.new_worker(job, device, rank, lodges=lodges) for rank, device in enumerate(devices)]
+        workers = [self.new_worker(job, device, rank, lodges=lodges) for rank, device in enumerate(devices)]
         if may(job.life, Verb.START) and not job.early:
             self.advance(job, Verb.START, gpus=job.gpus)
         port = str(free_port())
         local = Counter(d[0] for d in devices)
         seen: Counter[int] = Counter()
-        for worker in crew:
+        for worker in workers:
             node = worker.device[0]
             env = {
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
                 "RANK": str(worker.rank),
-                "WORLD_SIZE": str(len(crew)),
+                "WORLD_SIZE": str(len(workers)),
                 "LOCAL_RANK": str(seen[node]),
                 "LOCAL_WORLD_SIZE": str(local[node]),
                 "SHOAL_ATTEMPT": str(job.life.restarts),
@@ -134,8 +134,8 @@ class Gang(CrewBase):
             self.c.sharing.look_again()
 
     def _wake(self, job: LiveJob, want: dict[int, int]) -> None:
-        crew = sorted(job.workers.values(), key=lambda w: w.rank or 0)
-        devices = [w.device for w in crew]
+        workers = sorted(job.workers.values(), key=lambda w: w.rank or 0)
+        devices = [w.device for w in workers]
         if self._must_move(job, devices, want) or not all(self.c.devices.is_free(d) for d in devices):
             # A suspended process cannot move from a real GPU to another. A virtual GPU is only a number.
             found = self.c.devices.choose(want) if self.c.nodes[devices[0][0]].virtual else None
@@ -143,10 +143,10 @@ class Gang(CrewBase):
                 self.c.unmet.add(job.id)
                 return
             devices = found
-        for worker, device in zip(crew, devices):
+        for worker, device in zip(workers, devices):
             self._move(worker, device)
             self.c.outbox.effect(lambda w=worker: self.c.executor.wake(w.id))  # type: ignore[misc]
-        self._runs(job, crew)
+        self._runs(job, workers)
 
     def _move(self, worker: LiveWorker, device: Device, *, lodges: bool = False) -> None:
         """The GPU that a worker uses from now on: its own, or another's."""
@@ -159,14 +159,14 @@ class Gang(CrewBase):
             self.c.devices.give(device, worker.id)
         self.c.outbox.worker(worker.id, state=ACTIVE, gpu=device[1], node=worker.node)
 
-    def _runs(self, job: LiveJob, crew: list[LiveWorker]) -> None:
+    def _runs(self, job: LiveJob, workers: list[LiveWorker]) -> None:
         """It may use the GPUs it is on."""
-        job.lodges = any(w.lodges for w in crew)
+        job.lodges = any(w.lodges for w in workers)
         self.holds(job)
         if may(job.life, Verb.START):
             self.advance(job, Verb.START, gpus=job.gpus)
             self.advance(job, Verb.RUN, gpus=job.gpus)
-        for worker in crew if job.shared else ():
+        for worker in workers if job.shared else ():
             self.c.outbox.effect(lambda w=worker: self.say_go(job, w))  # type: ignore[misc]
         self.c.sharing.began(job)
 

@@ -13,10 +13,10 @@ from shoal.server.loop.lifecycle import Verb, apply, hold_gpus, may
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 
-class Crew(Protocol):
+class Runner(Protocol):
     """Leads the workers of one kind of job to what was decided."""
 
     def reconcile(self, job: LiveJob) -> None:
@@ -47,9 +47,9 @@ class Crew(Protocol):
         """The server ends."""
 
 
-class CrewBase:
-    def __init__(self, conductor: Conductor) -> None:
-        self.c = conductor
+class RunnerBase:
+    def __init__(self, loop: ControlLoop) -> None:
+        self.c = loop
 
     def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
         """The job's next state, on record with its event."""

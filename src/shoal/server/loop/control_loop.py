@@ -1,4 +1,4 @@
-"""The conductor: decides with the scheduler and has it carried out.
+"""The control loop: it asks the scheduler for decisions and carries them out.
 
 It owns the scheduler, the live jobs and the GPUs. Everything happens in the thread of one loop. A decision follows
 an event at once; what arrives while one is being made, or within `COALESCE_S` of it, is decided on together.
@@ -34,16 +34,16 @@ from shoal.core.events import (
 from shoal.executors.base import Executor, Exit
 from shoal.server.api.models import JobState, Resize
 from shoal.server.home import Home
-from shoal.server.loop.book import Book
 from shoal.server.loop.clock import Clock
-from shoal.server.loop.crew import Crew
 from shoal.server.loop.devices import Devices
-from shoal.server.loop.elastic import Elastic
-from shoal.server.loop.gang import Gang
+from shoal.server.loop.elastic_runner import ElasticRunner
+from shoal.server.loop.fixed_runner import FixedRunner
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
+from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.loop.memory import fill_scheduler, make_cluster, make_scheduler, remember_worker, save
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
+from shoal.server.loop.runner import Runner
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing import Sharing
 from shoal.server.loop.targets import Targets
@@ -59,7 +59,7 @@ SAVE_S = 5.0
 RETRY_S = 1.0
 
 
-class Conductor:
+class ControlLoop:
     def __init__(
         self,
         store: Store,
@@ -113,12 +113,12 @@ class Conductor:
         self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
         self.usage = Usage(self)
         self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
-        self.book = Book(store.get("ledger"), self.cluster, self.now_s())
-        gang = Gang(self)
-        self.elastic = Elastic(self)
-        self.crews: dict[Resize, Crew] = {
-            Resize.NEVER: gang,
-            Resize.RESTART: gang,
+        self.live_ledger = LiveLedger(store.get("ledger"), self.cluster, self.now_s())
+        fixed = FixedRunner(self)
+        self.elastic = ElasticRunner(self)
+        self.runners: dict[Resize, Runner] = {
+            Resize.NEVER: fixed,
+            Resize.RESTART: fixed,
             Resize.LIVE: self.elastic,
         }
         executor.on_exit = self._exited
@@ -133,8 +133,8 @@ class Conductor:
         for row in self.store.unended_workers():
             remember_worker(self, row)
         fill_scheduler(self, restore=True)
-        for crew in dict.fromkeys(self.crews.values()):
-            await crew.open()
+        for runner in dict.fromkeys(self.runners.values()):
+            await runner.open()
         for job in list(self.jobs.values()):
             for worker in list(job.workers.values()):
                 self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
@@ -157,15 +157,15 @@ class Conductor:
         """What the last server may have been killed before saying."""
         for job in list(self.jobs.values()):
             if job.life.state is JobState.STOPPING:
-                self.crews[job.resize].cancel(job)
+                self.runners[job.resize].cancel(job)
             elif job.ending is not None and not job.workers:
-                self.crews[job.resize].conclude_rest(job)
+                self.runners[job.resize].conclude_rest(job)
             for worker in list(job.workers.values()):
                 if worker.state == LEAVING:
                     self.executor.stop(worker.id)
                 elif worker.state == STOPPED:
                     self.executor.suspend(worker.id)
-            self.crews[job.resize].repeat_orders(job)
+            self.runners[job.resize].repeat_orders(job)
         self._flush()
 
     # -- events in, decisions out ------------------------------------------------------------------
@@ -196,7 +196,7 @@ class Conductor:
         self.metrics.decided(self.policy_name, time.perf_counter() - began)
         self.decided_s = now_s
         self._changed.update(self._targets.apply(plan, self.policy_name))
-        self.book.observe(self.scheduler, now_s)
+        self.live_ledger.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
         self.sharing.decide(now_s)
         self._settle()
@@ -289,7 +289,7 @@ class Conductor:
         jobs = [self.jobs[i] for i in sorted(changed) if i in self.jobs and not self.jobs[i].is_over]
         if not self.stopping:
             for job in sorted(jobs, key=lambda j: j.target_gpus >= j.gpus and not j.is_to_leave):
-                self.crews[job.resize].reconcile(job)
+                self.runners[job.resize].reconcile(job)
 
     def _flush(self) -> None:
         if self.outbox.flush():
@@ -319,15 +319,15 @@ class Conductor:
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
         job.lodges = job.lodges and not worker.lodges
-        crew = self.crews[job.resize]
+        runner = self.runners[job.resize]
         with self.as_of(now_s - (exit_.ago_s or 0.0)):
-            crew.holds(job)
+            runner.holds(job)
             how = exit_.signal or ("" if exit_.code is None else f"exit code {exit_.code}") or exit_.why
             self.outbox.event(
                 "worker.ended", f"worker {exit_.worker} ended: {how}", job,
                 worker=exit_.worker, exit_code=exit_.code, signal=exit_.signal,
             )  # fmt: skip
-            crew.exited(job, worker, exit_)
+            runner.exited(job, worker, exit_)
         self.gpus_freed()
         self.sharing.look_again()
         self._settle_soon()  # with whatever else ends in this turn
@@ -367,7 +367,7 @@ class Conductor:
     def cancel(self, job: LiveJob) -> None:
         """Withdraw the job from the scheduler and end its workers."""
         self.withdraw(job)
-        self.crews[job.resize].cancel(job)
+        self.runners[job.resize].cancel(job)
         self._flush()
 
     def hold(self, job: LiveJob) -> None:
@@ -420,8 +420,8 @@ class Conductor:
         if self._saver is not None:
             self._saver.cancel()
         self.usage.close()
-        for crew in dict.fromkeys(self.crews.values()):
-            await crew.close()
+        for runner in dict.fromkeys(self.runners.values()):
+            await runner.close()
         save(self)
         self.outbox.flush()
 
@@ -429,7 +429,7 @@ class Conductor:
         """Give every GPU back: live jobs save their state, others are ended."""
         self.stopping = True  # nothing is decided any more
         for job in list(self.jobs.values()):
-            self.crews[job.resize].shut_down(job)
+            self.runners[job.resize].shut_down(job)
         self.outbox.flush()
         longest_s = max((j.spec["grace_s"] for j in self.jobs.values() if j.workers), default=0.0)
         deadline = asyncio.get_running_loop().time() + longest_s + 30.0

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from shoal.core.reason import Code
 from shoal.core.reason import Reason as CoreReason
 from shoal.server.api.models import JobState, Reason
-from shoal.server.loop.crew import CrewBase
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, READY, LiveJob, LiveWorker
+from shoal.server.loop.runner import RunnerBase
 from shoal.wire import events as ev
 from shoal.wire.service import ControlService
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 #: Where several workers are slow one after the other, their GPUs are not the cause.
 MAX_REPLACED = 3
@@ -24,13 +24,13 @@ LOST_RESTARTS = 3
 DONE = "done"
 
 
-class News(CrewBase):
+class CoordinatorEvents(RunnerBase):
     """The hearing half of the crews of live jobs; each event of the wire has its method."""
 
     service: ControlService
 
-    def __init__(self, conductor: Conductor) -> None:
-        super().__init__(conductor)
+    def __init__(self, loop: ControlLoop) -> None:
+        super().__init__(loop)
         self._pauses: dict[tuple[int, int], float] = {}
         #: When the pending reconfiguration of a job was asked for.
         self._aimed_s: dict[int, float] = {}

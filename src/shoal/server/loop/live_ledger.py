@@ -11,7 +11,7 @@ from shoal.core.ledger import Ledger
 from shoal.scheduler.scheduler import Scheduler
 
 
-class Book:
+class LiveLedger:
     def __init__(self, saved: dict[str, Any] | None, cluster: Cluster, now_s: float) -> None:
         """`saved` is of the last server; another set of GPU types begins anew."""
         types = cluster.gpu_types

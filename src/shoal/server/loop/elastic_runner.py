@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from shoal.executors.base import Exit
 from shoal.server.api.models import JobState
-from shoal.server.loop.crew import describe_exit
+from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, LiveJob, LiveWorker
-from shoal.server.loop.news import DONE, News
+from shoal.server.loop.runner import describe_exit
 from shoal.wire.auth import new_secret, read_secret, write_secret
 from shoal.wire.service import ControlService, JobHandle
 
 if TYPE_CHECKING:
-    from shoal.server.loop.conductor import Conductor
+    from shoal.server.loop.control_loop import ControlLoop
 
 log = logging.getLogger("shoal.server")
 
@@ -31,11 +31,11 @@ NO_RUNTIME = (
 )
 
 
-class Elastic(News):
+class ElasticRunner(CoordinatorEvents):
     """Also the executor of the wire's service: it turns the coordinators' wishes into workers."""
 
-    def __init__(self, conductor: Conductor, host: str = "127.0.0.1") -> None:
-        super().__init__(conductor)
+    def __init__(self, loop: ControlLoop, host: str = "127.0.0.1") -> None:
+        super().__init__(loop)
         self._host = host
         self.service = ControlService(self._Adapter(self), on_event=self._event)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -43,20 +43,20 @@ class Elastic(News):
     class _Adapter:
         """What the service sees of us."""
 
-        def __init__(self, crew: Elastic) -> None:
-            self.crew = crew
+        def __init__(self, runner: ElasticRunner) -> None:
+            self.runner = runner
 
         def start(self, job: str, worker: str) -> None:
-            self.crew._wanted_start(job, worker)
+            self.runner._wanted_start(job, worker)
 
         def stop(self, job: str, worker: str, kill: bool) -> None:
-            self.crew._wanted_stop(job, worker, kill)
+            self.runner._wanted_stop(job, worker, kill)
 
     async def open(self) -> None:
         """Listen where the last server did, so that its workers find us, and take their jobs over."""
         port = int(self.c.store.get("control_port", 0))
         for job in self.c.jobs.values():
-            if job.coordinator is not None and self.c.crews[job.resize] is self:
+            if job.coordinator is not None and self.c.runners[job.resize] is self:
                 self._handle(job)
         try:
             address = await self.service.start(self._host, port)
