@@ -33,8 +33,8 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 import torch  # noqa: E402
-from shoal.torch.local import LocalJob  # noqa: E402
-from shoal.torch.zygote import Zygote  # noqa: E402
+from shoal.executors.standalone import LocalJob  # noqa: E402
+from shoal.executors.zygote import Zygote  # noqa: E402
 from shoal.wire import events as ev  # noqa: E402
 
 PAPER = {
@@ -159,13 +159,13 @@ class ShoalRun:
         return self.steps.since(last) >= count
 
     def members(self) -> tuple[str, ...]:
-        return self.job.handle.coordinator.active.members  # type: ignore[union-attr]
+        return self.job.handle.state.active.members  # type: ignore[union-attr]
 
     def pauses(self, workers: set[str], began_s: float, end_s: float) -> list[dict[str, float]]:
         logs = {name.rpartition(".")[0]: [r[0] for r in rows] for name, rows in self.steps.read().items()}
         first_after = min((t for w in workers for t in logs.get(w, []) if t > end_s), default=end_s)
         found = [(w, pause_of(logs[w], began_s, first_after)) for w in workers if w in logs]
-        number = self.job.handle.coordinator.active.number  # type: ignore[union-attr]
+        number = self.job.handle.state.active.number  # type: ignore[union-attr]
         return [{**f, **self.idle(w, number)} for w, f in found if f]
 
     def idle(self, worker: str, generation: int) -> dict[str, float]:

@@ -222,7 +222,7 @@ def _workers(place: Path) -> list[Any]:
     """Keepers and workers that outlived their server, by the pids and start times that the keepers wrote down."""
     import psutil
 
-    from shoal.executors.shim import start_time
+    from shoal.executors.keeper import start_time
 
     found = []
     for path in place.glob("*/jobs/*/workers/*/started"):

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.keeper import start_time
 from shoal.executors.local import LocalExecutor, is_kept
 from shoal.executors.logs import end_position, read_lines, segments, tail_position
-from shoal.executors.shim import start_time
-from shoal.executors.warm import may_be_warm
+from shoal.executors.zygote import may_start_warm
 
 
 class Place:
@@ -334,12 +334,12 @@ def test_only_scripts_for_this_python_start_warm(tmp_path: Path) -> None:
     other = tmp_path / "python"
     other.symlink_to("/bin/true")
     path = {"PATH": f"{os.path.dirname(python)}:/usr/bin"}
-    assert may_be_warm((python, "train.py", "--lr", "1"), path)
-    assert may_be_warm((os.path.basename(python), "train.py"), path)
-    assert not may_be_warm((str(other), "train.py"), path)
-    assert not may_be_warm((python, "-m", "train"), path)
-    assert not may_be_warm((python, "train"), path)
-    assert not may_be_warm(("sh", "train.py"), path)
+    assert may_start_warm((python, "train.py", "--lr", "1"), path)
+    assert may_start_warm((os.path.basename(python), "train.py"), path)
+    assert not may_start_warm((str(other), "train.py"), path)
+    assert not may_start_warm((python, "-m", "train"), path)
+    assert not may_start_warm((python, "train"), path)
+    assert not may_start_warm(("sh", "train.py"), path)
 
 
 def test_a_warm_worker_is_as_good_as_a_cold_one(tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ def test_a_warm_worker_is_as_good_as_a_cold_one(tmp_path: Path) -> None:
         )
         assert (await place.exit()).code == 4
         assert place.text(worker) == [f"v None ['x'] {tmp_path} __main__", "err"]
-        assert place.executor._warmer is not None
-        assert place.executor._warmer.ready, "it was started by the warm process"
+        assert place.executor._zygote is not None
+        assert place.executor._zygote.ready, "it was started by the warm process"
         # The warm process and the executor go; the worker stays, and is taken over.
         second = place.start(sys.executable, str(script), env={"KEY": "v"}, warm=True)
         pid = (await place.started(second))["pid"]

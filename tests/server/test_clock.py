@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from shoal.executors import shim
+from shoal.executors import keeper
 from shoal.executors.base import Exit
 from shoal.executors.local import LocalExecutor
 from shoal.executors.logs import read_lines
@@ -121,12 +121,11 @@ def test_a_worker_that_ended_while_no_server_ran_is_accounted_for_until_then(
 
 
 def test_a_keeper_tells_how_long_ago_its_worker_ended_whatever_the_clock_says(tmp_path: Path) -> None:
-    keeper = shim.Keeper(str(tmp_path), {"log_file_bytes": 1000, "log_files": 2})
-    keeper.finish(0, None, "")
+    keeper.Keeper(str(tmp_path), {"log_file_bytes": 1000, "log_files": 2}).finish(0, None, "")
     found = LocalExecutor(1)._exit_of("1.0", tmp_path)
     assert found.ago_s is not None
     assert 0 <= found.ago_s < 60
-    shim.write_json(
+    keeper.write_json(
         str(tmp_path / "exit"),
         {"code": 0, "signal": None, "why": "", "told": False, "steady_s": 1e9, "boot": "another"},
     )
@@ -138,12 +137,12 @@ def test_a_keeper_tells_how_long_ago_its_worker_ended_whatever_the_clock_says(tm
 def test_lines_of_a_log_stay_in_order_when_the_clock_is_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = shim.Log(str(tmp_path), 10**6, 2)
+    log = keeper.Log(str(tmp_path), 10**6, 2)
     log.take(b"first\n")
     behind = SimpleNamespace(
         time=lambda: 0.0, monotonic=time.monotonic, strftime=time.strftime, gmtime=time.gmtime
     )
-    monkeypatch.setattr(shim, "time", behind)
+    monkeypatch.setattr(keeper, "time", behind)
     log.take(b"second\n")
     first, second = read_lines(tmp_path, 0)
     assert (first.text, second.text) == ("first", "second")

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from shoal.executors.shim import start_time
+from shoal.executors.keeper import start_time
 
 from .fakes import Fleet, Here, run, server
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from elastic_lab import Lab
 
-from shoal.torch.zygote import Zygote
+from shoal.executors.zygote import Zygote
 
 
 @pytest.fixture(scope="session")

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from shoal.torch.local import LocalJob
-from shoal.torch.zygote import Zygote
+from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.local import LocalExecutor
+from shoal.executors.logs import read_lines
+from shoal.executors.standalone import LocalJob
+from shoal.executors.zygote import Zygote
 from shoal.wire.state import Timing
 
 PROBE = Path(__file__).parent / "scripts" / "probe.py"
@@ -50,12 +56,8 @@ class Lab:
         where.mkdir()
         (where / "hurry").write_text("yes")
         env = {"PROBE": json.dumps(options), "PROBE_DIR": str(where), "OMP_NUM_THREADS": "1"}
-        codes: dict[int, int] = {}
-        self._zygote.listeners.append(codes.__setitem__)
-        pid = self._zygote.start([str(PROBE)], env, str(where), str(where / "log"))
-        until(lambda: pid in codes, 90)
-        self._zygote.listeners.remove(codes.__setitem__)
-        assert codes[pid] == 0, f"exit code {codes[pid]}: {(where / 'log').read_text()}"
+        exit_, text = run_script(self._zygote, [str(PROBE)], env, where)
+        assert exit_.ok, f"{exit_}: {text}"
         return self.rows(where)
 
     def rows(self, where: Path | None = None) -> list[dict[str, Any]]:
@@ -71,6 +73,24 @@ class Lab:
     def finals(self, where: Path | None = None) -> dict[str, dict[str, Any]]:
         found = (where or self.directory).glob("final.*")
         return {p.suffix[1:]: json.loads(p.read_text()) for p in found}
+
+
+def run_script(zygote: Zygote, argv: list[str], env: dict[str, str], where: Path) -> tuple[Exit, str]:
+    """Run a script outside Shoal, from a warm process, to its end. Return how it ended and its output."""
+
+    async def run() -> Exit:
+        executor = LocalExecutor(1, zygote=zygote)
+        ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+        executor.on_exit = ended.set_result
+        full_env = {**os.environ, "OMP_NUM_THREADS": "1", **env}
+        command = (sys.executable, *argv)
+        executor.start(
+            WorkerSpec("alone", where / "worker", "local", 0, command, str(where), full_env, warm=True)
+        )
+        return await asyncio.wait_for(ended, 90)
+
+    exit_ = asyncio.run(run())
+    return exit_, "\n".join(line.text for line in read_lines(where / "worker", 0))
 
 
 def losses(rows: list[dict[str, Any]]) -> dict[int, float]:

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from elastic_lab import until
+from elastic_lab import run_script, until
 
+from shoal.executors import zygote as zygote_module
+from shoal.executors.keeper import start_time
+from shoal.executors.standalone import LocalJob
+from shoal.executors.zygote import Zygote
 from shoal.torch import launch
-from shoal.torch.local import LocalJob
-from shoal.torch.zygote import Zygote
 from shoal.wire import events as ev
 from shoal.wire.messages import Kind
 
@@ -88,7 +90,7 @@ def test_a_job_that_lost_all_it_had_is_said_to_begin_again(capsys: pytest.Captur
         (Kind.FIRST, 3, 7),
         (Kind.FIRST, 4, 0),
     ):
-        launch.tell(ev.GenerationCommitted(number, ("w0",), step, kind))
+        launch.print_event(ev.GenerationCommitted(number, ("w0",), step, kind))
     told = capsys.readouterr().out.splitlines()
     assert [line.endswith(", from the beginning") for line in told] == [False, False, False, True]
 
@@ -106,32 +108,42 @@ def test_what_a_user_sets_for_all_workers_reaches_warm_ones_too(
         until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text() == "1")
 
 
+def test_the_output_of_workers_is_shown_and_closing_ends_them(
+    tmp_path: Path, zygote: Zygote, capsys: pytest.CaptureFixture[str]
+):
+    script = tmp_path / "script.py"
+    script.write_text("import subprocess\nprint('hello', flush=True)\nsubprocess.run(['sleep', '1000'])\n")
+    shown = ""
+    with LocalJob([str(script)], 2, directory=tmp_path / "run", zygote=zygote, quiet=False) as job:
+
+        def hellos() -> int:
+            nonlocal shown
+            shown += capsys.readouterr().out
+            return shown.count("hello\n")
+
+        until(lambda: hellos() == 2)
+        pids = list(job.processes.pids.values())
+        assert len(pids) == 2
+        assert all(start_time(pid) is not None for pid in pids)
+    assert all(start_time(pid) is None for pid in pids)
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [("digits.py", "epoch 0: 1 workers, accuracy 0."), ("characters.py", "epoch 0: 1 workers, loss"),
      ("emulated.py", "epoch 0: 1 workers,")],
 )  # fmt: skip
 def test_each_example_also_runs_as_a_plain_script(zygote: Zygote, tmp_path: Path, script: str, words: str):
-    codes: dict[int, int] = {}
-    zygote.listeners.append(codes.__setitem__)
-    pid = zygote.start(
-        [str(EXAMPLES / script), "--epochs", "1"],
-        {"OMP_NUM_THREADS": "1"},
-        str(tmp_path),
-        str(tmp_path / "out"),
-    )
-    until(lambda: pid in codes, 60)
-    zygote.listeners.remove(codes.__setitem__)
-    assert codes[pid] == 0
-    assert words in (tmp_path / "out").read_text()
+    exit_, text = run_script(zygote, [str(EXAMPLES / script), "--epochs", "1"], {}, tmp_path)
+    assert exit_.ok
+    assert words in text
 
 
 def test_a_warm_process_is_not_forked_where_that_is_not_safe(monkeypatch: pytest.MonkeyPatch):
     import torch
-    from shoal.torch import zygote as module
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert module.why_not_fork() == "CUDA is initialised"
+    assert zygote_module.why_not_fork() == "CUDA is initialised"
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert module.why_not_fork() == "torch may have started threads"
+    assert zygote_module.why_not_fork() == "torch may have started threads"

@@ -133,7 +133,7 @@ def test_a_newcomer_wanted_by_both_targets_goes_on_receiving(lab: Lab):
         job.resize(3)
         job.wait(committed("w0", "w1", "w2"))
         assert {r["generation"] for r in lab.rows() if r["worker"] == "w1"} <= {2, 3}
-        assert job.processes.started_warm.keys() == {"w0", "w1", "w2"}
+        assert set(job.processes.running) == {"w0", "w1", "w2"}
 
 
 def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: Lab):

@@ -1,4 +1,8 @@
-"""What an executor is: it turns workers into processes on nodes, and tells how they end."""
+"""The executor interface: it turns workers into processes on nodes and reports how they end.
+
+`LocalExecutor` implements it for this machine. The interface passes plain values only and identifies a worker by its
+id and its directory, so an executor may also forward the calls to other machines.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from shoal.executors.logs import Line
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,19 +21,19 @@ class NodeInfo:
     name: str
     gpus: int
     gpu_type: str
-    #: True: there are no such GPUs, workers run on the CPU as if there were.
+    #: True: the GPUs do not exist, and workers run on the CPU.
     virtual: bool
     #: Name or id of each GPU, for people.
     devices: tuple[str, ...] = ()
     rack: str = "rack0"
     domain: str = "domain0"
-    #: Of each GPU; virtual ones are taken to have so much.
+    #: Memory of each GPU. Virtual GPUs are assumed to have the default.
     gpu_memory_mb: float = 16_384.0
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What a GPU does at some moment: utilisation in per cent, and memory in use."""
+    """The usage of a GPU at one moment: utilisation in per cent, and memory in use."""
 
     utilisation: float
     memory_mb: float
@@ -35,33 +41,36 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """A worker to start. Its environment is not shown when this is printed: there may be secrets in it."""
+    """A worker to start. Its environment may contain secrets and is not part of its repr."""
 
     worker: str
+    #: Where the executor keeps the worker's files. No other worker uses it, before or after.
     directory: Path
     node: str
+    #: Index of the GPU on the node.
     gpu: int
     command: tuple[str, ...]
     workdir: str
     env: dict[str, str] = field(repr=False)
+    #: How long the worker may take to end after `stop`.
     grace_s: float = 10.0
-    #: May begin from a process that has imported the training libraries already.
+    #: The worker may start from a process that has already imported the training libraries.
     warm: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a worker ended: by itself with a code, by a signal, or in a way no one saw."""
+    """How a worker ended: by itself with a code, by a signal, or unobserved (neither)."""
 
     worker: str
     code: int | None
     signal: str | None
     why: str
-    #: False: it was never started.
+    #: False: it never started.
     began: bool = True
-    #: True: it ended because it was told to.
+    #: True: it ended because it was asked to.
     told: bool = False
-    #: How long ago, by a clock that no one sets; None if it is not known.
+    #: How long ago by a monotonic clock. None: unknown.
     ago_s: float | None = None
 
     @property
@@ -70,40 +79,52 @@ class Exit:
 
 
 class Executor(Protocol):
-    """All calls return at once. Elasticity is not here: it is in the protocol of the workers.
+    """Runs workers. All calls return at once, except `usage`, `logs` and `tail_position`.
 
-    Every worker that was started or adopted ends in exactly one `on_exit`.
+    The executor promises:
+    - Each worker that was started or adopted ends in exactly one call of `on_exit`, even if it could not be started.
+    - Workers outlive the executor. A later executor takes them over with `adopt`.
+    - After `on_exit` no process of the worker is left.
+
+    Resizing is not part of this interface: workers and their coordinator do it over the wire.
     """
 
     name: str
+    #: Receives the end of each worker, on the thread of the event loop. Set it before the first call.
     on_exit: Callable[[Exit], None]
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """The machines there are."""
+        """The machines that this executor can start workers on."""
 
     def start(self, worker: WorkerSpec) -> None:
-        """Start it. That it could not be started is told by `on_exit`, too."""
+        """Start a worker. If that fails, `on_exit` reports it with `began=False`."""
 
     def stop(self, worker: str, *, kill: bool = False) -> None:
-        """Ask it to end, and end it after its grace period; with `kill` at once. No part of it survives."""
+        """Ask a worker to end and kill it after its grace period, or kill it at once. No process of it survives."""
 
     def suspend(self, worker: str) -> None:
-        """Let it stand still (and keep its memory)."""
+        """Stop all processes of a worker without ending them. They keep their memory."""
 
     def wake(self, worker: str) -> None:
-        """Let a suspended worker go on."""
-
-    def warm_up(self) -> None:
-        """Get ready to start warm workers, if that is possible; called when the first live job arrives."""
-
-    def usage(self) -> dict[tuple[str, int], GpuUsage]:
-        """What each GPU, by node and index, does now; those of which that is not known are left out.
-
-        May take a while: it is called in a thread of its own.
-        """
-
-    def close(self) -> None:
-        """The control plane ends; workers run on."""
+        """Let a suspended worker continue. Does nothing to a worker that runs."""
 
     def adopt(self, worker: str, directory: Path) -> None:
-        """Take over a worker that an earlier control plane started. If it has ended, `on_exit` tells how."""
+        """Take over a worker that an earlier executor started. If it has ended, `on_exit` reports how."""
+
+    def logs(self, directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list[Line]:
+        """Read whole lines of the worker's output from position `begin` on."""
+
+    def tail_position(self, directory: Path, lines: int) -> int:
+        """The position where the last `lines` lines of the worker's output begin."""
+
+    def usage(self) -> dict[tuple[str, int], GpuUsage]:
+        """The usage of each GPU by node and index, without those whose usage is unknown.
+
+        It may take a while: call it in a separate thread.
+        """
+
+    def warm_up(self) -> None:
+        """Prepare for warm starts, if that is possible."""
+
+    def close(self) -> None:
+        """Release the executor's own resources. Workers continue to run."""

@@ -1,4 +1,7 @@
-"""Reading what a worker printed, from the files its keeper writes. A position is a byte in all that was written."""
+"""Reading a worker's output from the files that its keeper writes.
+
+A position is an offset in bytes from the beginning of the whole output, including files that were rotated away.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ from pathlib import Path
 class Line:
     at_s: float
     text: str
-    #: Position after the line.
+    #: The position after the line.
     end: int
 
 
 def segments(directory: Path) -> list[tuple[int, Path]]:
-    """(position of the first byte, file), oldest first."""
+    """The log files as (position of the first byte, file), oldest first."""
     try:
         names = [p for p in directory.iterdir() if p.name.startswith("log.") and p.name[4:].isdigit()]
     except OSError:
@@ -25,7 +28,7 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list[Line]:
-    """Whole lines from position `begin` on; what was rotated away in between is passed over."""
+    """Read whole lines from position `begin` on. Output that was rotated away is skipped."""
     found: list[Line] = []
     for start, path in segments(directory):
         try:
@@ -36,7 +39,7 @@ def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list
                 at = max(begin, start)
                 file.seek(at - start)
                 data = file.read(max_bytes)
-        except OSError:  # rotated away this moment
+        except OSError:  # rotated away meanwhile
             continue
         whole = data[: data.rfind(b"\n") + 1]
         for raw in whole.splitlines(keepends=True):
@@ -50,7 +53,7 @@ def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list
 
 
 def tail_position(directory: Path, lines: int) -> int:
-    """Where the last `lines` lines begin."""
+    """The position where the last `lines` lines begin."""
     if lines <= 0:
         return end_position(directory)
     for start, path in reversed(segments(directory)):

@@ -1,4 +1,4 @@
-"""Run a script elastically on this machine, without a server.
+"""Run a script elastically on this machine, without a server. The only module of shoal.torch that uses executors.
 
 python -m shoal.torch.launch --workers 2 --dir run train.py --epochs 3
 python -m shoal.torch.launch --dir run --resize 3
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from shoal.torch.local import LocalJob
+from shoal.executors.standalone import LocalJob
 from shoal.wire import events as ev
 from shoal.wire.auth import read_secret
 from shoal.wire.channel import Channel
@@ -26,22 +26,22 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m shoal.torch.launch", description="Run a training script elastically on this machine."
     )
-    parser.add_argument("--dir", default="shoal-run", help="for checkpoints, and to reach a running job")
-    parser.add_argument("--workers", type=int, default=1, help="workers to start with")
     parser.add_argument(
-        "--cold", action="store_true", help="start each worker from nothing, not from a warm process"
+        "--dir", default="shoal-run", help="for checkpoints and logs, and to reach a running job"
     )
+    parser.add_argument("--workers", type=int, default=1, help="workers to start with")
+    parser.add_argument("--cold", action="store_true", help="start each worker cold, not from a warm process")
     parser.add_argument("--fixed", action="store_true", help="do not replace workers that die")
     parser.add_argument("--replace-stragglers", action="store_true")
     parser.add_argument(
-        "--from", dest="begin_from", metavar="FILE", help="begin from this checkpoint of an earlier run"
+        "--from", dest="begin_from", metavar="FILE", help="start from this checkpoint of an earlier run"
     )
-    change = parser.add_argument_group("change a job that runs (in another terminal, with the same --dir)")
-    change.add_argument("--resize", type=int, metavar="N", help="have N workers; also resumes a paused job")
-    change.add_argument("--migrate", action="store_true", help="move to all new workers")
+    change = parser.add_argument_group("change a running job (in another terminal, with the same --dir)")
     change.add_argument(
-        "--replace", nargs="+", metavar="WORKER", help="put new workers in the place of these"
+        "--resize", type=int, metavar="N", help="change to N workers; also resumes a paused job"
     )
+    change.add_argument("--migrate", action="store_true", help="replace all workers by new ones")
+    change.add_argument("--replace", nargs="+", metavar="WORKER", help="replace these workers by new ones")
     for what in ("pause", "checkpoint", "stop", "status"):
         change.add_argument(f"--{what}", action="store_true")
     parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its arguments")
@@ -60,7 +60,7 @@ def request_of(args: argparse.Namespace) -> Resize | Ask | None:
 
 
 def reach(directory: Path) -> Channel:
-    """The job that runs there."""
+    """Connect to the job that runs in this directory."""
     address = (directory / "address").read_text().strip()
     return Channel.open(address, read_secret(directory / "secret"), "local", "client")
 
@@ -89,12 +89,12 @@ def ask(directory: Path, request: Resize | Ask) -> int:
     return 0
 
 
-def tell(event: ev.JobEvent) -> None:
+def print_event(event: ev.JobEvent) -> None:
     match event:
         case ev.GenerationCommitted(number, members, step, kind):
             workers = "1 worker" if len(members) == 1 else f"{len(members)} workers"
-            anew = ", from the beginning" if kind is Kind.FIRST and step == 0 and number > 1 else ""
-            print(f"generation {number} ({kind}): {workers} after step {step}{anew}")
+            again = ", from the beginning" if kind is Kind.FIRST and step == 0 and number > 1 else ""
+            print(f"generation {number} ({kind}): {workers} after step {step}{again}")
         case ev.WorkerLost(worker, why, _):
             print(f"lost {worker}: {why}")
         case ev.WorkerRefused(worker, why):
@@ -127,20 +127,22 @@ def run(args: argparse.Namespace) -> int:
         )
     except OSError as error:
         raise ValueError(f"cannot use --dir {args.dir}: {error.strerror}") from None
+    if job.executor.why_virtual and Path("/dev/nvidiactl").exists():
+        print(f"workers run on the CPU: {job.executor.why_virtual}", file=sys.stderr)
     with job:
         while True:
             with job.changed:
                 job.changed.wait_for(lambda: job.events)
-                news = [event for _, event in job.events]
-                job.events.clear()  # or a long run would fill the memory with them
-            for event in news:
-                tell(event)
+                events = [event for _, event in job.events]
+                job.events.clear()  # a long run would fill the memory with them
+            for event in events:
+                print_event(event)
                 if isinstance(event, ev.JobFinished):
                     print(f"finished after {event.step} steps")
                     job.wait_gone()
                     return 0
                 if isinstance(event, ev.JobFailed):
-                    # The script's own traceback is on its stderr already.
+                    # The script's traceback is in its output already.
                     print(f"failed: {event.why.strip().splitlines()[-1]}", file=sys.stderr)
                     return 1
 

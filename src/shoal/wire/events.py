@@ -1,4 +1,4 @@
-"""What the coordinator asks of its surroundings (effects) and tells them (events)."""
+"""What the coordinator asks of its caller (effects), and what it reports (events)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from shoal.wire.messages import Order, Report
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker has prepared and waits to be taken in."""
+    """A worker has prepared and waits to join."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCommitted:
-    """All members work in this generation, and those who were to leave have left."""
+    """All members work in this generation with the whole state, and all leavers have left."""
 
     generation: int
     members: tuple[str, ...]
@@ -26,7 +26,7 @@ class GenerationCommitted:
 
 @dataclass(frozen=True, slots=True)
 class PauseMeasured:
-    """How long training stood still on this worker because of a reconfiguration."""
+    """How long a reconfiguration stopped training on this worker."""
 
     worker: str
     generation: int
@@ -42,7 +42,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRefused:
-    """A newcomer could not be taken in; the job goes on as it was."""
+    """A newcomer could not join. The job continues without it."""
 
     worker: str
     why: str
@@ -50,7 +50,7 @@ class WorkerRefused:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLeft:
-    """A worker gave up its place at a switch; its GPU is free when its process has ended."""
+    """A worker left the job at a switch. Its GPU is free when its process has ended."""
 
     worker: str
 
@@ -63,7 +63,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class StragglerFound:
-    """Reported once per worker; replace it by a target without it and with a new one."""
+    """Emitted once per worker. To replace it, set a target with a new worker instead of it."""
 
     worker: str
     relative_speed: float
@@ -83,7 +83,7 @@ class JobPaused:
 
 @dataclass(frozen=True, slots=True)
 class JobStranded:
-    """No worker that holds state is left. A new target starts from `checkpoint`, or from the beginning."""
+    """No worker is left that holds the state. A new target starts from `checkpoint`, or from the beginning."""
 
     checkpoint: str | None
     why: str
@@ -130,7 +130,7 @@ class StartWorker:
 
 @dataclass(frozen=True, slots=True)
 class StopWorker:
-    """End the worker's process. `kill`: it may be hung, do not ask it first."""
+    """End the worker's process. `kill`: it may hang, so kill it at once."""
 
     worker: str
     kill: bool

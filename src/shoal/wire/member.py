@@ -1,12 +1,12 @@
-"""The worker's side of reconfiguration, as a state machine without I/O.
+"""The worker's side of reconfiguration: a state machine without I/O.
 
-The runtime feeds it orders and what happened to its process groups and steps; it answers with effects. The
-machine never decides *when* to switch: that is agreed by the members themselves, with a flag that travels with
-each step's synchronisation (`flag`, `agree`, `boundary`).
+The runtime passes it orders, and reports what happens to its process groups and steps; it answers with effects. The
+machine does not decide *when* to switch. The members agree on that themselves, with a flag that is part of each step's
+synchronisation (`flag`, `agree`, `boundary`).
 
-Why a step is never lost or done twice: a step ends with a *vote*, a tiny all-reduce after the gradients. It
-completes only if every member entered it, and a member enters it only with complete gradients. So if any survivor
-of a broken step lacks the gradients, no one has applied them, and all redo the step; otherwise all can apply it.
+Why no step is lost or done twice: a step ends with a *vote*, a tiny all-reduce after the gradients. It completes only
+if every member enters it, and a member enters it only with complete gradients. So if a survivor of a broken step lacks
+the gradients, no worker has applied them, and all repeat the step. Otherwise all can apply it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Build:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Give up forming, or close, the group of this plan."""
+    """Stop forming the group of this plan, or close it."""
 
     number: int
 
@@ -47,7 +47,7 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """The group of a first or recovery generation stands: go on in it."""
+    """The group of a first or recovery generation is formed: continue in it."""
 
     plan: Plan
 
@@ -90,10 +90,10 @@ class Member:
     _order_seq: int = 0
     _status_seq: int = 0
 
-    # What the coordinator wants
+    # Orders of the coordinator
 
     def reconnected(self) -> None:
-        """A coordinator that has come back counts its orders anew."""
+        """The connection is new. A coordinator that has restarted counts its orders from 1 again."""
         self._order_seq = 0
         self.signed = False
 
@@ -129,7 +129,7 @@ class Member:
     def _consider(self, order: Order) -> list[Effect]:
         plan = order.plan
         if plan is None:
-            # A committed plan is never taken back: the members may have agreed on it already.
+            # A committed plan is never withdrawn: the members may have agreed on it already.
             return [self._drop()] if self.plan is not None and not self.committed else []
         effects: list[Effect] = []
         if self.plan is not None and plan.number > self.plan.number and not self.agreed:
@@ -147,14 +147,14 @@ class Member:
         return effects
 
     def _fits(self, plan: Plan) -> bool:
-        """A late plan must not be taken up in a phase it was not made for."""
+        """Whether the plan was made for the phase this worker is in. A late plan may not be."""
         if plan.kind is Kind.RECOVER:
             return self.phase is Phase.HALTED
         if plan.kind is Kind.FIRST or self.worker in plan.newcomers:
             return self.phase is Phase.READY
         return self.phase is Phase.ACTIVE and plan.previous == self.generation
 
-    # What happened here
+    # Reports of the runtime
 
     def ready(self, signature: tuple[str, ...], address: str) -> None:
         self.phase, self.signature, self.address, self.away = Phase.READY, signature, address, False
@@ -177,7 +177,7 @@ class Member:
             self.broken = number
 
     def enter(self, plan: Plan) -> bool:
-        """Go on in a first or recovery generation. True: apply the gradients held from the broken step."""
+        """Continue in a first or recovery generation. True: apply the gradients held from the broken step."""
         apply = self.phase is Phase.HALTED and self.done == plan.resume - 1
         self._into(plan)
         if plan.kind is Kind.FIRST:
@@ -187,7 +187,7 @@ class Member:
         return apply
 
     def joined(self, plan: Plan, step: int) -> None:
-        """A newcomer has heard from the holders that they switch after `step`; the state is on its way."""
+        """The holders have told this newcomer that they switch after `step`. The state follows."""
         self._into(plan)
         self.done, self.partial = step, True
 
@@ -206,13 +206,13 @@ class Member:
         return self.generation <= self.dead
 
     def flag(self) -> int:
-        """Number of the generation this member is ready to switch to after this step; 0 if none."""
+        """The number of the generation that this member is ready to switch to after this step. 0: none."""
         plan = self.plan
         ready = plan is not None and self.committed and self.formed == plan.number
         return plan.number if plan is not None and ready and plan.previous == self.generation else 0
 
     def agree(self) -> None:
-        """The vote has shown that all members raised their flag at this same step."""
+        """The vote has shown that all members raised their flag at the same step."""
         assert self.flag()
         self.agreed = True
 
@@ -220,7 +220,7 @@ class Member:
         self.done += 1
 
     def boundary(self) -> Plan | None:
-        """At a step boundary: the plan to switch to, if one was agreed. The caller then switches or leaves."""
+        """At a step boundary: the plan to switch to, if the members agreed on one. The caller switches or leaves."""
         if not self.agreed or self.plan is None or self.plan.number <= self.dead:
             return None
         plan = self.plan
@@ -236,13 +236,13 @@ class Member:
         self.agreed = False
 
     def retreat(self) -> None:
-        """Its generation is dead and it has not been given the whole state: wait for another one."""
+        """Its generation is dead before it received the whole state: wait for another generation."""
         assert self.partial
         assert self.aborted
         self.phase, self.partial, self.members, self.done = Phase.READY, False, (), 0
 
     def left(self) -> None:
-        """Gave its place up, without a switch."""
+        """Left the job without a switch."""
         self.phase = Phase.LEFT
 
     def finish(self) -> None:

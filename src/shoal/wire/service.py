@@ -32,13 +32,13 @@ from shoal.wire.state import CoordinatorState, Timing
 log = logging.getLogger("shoal.wire")
 
 WORKER, CLIENT = "worker", "client"
-"""What a connection is for; part of the handshake, so that one cannot be passed off as the other."""
+"""The purpose of a connection. It is part of the handshake, so that a client cannot pose as a worker."""
 
 TICK_S = 0.5
 
 
 class Executor(Protocol):
-    """Turns effects into processes. Both calls return at once; an ended process is told by `JobHandle.exited`."""
+    """Starts and stops worker processes. Both calls return at once. Report ended processes to `JobHandle.exited`."""
 
     def start(self, job: str, worker: str) -> None: ...
 
@@ -75,7 +75,7 @@ class JobHandle:
         return self.state
 
     def set_target(self, workers: list[str]) -> None:
-        """Reconfigure to these workers; an empty list pauses the job. Returns at once, newer calls win."""
+        """Reconfigure to these workers. An empty list pauses the job. Returns at once; a newer call wins."""
         self._run(coordinator.set_target(self.state, workers, time.monotonic()))
 
     def ask_checkpoint(self) -> None:
@@ -85,7 +85,7 @@ class JobHandle:
         self._run(coordinator.stop(self.state, why, time.monotonic()))
 
     def exited(self, worker: str, why: str) -> None:
-        """The executor saw the process end. What it said before it ended is read first."""
+        """The executor saw the process end. Messages that it sent before are read first."""
         task = asyncio.get_running_loop().create_task(self._exited(worker, why))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -106,7 +106,7 @@ class JobHandle:
             self._queues.remove(queue)
 
     def excuse(self, late_s: float) -> None:
-        """No worker could be heard for so long."""
+        """This service did not read messages for so long: add it to the workers' time-outs."""
         for view in self.state.workers.values():
             view.heard_s += late_s
 
@@ -114,7 +114,7 @@ class JobHandle:
         self._run(coordinator.tick(self.state, time.monotonic()))
 
     def _run(self, effects: list[Effect]) -> None:
-        # The new state is on record before anyone acts on it.
+        # The new state is saved before any of its effects is carried out.
         if self._on_change is not None:
             state = self.state.to_dict()
             if state != self._saved:
@@ -140,7 +140,7 @@ class JobHandle:
             raise WireError("expected Hello")
         worker = hello.worker
         if worker in self.state.workers and not self.state.workers[worker].alive:
-            raise WireError(f"worker {worker!r} was given up")
+            raise WireError(f"worker {worker!r} has been counted as lost")
         if worker in self._channels:
             self._channels[worker].close()
         closed = self._closed[worker] = asyncio.Event()
@@ -205,7 +205,7 @@ class ControlService:
         on_change: Callable[[dict[str, Any]], None] | None = None,
         on_request: Callable[[Resize | Ask], Answer] | None = None,
     ) -> JobHandle:
-        """Take a job in. `on_change` gets the coordinator's state before each change is acted on: keep the last."""
+        """Add a job. `on_change` gets the coordinator's state before the effects of a change: save the last one."""
         if job in self.jobs:
             raise ValueError(f"job {job!r} is already here")
         if restore is not None:
@@ -225,7 +225,7 @@ class ControlService:
             self._on_event(job, event)
 
     async def close(self) -> None:
-        """Stop serving. Workers train on and look for a service at this address."""
+        """Stop serving. Workers continue to train and look for a service at this address."""
         if self._ticker is not None:
             self._ticker.cancel()
         if self._server is not None:
@@ -235,8 +235,8 @@ class ControlService:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     async def _tick(self) -> None:
-        """Time-outs. A service that was suspended or starved has not read what the workers said meanwhile: its own
-        standing still is not their silence, so they get that time on top."""
+        """Check time-outs. While this service was suspended or starved it read no messages: the workers were not
+        silent, so they get that time on top."""
         while True:
             before_s = time.monotonic()
             await asyncio.sleep(TICK_S)

@@ -1,16 +1,15 @@
-"""Workers that hold the others up, found by their compute time alone.
+"""Straggler detection by compute time.
 
-Or, Zhang and Freedman (MLSys'20): the compute speed of each worker relative to the median of all, smoothed with a
-weight of 0.1 per step; below 0.8 it is a straggler. The median does not move when a few are slow. Synchronisation
-time is left out: in it the fast wait for the slow, so it says nothing about who is slow. Where the batch does not
-divide evenly, a worker must be slow both in samples and in steps: a share that is one sample larger or smaller is not
-its fault.
+Or, Zhang and Freedman (MLSys'20): the compute speed of each worker relative to the median of all workers, smoothed
+with a weight of 0.1 per step. Below 0.8 the worker is a straggler. A few slow workers do not move the median.
+Synchronisation time does not count: fast workers spend it waiting for slow ones. If the batch does not divide evenly,
+a worker must be slow both in samples and in steps, because its share may be one sample larger or smaller.
 
-Two things are ours, to have fewer false alarms: the average begins as a plain mean, so that one bad first step does
-not linger, and it must have been below the limit in three reports in a row, so that a step that hangs is no alarm.
-`bench/knowledge_stragglers.py` tells how often either rule accuses the healthy.
+Two rules of our own reduce false alarms. The average starts as a plain mean, so that one slow first step does not
+linger. The average must stay below the threshold in three successive reports, so that one step that hangs does not
+count. `bench/knowledge_stragglers.py` measures how often each rule reports a healthy worker.
 
-It is here and not with what else is learned of jobs, because a job finds its stragglers without a server too.
+The rule is here and not in `knowledge`, because a job without a server detects stragglers too.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class _Worker:
     steps: int = 0  # in this generation
     seen: int = 0  # in all
     average: float = 1.0  # of its speed relative to the median
-    below: int = 0  # reports in a row with the average below the limit
+    below: int = 0  # successive reports with the average below the threshold
 
 
 @dataclass(slots=True)
@@ -37,13 +36,13 @@ class StragglerRule:
     weight_per_step: float = 0.1
     min_steps: int = 10
     confirm_reports: int = 3
-    #: The authors' start: the first value counts in full, and lingers.
+    #: Start as the authors do: the first value counts in full.
     from_first: bool = False
     named: set[str] = field(default_factory=set)
     _workers: dict[str, _Worker] = field(default_factory=dict)
 
     def observe(self, worker: str, report: Report, members: tuple[str, ...]) -> tuple[str, float] | None:
-        """(worker, relative speed) when this report shows it to be a straggler for the first time."""
+        """Return (worker, relative speed) if this report identifies a straggler for the first time."""
         if worker not in members or report.steps < 1 or report.compute_s <= 0 or report.samples <= 0:
             return None
         mine = self._workers.setdefault(worker, _Worker())
@@ -73,6 +72,6 @@ class StragglerRule:
         self._workers.pop(worker, None)
 
     def reset(self) -> None:
-        """After a reconfiguration the local batches are others: what was measured does not compare."""
+        """Forget speeds after a reconfiguration: local batches have changed, so they do not compare."""
         for worker in self._workers.values():
             worker.speed, worker.steps, worker.below = None, 0, 0

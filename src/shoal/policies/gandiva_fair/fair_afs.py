@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.core.arrays import FloatArray, IntArray
+from shoal.core.arrays import BoolArray, FloatArray, IntArray
 from shoal.core.decision import Decision
 from shoal.core.errors import ShoalError
 from shoal.core.options import at_least_a_second
@@ -17,10 +17,11 @@ from shoal.core.view import View
 from shoal.policies.afs.afs_l import hand_out_by_length
 from shoal.policies.afs.afs_p import hand_out_by_gain
 from shoal.policies.base import Policy
-from shoal.policies.gandiva_fair import homes, kernels, pools
+from shoal.policies.gandiva_fair import homes, pools
 from shoal.policies.gandiva_fair.accounts import Accounts
-from shoal.policies.gandiva_fair.kernels import BoolArray
+from shoal.policies.gandiva_fair.dues import NO_DUE, demand_of_users, dues
 from shoal.policies.gandiva_fair.market import Market
+from shoal.policies.gandiva_fair.tables import Claims, TypeTargets
 
 _INSIDE = ("afs-p", "afs-l")
 
@@ -122,15 +123,8 @@ class FairAfs(Policy):
         self.market.update(self.accounts.tickets, demand, may_use, own, supply.gpus_of_type, now_s)
         # 3. bind jobs to types, and give each its due
         types = self._bind(view, speed, cap, demand, new_quantum, now_s)
-        rate = kernels.due_rates(
-            self.market.weights * self.accounts.corrections(self.options.correct_s),
-            supply.gpus_of_type,
-            view.user,
-            types,
-            cap,
-            view.weight,
-            types >= 0,
-        )
+        weights = self.market.weights * self.accounts.corrections(self.options.correct_s)
+        rate = dues(Claims(view.user, types, cap, view.weight, types >= 0), weights, supply.gpus_of_type)
         view.column("due_gpus")[rigid] = rate[rigid]
         # 4. whole GPUs for gangs and pools, and inside the pools by AFS
         shares = self._share(view, supply, rigid, types, rate, cap, new_quantum, now_s)
@@ -144,8 +138,8 @@ class FairAfs(Policy):
     def _book(self, view: View, supply: Supply, rigid: BoolArray, now_s: float) -> None:
         if self._gpu_types != view.gpu_types:
             self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
-        self.accounts.know(supply.cluster.users)
-        span_s = self.accounts.book(now_s)
+        self.accounts.set_users(supply.cluster.users)
+        span_s = self.accounts.settle(now_s)
         view.column("lag_gpu_s")[rigid] += (view.gpus[rigid] - view.column("due_gpus")[rigid]) * span_s
         more = len(self.accounts.names) - len(self.pool_lag)
         if more or self.pool_lag.shape[1] != len(view.gpu_types):
@@ -157,8 +151,8 @@ class FairAfs(Policy):
         np.clip(self.pool_lag, -self.options.quantum_s, self.options.quantum_s, out=self.pool_lag)
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        credit_s = self.options.credit_s
-        self.accounts.go_on(gpus, types, view.user, self.market.weights, credit_s, credit_s)
+        self.accounts.set_shares(self.market.weights, self.options.credit_s)
+        self.accounts.set_gpus(gpus, types, view.user)
 
     def _bind(
         self,
@@ -176,9 +170,15 @@ class FairAfs(Policy):
         if len(speed) == 1:
             types = np.where(speed[0] > 0, 0, -1).astype(np.int32)
         else:
-            target = homes.targets(self.market.weights, demand)
             runs = np.asarray(speed.max(axis=0) > 0)
-            bound = kernels.demand_of_users(view.user, types, cap, runs, *self.market.weights.shape)
+            claims = Claims(view.user, types, cap, view.weight, runs)
+            want = TypeTargets(
+                view.user,
+                cap,
+                speed,
+                homes.targets(self.market.weights, demand),
+                demand_of_users(claims, *self.market.weights.shape),
+            )
             if new_quantum and now_s >= self.balance_at_s:
                 self.balance_at_s = now_s + self.options.balance_s
                 rested = np.array(
@@ -187,21 +187,11 @@ class FairAfs(Policy):
                         for j in view.job_ids.tolist()
                     ]
                 )
-                for row, t in homes.retype(
-                    rows[::-1].copy(),
-                    view.user,
-                    cap,
-                    types,
-                    speed,
-                    target,
-                    bound,
-                    rested,
-                    self.options.migrations,
-                ):
+                for row, t in homes.retype(rows[::-1].copy(), types, rested, self.options.migrations, want):
                     types[row] = t
                     self.moved_s[int(view.job_ids[row])] = now_s
             fresh = np.flatnonzero(runs & (types < 0))
-            types[fresh] = homes.choose_types(fresh, view.user, cap, speed, target, bound)
+            types[fresh] = homes.choose_types(fresh, want)
         view.column("type_plus_1")[:] = types + 1.0
         return types
 
@@ -225,7 +215,7 @@ class FairAfs(Policy):
         turn_over = ~rigid & (view.gpus > 0) & (view.column("turn_end_s") <= now_s)
         view.column("turns_had")[turn_over] += 1.0
         kept = ~rigid & (view.gpus >= view.min_gpus) & (view.gpus <= cap) & ~turn_over
-        passed = np.where(rigid, view.column("lag_gpu_s") / np.maximum(rate, kernels.NO_RATE), 0.0)
+        passed = np.where(rigid, view.column("lag_gpu_s") / np.maximum(rate, NO_DUE), 0.0)
         least = np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32)
         shares = np.zeros(len(view), np.int32)
         for t, gpus in enumerate(supply.gpus_of_type.tolist()):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.arrays import BoolArray, FloatArray, IntArray
 from shoal.core.compiled import inlined, inner, kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.afs.afs_l import afs_l_shares
 from shoal.policies.afs.afs_p import hand_out_by_gain, start_in_order
-from shoal.policies.gandiva_fair.kernels import NO_RATE, BoolArray, FloatArray, IntArray, rows_by_group
+from shoal.policies.gandiva_fair.dues import NO_DUE, rows_by_group
 
 Rows = NDArray[np.int64]
 
@@ -53,7 +54,7 @@ def grant(
             m += 1
     for u in range(users):
         if pool_cap[u] > 0.0:
-            key[m], what[m] = pool_lag[u] / max(pool_rate[u], NO_RATE), u
+            key[m], what[m] = pool_lag[u] / max(pool_rate[u], NO_DUE), u
             m += 1
     order = stable_order(key[:m])
     for e in order:

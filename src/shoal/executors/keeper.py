@@ -1,15 +1,17 @@
 """The keeper of one worker: a small process that outlives the control plane.
 
-It starts the command, writes its output to capped log files with the time of each line, ends it when told to,
-and leaves on disk how it ended. So the control plane may die and come back: the worker runs on, nothing it
-printed is lost, and its exit code is known. It uses the standard library only, and is run as
+It starts the command, writes its output to capped log files with a time stamp on each line, stops it on request, and
+records on disk how it ended. If the control plane dies and comes back, the worker has kept running, its output is
+complete, and its exit code is known. This file uses the standard library only and runs as
 
-    python -I -S shim.py DIRECTORY LOCK_FD < specification (JSON: command, workdir, env, grace_s, ...)
+    python -I -S keeper.py DIRECTORY LOCK_FD < specification (JSON: command, workdir, env, grace_s, ...)
 
-In DIRECTORY: `started` (JSON, when the command runs), `exit` (JSON, when all is over), `log.OFFSET` (output; each
-file is named for the offset of its first byte in all that was written).
-Signals to it: TERM end with grace, QUIT end at once, USR1 stand still, USR2 go on.
+Files in DIRECTORY: `started` (JSON, written when the command runs), `exit` (JSON, written when all processes have
+ended), `log.OFFSET` (output; OFFSET is the position of the file's first byte in the whole output).
+Signals to it: TERM stop with grace, QUIT stop at once, USR1 suspend, USR2 resume.
 """
+
+from __future__ import annotations
 
 import contextlib
 import ctypes
@@ -21,17 +23,23 @@ import subprocess
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # these imports would slow down every start
+    from collections.abc import Iterable
+    from typing import Any
+
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 AFTERMATH_S = 1.0
-"""Between the end of the command and the killing of what it left behind."""
+"""Time between the end of the command and the killing of processes that it left behind."""
 LONGEST_LINE = 16 * 1024
 
 
-def prctl(option, value):
+def prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def start_time(pid):
+def start_time(pid: int) -> int | None:
+    """When the process started, in ticks since boot. None if it does not exist or has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             stat = file.read()
@@ -41,8 +49,8 @@ def start_time(pid):
     return None if fields[0] == b"Z" else int(fields[19])
 
 
-def boot_id():
-    """Names the time since the machine started: `time.monotonic()` of two processes compares only within it."""
+def boot_id() -> str:
+    """Identifies the current boot. `time.monotonic()` of two processes is comparable only within one boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -50,7 +58,7 @@ def boot_id():
         return ""
 
 
-def write_json(path, value):
+def write_json(path: str, value: object) -> None:
     temporary = f"{path}.new"
     with open(temporary, "w") as file:
         json.dump(value, file)
@@ -59,9 +67,9 @@ def write_json(path, value):
     os.replace(temporary, path)
 
 
-def descendants():
+def descendants() -> list[int]:
     """All processes below this one. As their reaper, this process inherits those whose parents ended."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -72,7 +80,8 @@ def descendants():
             fields = stat[stat.rindex(b")") + 2 :].split()
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [os.getpid()]
+    found: list[int] = []
+    todo = [os.getpid()]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
@@ -80,42 +89,43 @@ def descendants():
     return found
 
 
-def tell(pids, number):
+def send_signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-#: A time and a space before each line, and the end of the line.
+#: The time stamp and a space before each line, and the newline.
 STAMP_BYTES = 29
 
 
 class Log:
-    """Lines with their time, in files of at most `file_bytes`; the newest `files` are kept."""
+    """Lines with time stamps, in files of at most `file_bytes`. The newest `files` are kept."""
 
-    def __init__(self, directory, file_bytes, files):
+    def __init__(self, directory: str, file_bytes: int, files: int) -> None:
         self.directory, self.file_bytes, self.files = directory, file_bytes, files
         self.offset, self.begin, self.lost = 0, 0, 0
-        # The machine's clock is read once: a clock that is set must not change the order of lines.
+        # The wall clock is read once, so that setting the clock does not change the order of lines.
         self.wall_offset = time.time() - time.monotonic()
         self.file = open(os.path.join(directory, "log.0"), "ab", buffering=0)  # noqa: SIM115
         self.rest = b""
 
-    def take(self, data):
+    def take(self, data: bytes) -> None:
         *lines, self.rest = (self.rest + data).split(b"\n")
         if len(self.rest) > LONGEST_LINE:
             lines.append(self.rest)
             self.rest = b""
         self.write(lines)
 
-    def end(self):
+    def end(self) -> None:
         if self.rest:
             self.write([self.rest])
         self.rest = b""
 
-    def write(self, lines):
-        """Write lines, beginning a new file whenever one is full: much output may come at once."""
-        part, size = [], 0
+    def write(self, lines: list[bytes]) -> None:
+        """Write lines and start a new file whenever one is full: much output may arrive at once."""
+        part: list[bytes] = []
+        size = 0
         for line in lines:
             part.append(line)
             size += len(line) + STAMP_BYTES
@@ -125,12 +135,12 @@ class Log:
         if part:
             self.append(part)
 
-    def append(self, lines):
+    def append(self, lines: list[bytes]) -> None:
         now = self.wall_offset + time.monotonic()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z "
         out = bytearray()
         for line in lines:
-            # A line that was drawn over with carriage returns is kept as it last stood.
+            # Of a line that was overwritten with carriage returns, the last version is kept.
             shown = next((part for part in reversed(line.split(b"\r")) if part), b"")
             while True:
                 out += stamp.encode() + shown[:LONGEST_LINE] + b"\n"
@@ -139,8 +149,8 @@ class Log:
                     break
         try:
             if self.lost:
-                out = f"{stamp}[{self.lost} bytes of output were lost: the disk was full]\n".encode() + out
-            written = self.file.write(out)
+                out[:0] = f"{stamp}[{self.lost} bytes of output were lost: the disk was full]\n".encode()
+            written = self.file.write(out) or 0
             self.offset += written
             self.lost = len(out) - written
         except OSError:
@@ -148,7 +158,7 @@ class Log:
         if self.offset - self.begin >= self.file_bytes:
             self.rotate()
 
-    def rotate(self):
+    def rotate(self) -> None:
         try:
             new = open(os.path.join(self.directory, f"log.{self.offset}"), "ab", buffering=0)  # noqa: SIM115
         except OSError:
@@ -164,35 +174,31 @@ class Log:
 
 
 class Keeper:
-    def __init__(self, directory, spec):
+    def __init__(self, directory: str, spec: dict[str, Any]) -> None:
         self.directory, self.spec = directory, spec
         self.log = Log(directory, spec["log_file_bytes"], spec["log_files"])
-        self.child = None
-        self.status = None  # of the command, once it has ended
-        self.kill_at = None
-        self.told = False
-        self.asked = []
+        self.pid = 0  # of the command
+        self.status: int | None = None  # exit code of the command, once it has ended
+        self.kill_at: float | None = None
+        self.told = False  # it was asked to stop before it ended
+        self.asked: list[int] = []  # signals not handled yet
 
-    def run(self):
-        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
-            signal.signal(number, lambda n, _: self.asked.append(n))
-        signal.signal(signal.SIGCHLD, lambda n, f: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    def run(self) -> None:
+        wake = self.catch_signals()
         try:
             output = self.begin()
+            self.record_start()
         except OSError as error:
-            return self.could_not(error)
+            self.could_not_start(error)
+            return
         selector = selectors.DefaultSelector()
-        selector.register(wake_r, selectors.EVENT_READ)
+        selector.register(wake, selectors.EVENT_READ)
         selector.register(output, selectors.EVENT_READ)
         is_open = True
         while True:
-            for key, _ in selector.select(self.patience()):
-                if key.fileobj is wake_r or key.fd == wake_r:
-                    os.read(wake_r, 4096)
+            for key, _ in selector.select(self.next_timeout_s()):
+                if key.fd == wake:
+                    os.read(wake, 4096)
                 else:
                     data = os.read(output, 65536)
                     self.log.take(data)
@@ -203,23 +209,34 @@ class Keeper:
             if self.reap():
                 break
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                tell(descendants(), signal.SIGKILL)
+                send_signal(descendants(), signal.SIGKILL)
         if is_open:
             self.drain(output)
         self.log.end()
-        return self.over()
+        self.record_end()
 
-    def begin(self):
+    def catch_signals(self) -> int:
+        """Note requests in `asked`. Return a file descriptor that wakes the main loop."""
+        wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(number, lambda n, _: self.asked.append(n))
+        signal.signal(signal.SIGCHLD, lambda n, f: None)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        return wake_r
+
+    def begin(self) -> int:
+        """Start the command, set `pid`, and return the reading end of its output."""
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
-        unblocked = {signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, signal.SIGHUP}
 
-        def prepare():
+        def prepare() -> None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            for number in unblocked:
+            for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
 
-        self.child = subprocess.Popen(
+        child = subprocess.Popen(
             self.spec["command"],
             cwd=self.spec["workdir"],
             env=self.spec["env"],
@@ -230,51 +247,49 @@ class Keeper:
             preexec_fn=prepare,
         )
         os.close(write)
-        self.say_started(self.child.pid)
+        self.pid = child.pid
+        child.returncode = 0  # `reap` waits for it: Popen must not
         return read
 
-    def say_started(self, pid):
-        write_json(
-            os.path.join(self.directory, "started"),
-            {
-                "pid": pid,
-                "start_time": start_time(pid),
-                "keeper_pid": os.getpid(),
-                "keeper_start_time": start_time(os.getpid()),
-            },
-        )
+    def record_start(self) -> None:
+        started = {"pid": self.pid, "start_time": start_time(self.pid)}
+        keeper = {"keeper_pid": os.getpid(), "keeper_start_time": start_time(os.getpid())}
+        write_json(os.path.join(self.directory, "started"), started | keeper)
 
-    def could_not(self, error):
+    def could_not_start(self, error: OSError) -> None:
         missing = isinstance(error, FileNotFoundError)
         what = error.filename if error.filename else self.spec["command"][0]
         why = f"cannot start {what!r}: {error.strerror or error}"
         self.log.write([why.encode(errors="replace")])
         self.finish(127 if missing else 126, None, why)
 
-    def patience(self):
+    def next_timeout_s(self) -> float | None:
+        """How long the main loop may wait without an event."""
         if self.kill_at is None:
             return None if self.status is None else 0.1
         return min(max(self.kill_at - time.monotonic(), 0.02), 0.1 if self.status is not None else 3600.0)
 
-    def obey(self):
+    def obey(self) -> None:
         asked, self.asked = self.asked, []
         for number in asked:
             if number == signal.SIGUSR1:
-                tell(descendants(), signal.SIGSTOP)
+                send_signal(descendants(), signal.SIGSTOP)
             elif number == signal.SIGUSR2:
-                tell(descendants(), signal.SIGCONT)
+                send_signal(descendants(), signal.SIGCONT)
             else:
-                grace_s = self.spec["grace_s"] if number == signal.SIGTERM else 0.0
-                deadline = time.monotonic() + grace_s
-                self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
-                self.told = self.told or self.status is None
-                # Only the command itself is asked: it may need its children to save what it wants to keep.
-                tell([self.child.pid] if grace_s and self.status is None else descendants(),
-                     signal.SIGTERM if grace_s else signal.SIGKILL)  # fmt: skip
-                tell(descendants(), signal.SIGCONT)
+                self.stop(self.spec["grace_s"] if number == signal.SIGTERM else 0.0)
 
-    def reap(self):
-        """Whether no process is left below. A list of processes may miss one that moves; a reaper's kernel does not."""
+    def stop(self, grace_s: float) -> None:
+        deadline = time.monotonic() + grace_s
+        self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
+        self.told = self.told or self.status is None
+        # Only the command itself gets SIGTERM: it may need its children to save its state.
+        targets = [self.pid] if grace_s and self.status is None else descendants()
+        send_signal(targets, signal.SIGTERM if grace_s else signal.SIGKILL)
+        send_signal(descendants(), signal.SIGCONT)
+
+    def reap(self) -> bool:
+        """Whether no process is left below. A scan of /proc may miss a process that forks; waitpid does not."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -282,14 +297,13 @@ class Keeper:
                 return True
             if pid == 0:
                 return False
-            if pid == self.child.pid:
+            if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
-                self.child.returncode = self.status
-                tell(descendants(), signal.SIGTERM)
+                send_signal(descendants(), signal.SIGTERM)
                 if self.kill_at is None:
                     self.kill_at = time.monotonic() + AFTERMATH_S
 
-    def drain(self, output):
+    def drain(self, output: int) -> None:
         while True:
             try:
                 data = os.read(output, 65536)
@@ -299,31 +313,31 @@ class Keeper:
                 return
             self.log.take(data)
 
-    def over(self):
-        code, number = (self.status, None) if self.status >= 0 else (None, -self.status)
-        name = None
-        if number is not None:
-            try:
-                name = signal.Signals(number).name
-            except ValueError:
-                name = f"SIG{number}"
+    def record_end(self) -> None:
+        status = self.status if self.status is not None else 1
+        code, name = (status, None) if status >= 0 else (None, f"SIG{-status}")
+        if status < 0:
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(-status).name
         self.finish(code, name, "it was told to end" if self.told else "")
 
-    def finish(self, code, name, why):
-        exit_ = {"code": code, "signal": name, "why": why, "told": self.told}
-        exit_ |= {"steady_s": time.monotonic(), "boot": boot_id()}
+    def finish(self, code: int | None, name: str | None, why: str) -> None:
+        now = {"steady_s": time.monotonic(), "boot": boot_id()}
+        end = {"code": code, "signal": name, "why": why, "told": self.told, **now}
         path = os.path.join(self.directory, "exit")
-        for _ in range(600):  # a full disk may get room again; without this file no one would know
+        for _ in range(
+            600
+        ):  # wait for room on a full disk: without this file nobody knows how the worker ended
             try:
-                return write_json(path, exit_)
+                write_json(path, end)
+                return
             except FileNotFoundError:
-                return None  # the job's directory was removed, and with it whoever would ask
+                return  # the job's directory was removed
             except OSError:
                 time.sleep(1.0)
-        return None
 
 
-def main():
+def main() -> None:
     directory = sys.argv[1]
     spec = json.loads(sys.stdin.buffer.read() or b"null")
     if spec is None:

@@ -1,0 +1,266 @@
+"""Warm starts: a process that has imported torch and forks keepers of workers from itself.
+
+A cold worker spends seconds on imports (torch, and with the first optimizer another thousand modules). A fork of a
+process that has done them starts in milliseconds. The fork becomes the worker's keeper, and the keeper forks the
+worker: a warm worker has a keeper like any other and outlives the control plane.
+
+A fork is safe (measured: docs/design/010-reconfigure.md) if the process has one thread, torch was limited to one
+thread before its first operation, and CUDA was never initialised. The zygote checks this before each fork. If it
+refuses, or if the command is not `python script.py ...` with the Python of this process, the worker starts cold.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from shoal.executors import keeper
+
+MAX_REQUEST_BYTES = 4096
+ANSWER_TIMEOUT_S = 0.5
+
+
+class Zygote:
+    """The executor's end. Several executors of a process may share one."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+        # One thread until after the fork: libgomp's thread pool does not survive it.
+        env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "shoal.executors.zygote", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=env,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._sock = ours
+        self._ready = False
+        self._asking = threading.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has done its imports. Does not wait."""
+        if not self._ready and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                self._ready = bool(self._sock.recv(MAX_REQUEST_BYTES, socket.MSG_DONTWAIT))
+        return self._ready and self._process.poll() is None
+
+    @property
+    def warming(self) -> bool:
+        """Whether it still does its imports."""
+        return not self.ready and self._process.poll() is None
+
+    def wait_ready(self, timeout_s: float = 60.0) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        while self.warming and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        return self.ready
+
+    def start(self, directory: str, spec_fd: int, lock_fd: int) -> int | None:
+        """Start a keeper with the specification in the file `spec_fd`. Return its pid, or None: start it cold."""
+        fds = array.array("i", [spec_fd, lock_fd])
+        with self._asking:
+            if not self.ready:
+                return None
+            try:
+                self._sock.settimeout(ANSWER_TIMEOUT_S)
+                self._sock.sendmsg([directory.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
+                pid = json.loads(self._sock.recv(MAX_REQUEST_BYTES)).get("pid")
+            except (OSError, ValueError):
+                # It may still answer this request later: do not use it again.
+                self.close()
+                return None
+        return int(pid) if pid else None
+
+    def close(self) -> None:
+        """End it. The keepers that it has started live on."""
+        self._ready = False
+        self._sock.close()
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(2)
+
+
+def may_start_warm(command: tuple[str, ...], env: dict[str, str]) -> bool:
+    """Whether the command is a script for the Python that this process runs with."""
+    if len(command) < 2 or command[1].startswith("-") or not command[1].endswith(".py"):
+        return False
+    found = shutil.which(command[0], path=env.get("PATH"))
+    # Links are not resolved: the path of the link decides which packages there are.
+    return found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
+
+
+# The zygote process
+
+
+def why_not_fork() -> str | None:
+    """The reason why a fork of this process would not be safe, if there is one."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return "CUDA is initialised"
+    if torch is not None and torch.get_num_threads() != 1:
+        return "torch may have started threads"
+    if len(os.listdir("/proc/self/task")) != 1:
+        return "the process has several threads"
+    return None
+
+
+def warm_up() -> None:
+    """Import what a training script needs."""
+    import torch
+
+    torch.set_num_threads(1)
+    # The first optimizer imports torch._dynamo: most of what a cold start costs after torch itself.
+    weight = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
+    weight(torch.zeros(1, 2)).sum().backward()
+    optimizer.step()
+    importlib.import_module("shoal.torch")
+    gc.collect()
+    gc.freeze()  # a collection in a child would touch, and so copy, the pages that it shares with this process
+
+
+def serve(sock: socket.socket) -> None:
+    """Fork a keeper for each request until the executor's end closes."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # executors watch keepers through pidfds
+    sock.send(b'{"ready": true}')
+    while True:
+        body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
+        if not body:
+            return
+        pid = None
+        if why_not_fork() is None and len(fds) == 2:
+            pid = os.fork()
+            if pid == 0:
+                _keep(sock, body.decode(), fds[0])  # the lock stays open for as long as the keeper lives
+        for fd in fds:
+            os.close(fd)
+        sock.send(json.dumps({"pid": pid}).encode())
+
+
+def _keep(sock: socket.socket, directory: str, spec_fd: int) -> None:
+    """In the fork: run as the keeper of a worker."""
+    try:
+        sock.close()
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with os.fdopen(spec_fd, "rb") as file:
+            spec = json.load(file)
+        keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)
+        WarmKeeper(directory, spec).run()
+    finally:
+        os._exit(0)
+
+
+class WarmKeeper(keeper.Keeper):
+    """A keeper whose worker is a fork of itself."""
+
+    def begin(self) -> int:
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        os.chdir(self.spec["workdir"])
+        if not os.path.isfile(self.spec["command"][1]):
+            raise FileNotFoundError(2, os.strerror(2), self.spec["command"][1])
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_worker(list(self.spec["command"][1:]), self.spec["env"], write)
+        os.close(write)
+        os.chdir("/")
+        return read
+
+
+def _become_worker(argv: list[str], env: dict[str, str], output: int) -> None:
+    """In the second fork: become the process that `python script.py args` would have been."""
+    code = 1
+    try:
+        os.setsid()
+        _reset_signals()
+        keeper.prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        os.environ.clear()
+        os.environ.update(env)
+        code = _run_script(argv, env)
+    finally:
+        os._exit(code)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGQUIT,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGCHLD,
+        signal.SIGHUP,
+    ):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _run_script(argv: list[str], env: dict[str, str]) -> int:
+    """Run the script as `__main__`. Return its exit code."""
+    import torch
+
+    torch.seed()
+    random.seed()
+    torch.set_num_threads(int(env.get("OMP_NUM_THREADS", "1")))
+    sys.argv = argv
+    sys.path[0] = os.path.dirname(os.path.abspath(argv[0]))
+    sys.path[1:1] = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    code = 0
+    try:
+        runpy.run_path(argv[0], run_name="__main__")
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            code = end.code
+        elif end.code is not None:
+            print(end.code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def main() -> None:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keeper.prctl(keeper.PR_SET_PDEATHSIG, signal.SIGTERM)
+    try:
+        warm_up()
+    except ImportError:
+        return  # without torch, workers start cold
+    with contextlib.suppress(ConnectionError):  # the executor's process has ended
+        serve(sock)
+
+
+if __name__ == "__main__":
+    main()
