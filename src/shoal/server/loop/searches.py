@@ -41,7 +41,7 @@ class Searches:
     def told(self, job: LiveJob) -> list[Capped]:
         """What a scheduler is to know of the job, besides the job."""
         search = self.of(job)
-        return [Capped(job.id, search.hold.gpus, search.hold.why)] if search is not None else []
+        return [Capped(job.id, search.cap.gpus, search.cap.why)] if search is not None else []
 
     def measured(self, job: LiveJob, gpus: int, step_s: float, batch_size: int) -> None:
         """Steps of a live job took so long, on average."""

@@ -77,8 +77,8 @@ class Targets:
     def _why(self, command: Reconfigure) -> str:
         """The first words of the event's message."""
         cause = command.cause
-        if cause.kind is CauseKind.NODE_LOST and cause.node is not None:
-            return f"{self._name(cause.node)} is out of use"
+        if cause.kind is CauseKind.NODE_LOST:
+            return "its GPUs are gone" if cause.node is None else f"{self._name(cause.node)} is out of use"
         if cause.kind is CauseKind.HELD:
             return "held by its owner"
         return command.verb
