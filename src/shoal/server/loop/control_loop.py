@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
@@ -28,21 +29,36 @@ from shoal.core.events import (
     Held,
     NodeBack,
     NodeLost,
-    TicketsChanged,
     Timer,
 )
 from shoal.executors.base import Executor, Exit
+from shoal.placement.placer import Placer
+from shoal.placement.registry import Setting, make_placer
+from shoal.policies.base import Policy
+from shoal.policies.registry import make_policy
+from shoal.scheduler.saved import restore, save
+from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import JobState, Resize
 from shoal.server.home import Home
+from shoal.server.loop import snapshot
+from shoal.server.loop.causes import causes_of
 from shoal.server.loop.clock import Clock
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.elastic_runner import ElasticRunner
 from shoal.server.loop.fixed_runner import FixedRunner
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
 from shoal.server.loop.live_ledger import LiveLedger
-from shoal.server.loop.memory import fill_scheduler, make_cluster, make_scheduler, remember_worker, save
 from shoal.server.loop.outbox import Outbox
+from shoal.server.loop.phases import Phases
 from shoal.server.loop.profiles import Profiles
+from shoal.server.loop.restart import (
+    adopt_worker,
+    make_cluster,
+    missed_events,
+    restored_scheduler,
+    save_regularly,
+    tickets_of,
+)
 from shoal.server.loop.runner import Runner
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing import Sharing
@@ -56,6 +72,8 @@ log = logging.getLogger("shoal.server")
 COALESCE_S = 0.02
 COOL_DOWN_S = 10.0
 SAVE_S = 5.0
+#: The cost of a migration that placements assume, in seconds without progress: far more than the pause of a switch.
+MOVE_S = 5.0
 RETRY_S = 1.0
 
 
@@ -82,7 +100,7 @@ class ControlLoop:
         self.placement = placement
         self.jobs: dict[int, LiveJob] = {}
         self.devices = Devices(n.gpus for n in self.nodes)
-        self.outbox = Outbox(store, clock.now_s)
+        self.outbox = Outbox(store, clock.now_s, self._snapshot)
         self.metrics = Metrics()
         #: Nodes that are out of use, by index.
         out_of_use = set(store.get("drained", []))
@@ -94,7 +112,8 @@ class ControlLoop:
         #: Nothing is decided or carried out before all of the last server's jobs and workers are known.
         self.ready = False
         self.stopping = False
-        self._inbox: list[Event] = []
+        #: Events to decide on, each with the id of the store's event that records it, if one does.
+        self._inbox: list[tuple[Event, int | None]] = []
         self._inbox_since = 0.0
         self._changed: set[int] = set()
         self._then_s: float | None = None
@@ -106,14 +125,17 @@ class ControlLoop:
         self._saver: asyncio.Task[None] | None = None
         #: From the first of the events that led to a decision until its commands were on record and given.
         self.latencies_s: deque[float] = deque(maxlen=20000)
-        self.cluster = make_cluster(self)
+        cluster = make_cluster(self.nodes, store)
         self.profiles = Profiles(self)
         self.searches = Searches(self)
-        self.scheduler = make_scheduler(self)
+        self._cluster = cluster
+        made = self._policy()
+        #: The scheduler of the last server replaces this one in `start`.
+        self.scheduler = Scheduler(cluster, made, self._placer(made), cool_down_s=cool_down_s)
         self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
         self.usage = Usage(self)
         self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
-        self.live_ledger = LiveLedger(store.get("ledger"), self.cluster, self.now_s())
+        self.live_ledger = LiveLedger(store.get("ledger"), cluster, self.now_s())
         fixed = FixedRunner(self)
         self.elastic = ElasticRunner(self)
         self.runners: dict[Resize, Runner] = {
@@ -131,15 +153,23 @@ class ControlLoop:
         for row in rows:
             self.jobs[row["id"]] = LiveJob.from_row(row)
         for row in self.store.unended_workers():
-            remember_worker(self, row)
-        fill_scheduler(self, restore=True)
+            adopt_worker(row, self.jobs.get(row["job"]), self.nodes, self.devices, self.warnings)
+        self.scheduler = restored_scheduler(
+            self.store,
+            self.jobs,
+            self.profiles.of,
+            self.cluster,
+            self._policy,
+            self._placer,
+            self.cool_down_s,
+        )
+        self.take_in(*self._missed_events())
         for runner in dict.fromkeys(self.runners.values()):
             await runner.open()
         for job in list(self.jobs.values()):
             for worker in list(job.workers.values()):
                 self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
         asyncio.get_running_loop().call_soon(self._go_on)
-        save(self)
         self._saver = asyncio.create_task(self._save_regularly())
         self.usage.watch()
 
@@ -149,7 +179,7 @@ class ControlLoop:
             return
         self._repeat_orders()
         self.ready = True
-        self.post(Timer())
+        self.take_in(Timer())
         for job in self.jobs.values():
             self.soon(job)
 
@@ -171,10 +201,14 @@ class ControlLoop:
     # -- events in, decisions out ------------------------------------------------------------------
 
     def post(self, *events: Event) -> None:
-        """Something happened; decide on it as soon as this turn of the loop is over."""
+        """Take in what a person asked for. The newest event of the store is the record of it."""
+        self.take_in(*events, recorded_as=self.store.last_event_id)
+
+    def take_in(self, *events: Event, recorded_as: int | None = None) -> None:
+        """Decide on these events as soon as this turn of the event loop is over."""
         if not self._inbox:
             self._inbox_since = time.perf_counter()
-        self._inbox += events
+        self._inbox += [(event, recorded_as) for event in events]
         if self._cycle_at is None and self.ready and not self.stopping:
             loop = asyncio.get_running_loop()
             wait_s = self._last_cycle_s + COALESCE_S - loop.time()
@@ -186,22 +220,33 @@ class ControlLoop:
         self._cycle_at = None
         if self.stopping:
             return
-        events, since, self._inbox = self._inbox, self._inbox_since, []
-        began, now_s = time.perf_counter(), self.now_s()
+        taken, since, self._inbox = self._inbox, self._inbox_since, []
+        now_s, phases = self.now_s(), Phases()
+        # 1. decide
         try:
-            plan = self.scheduler.step(now_s, events)
+            plan = self.scheduler.step(now_s, [event for event, _ in taken])
         except Exception as error:
             self._policy_failed(error)
             return
-        self.metrics.decided(self.policy_name, time.perf_counter() - began)
+        self.metrics.decided(self.policy_name, phases.end("decide") / 1e3)
         self.decided_s = now_s
-        self._changed.update(self._targets.apply(plan, self.policy_name))
+        # 2. turn the commands into targets, and account for the new shares
+        self.outbox.snapshot_due()
+        self._changed.update(self._targets.apply(plan, self.policy_name, causes_of(taken)))
         self.live_ledger.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
+        phases.end("targets")
+        # 3. decide which jobs share a GPU
         self.sharing.decide(now_s)
+        phases.end("sharing")
+        # 4. reconcile the jobs that changed; write it all in one transaction; act
         self._settle()
+        phases.end("settle")
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
+        log.info(
+            "cycle number=%d events=%d changes=%d %s", plan.number, len(taken), len(plan.commands), phases
+        )
         self._last_cycle_s = asyncio.get_running_loop().time()
 
     def _explain(self, job: LiveJob) -> dict[str, Any] | None:
@@ -228,9 +273,7 @@ class ControlLoop:
         before = self.policy_name, self.policy_options, self.scheduler
         self.policy_name, self.policy_options = name, options
         try:
-            self.cluster = self.scheduler.cluster
-            self.scheduler = make_scheduler(self)
-            fill_scheduler(self, restore=False)
+            self.scheduler = self._under_new_policy(self.scheduler)
             copy.deepcopy(self.scheduler).step(self.now_s(), [Timer()])
         except Exception as error:
             self.policy_name, self.policy_options, self.scheduler = before
@@ -239,12 +282,47 @@ class ControlLoop:
             log.exception("policy %s failed at its first decision", name)
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ShoalError(f"policy {name} fails ({what}), so {before[0]} stays in force") from error
-        # The new scheduler was told of all jobs as they are, so news of them that waits is old.
-        gone = [
-            e for e in self._inbox if isinstance(e, (Finished, Cancelled)) and e.job_id in self.scheduler.jobs
-        ]
-        self._inbox = [*gone, *(e for e in self._inbox if isinstance(e, TicketsChanged))]
-        self.post(Timer())
+        # A policy that failed may have failed between two events, so all of them are found again.
+        gone = [e for e, _ in self._inbox if isinstance(e, (Finished, Cancelled))]
+        self._inbox = []
+        self.take_in(*gone, *self._missed_events(), Timer())
+
+    def _under_new_policy(self, before: Scheduler) -> Scheduler:
+        """A scheduler with the shares of the present one and a policy without a state."""
+        saved, policy = save(before), self._policy()
+        saved |= {"policy": None, "policy_state": None}
+        return restore(
+            saved, before.cluster, policy, before.jobs, before.profiles, self._placer(policy),
+            cool_down_s=self.cool_down_s,
+        )  # fmt: skip
+
+    def _missed_events(self) -> list[Event]:
+        return missed_events(
+            self.scheduler,
+            self.jobs,
+            self.profiles.of,
+            self.searches.told,
+            self.drained,
+            tickets_of(self.store),
+        )
+
+    def _policy(self) -> Policy:
+        return make_policy(self.policy_name, self.policy_options)
+
+    def _placer(self, policy: Policy) -> Placer:
+        setting = Setting(
+            self._cluster,
+            policy.elastic,
+            lambda: self.scheduler.profiles,
+            MOVE_S,
+            may_move=lambda job_id: job_id in self.jobs and self.jobs[job_id].resize is Resize.LIVE,
+            policy=policy.name,
+        )
+        return make_placer(self.placement, setting)
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.scheduler.cluster
 
     def _wake_at(self, wake_s: float, now_s: float) -> None:
         if self._wake is not None:
@@ -252,7 +330,7 @@ class ControlLoop:
             self._wake = None
         if np.isfinite(wake_s):
             delay_s = max(wake_s - now_s, COALESCE_S)
-            self._wake = asyncio.get_running_loop().call_later(delay_s, self.post, Timer())
+            self._wake = asyncio.get_running_loop().call_later(delay_s, self.take_in, Timer())
 
     # -- carrying out ------------------------------------------------------------------------------
 
@@ -355,7 +433,7 @@ class ControlLoop:
         del self.jobs[job.id]
         self.unmet.discard(job.id)
         if job.id in self.scheduler.jobs:
-            self.post(Finished(job.id))
+            self.take_in(Finished(job.id))
 
     def withdraw(self, job: LiveJob) -> None:
         """The scheduler is no longer to reckon with this job."""
@@ -401,10 +479,24 @@ class ControlLoop:
     # -- time and memory ---------------------------------------------------------------------------
 
     async def _save_regularly(self) -> None:
-        """What is nice to have after a crash, and no harm if it is a few seconds old."""
         while True:
             await asyncio.sleep(SAVE_S)
-            save(self)
+            self._save()
+
+    def _save(self) -> None:
+        live = [job for job in self.jobs.values() if job.resize is Resize.LIVE]
+        now_s = self.now_s()
+        try:
+            save_regularly(self.store, self.live_ledger.state(now_s), live, now_s)
+        except ShoalError as error:
+            log.error("cannot save: %s", error)
+
+    def _snapshot(self) -> dict[str, Any] | None:
+        try:
+            return snapshot.encode(self.scheduler)
+        except Exception:  # a policy that someone else wrote
+            log.exception("the state of policy %s cannot be saved", self.policy_name)
+            return None
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
         return self.home.job(job_id) / "workers" / worker_id
@@ -422,7 +514,7 @@ class ControlLoop:
         self.usage.close()
         for runner in dict.fromkeys(self.runners.values()):
             await runner.close()
-        save(self)
+        self._save()
         self.outbox.flush()
 
     async def _stop_jobs(self) -> None:

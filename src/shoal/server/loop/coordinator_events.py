@@ -69,7 +69,9 @@ class CoordinatorEvents(RunnerBase):
         job.generation, job.refused = event.generation, 0
         self.c.profiles.learner(job).pace.begin(event.step)
         gpus = len(event.members)
-        data = {"gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind)}
+        data: dict[str, Any] = {
+            "gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind),
+        }  # fmt: skip
         if may(job.life, Verb.RUN):
             self.advance(job, Verb.RUN, **data)
         else:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
+from shoal.knowledge.online_speed import Source
 from shoal.knowledge.remaining import ConvergenceEstimator, LossAtMost
-from shoal.knowledge.speed_estimator import Source, SpeedEstimator
+from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.knowledge.unknown import Unknown
 from shoal.server.api.models import Estimate
 from shoal.wire.messages import Report

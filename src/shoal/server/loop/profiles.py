@@ -102,9 +102,19 @@ class Profiles:
         """A step of a live job took so long."""
         learner = self.learner(job)
         if job.gpu_type is not None and learner.observe(gpus, nodes, job.gpu_type, step_s):
-            profile = learner.make_profile(job.model)
-            if job.id in self.c.scheduler.jobs:
-                self.c.post(Measured(job.id, profile))
+            self._learned(job.model, learner.speed)
+
+    def _learned(self, model: str, speed: SpeedEstimator) -> None:
+        """Give all jobs of the model their new profile, and record what it is made from.
+
+        After a restart the profiles are made from the record, so they must not depend on anything else.
+        """
+        self.c.outbox.knowledge(model, speed.to_dict())
+        for job in self.c.jobs.values():
+            if job.model == model and job.resize is not Resize.NEVER:
+                profile = self.learner(job).make_profile(model)
+                if job.id in self.c.scheduler.jobs:
+                    self.c.take_in(Measured(job.id, profile))
 
     def tell_length(self, job: LiveJob) -> None:
         """Tell the scheduler how much is left, and how fast it goes."""

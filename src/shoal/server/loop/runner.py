@@ -87,6 +87,7 @@ class RunnerBase:
         """Account for the GPUs it has from now on."""
         job.life = hold_gpus(job.life, job.gpus, self.c.then_s(job))
         self.c.outbox.job(job)
+        self.c.outbox.snapshot_due()
 
     def start(self, job: LiveJob, worker: LiveWorker, env: dict[str, str], *, warm: bool = False) -> None:
         spec = WorkerSpec(

@@ -41,7 +41,7 @@ class Searches:
     def told(self, job: LiveJob) -> list[Capped]:
         """What a scheduler is to know of the job, besides the job."""
         search = self.of(job)
-        return [Capped(job.id, search.hold.gpus, search.hold.why)] if search is not None else []
+        return [Capped(job.id, search.cap.gpus, search.cap.why)] if search is not None else []
 
     def measured(self, job: LiveJob, gpus: int, step_s: float, batch_size: int) -> None:
         """Steps of a live job took so long, on average."""
@@ -56,7 +56,7 @@ class Searches:
             data = {"gpus": hold.gpus, "searching": hold.searching}
             self.c.outbox.event("job.autoscaled", hold.why, job, **data)
             self.c.outbox.job(job)
-            self.c.post(*self.told(job))
+            self.c.take_in(*self.told(job))
 
     def _left(self, job: LiveJob, samples: float) -> float | None:
         length = self.c.profiles.length(job)
