@@ -179,6 +179,9 @@ class World:
         worker = exited.worker
         assert worker in self.stored, "the end of a worker that nobody started"
         assert worker not in self.exits, "an end reported twice"
+        agent = self.fleet.agents.get(self.stored[worker])
+        if agent is not None and agent.link is Link.CONNECTED:
+            assert len(self.copies[worker]) >= exited.log_end, "an end reported before the output"
         self.exits[worker] = exited
 
     def close(self, connection: Connection) -> None:
@@ -294,6 +297,17 @@ class World:
         if machine.connection is connection:
             self.obey_agent(machine, machine.state.received(message, machine.clock.read(self.now_s)))
 
+    def exchange(self) -> None:
+        """All messages arrive, and those that answer them."""
+        while any(c.to_fleet or c.to_agent for _, c in self.open):
+            for machine, connection in list(self.open):
+                while connection.to_fleet:
+                    self.deliver_to_fleet(machine, connection)
+                while connection.to_agent:
+                    self.deliver_to_agent(machine, connection)
+            for machine in self.machines:
+                self.ship_logs(machine)
+
     # What must never happen
 
     def check(self) -> None:
@@ -319,14 +333,7 @@ class World:
             self.open = [(m, c) for m, c in self.open if not c.broken]
             for machine in self.machines:
                 self.connect(machine)
-            while any(c.to_fleet or c.to_agent for _, c in self.open):
-                for machine, connection in list(self.open):
-                    while connection.to_fleet:
-                        self.deliver_to_fleet(machine, connection)
-                    while connection.to_agent:
-                        self.deliver_to_agent(machine, connection)
-                for machine in self.machines:
-                    self.ship_logs(machine)
+            self.exchange()
             self.advance(2.0)
             for machine in self.machines:
                 self.renew(machine)

@@ -27,6 +27,32 @@ class AgentsMachine(RuleBasedStateMachine):
             data.draw(clocks),
         )
         self.count = 0
+        for machine in self.world.machines[: data.draw(st.integers(0, 2))]:
+            self.world.connect(machine)
+            self.world.exchange()
+            self.start(machine.name)
+
+    @rule()
+    def exchange(self) -> None:
+        self.world.exchange()
+
+    @rule(data=st.data(), noticed=st.booleans())
+    def connection_breaks_and_returns(self, data: st.DataObject, noticed: bool) -> None:
+        machine = self.world.machines[data.draw(st.integers(0, 2))]
+        if (connection := machine.connection) is not None:
+            self.world.cut(connection)
+            if noticed:
+                self.world.fleet_notices(connection)
+            self.world.agent_notices(machine)
+        self.world.connect(machine)
+
+    @rule(seconds=st.floats(0.5, 6.0))
+    def silence(self, seconds: float) -> None:
+        """Nothing arrives until about the end of the lease."""
+        end_s = self.world.now_s + 26.0 + seconds
+        while self.world.now_s < end_s:
+            self.world.advance(1.0)
+            self.world.tick()
 
     def pick(self, data: st.DataObject, what: list):  # type: ignore[no-untyped-def]
         return data.draw(st.sampled_from(what)) if what else None
@@ -96,6 +122,9 @@ class AgentsMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.count < 8)
     @rule(node=st.sampled_from(["a", "b"]))
+    def start_a_worker(self, node: str) -> None:
+        self.start(node)
+
     def start(self, node: str) -> None:
         self.count += 1
         self.world.start(f"w{self.count}", node)
@@ -154,7 +183,7 @@ class AgentsMachine(RuleBasedStateMachine):
 
 TestAgents = AgentsMachine.TestCase
 TestAgents.settings = settings(
-    max_examples=120,
+    max_examples=200,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

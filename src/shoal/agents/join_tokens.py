@@ -13,6 +13,8 @@ import re
 import secrets
 from dataclasses import dataclass
 
+import msgspec
+
 PREFIX = "shoal-join"
 SECRET_BYTES = 24
 DEFAULT_LIFETIME_S = 3600.0
@@ -46,8 +48,7 @@ class JoinToken:
         return JoinToken(found[1], found[2])
 
 
-@dataclass(frozen=True, slots=True)
-class StoredToken:
+class StoredToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A token as the control plane keeps it, without its secret."""
 
     id: str
