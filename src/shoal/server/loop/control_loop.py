@@ -41,6 +41,7 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import JobState, Resize
 from shoal.server.home import Home
 from shoal.server.loop import snapshot
+from shoal.server.loop.causes import causes_of
 from shoal.server.loop.clock import Clock
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.elastic_runner import ElasticRunner
@@ -48,6 +49,7 @@ from shoal.server.loop.fixed_runner import FixedRunner
 from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
 from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.loop.outbox import Outbox
+from shoal.server.loop.phases import Phases
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.restart import (
     adopt_worker,
@@ -110,7 +112,8 @@ class ControlLoop:
         #: Nothing is decided or carried out before all of the last server's jobs and workers are known.
         self.ready = False
         self.stopping = False
-        self._inbox: list[Event] = []
+        #: Events to decide on, each with the id of the store's event that records it, if one does.
+        self._inbox: list[tuple[Event, int | None]] = []
         self._inbox_since = 0.0
         self._changed: set[int] = set()
         self._then_s: float | None = None
@@ -160,7 +163,7 @@ class ControlLoop:
             self._placer,
             self.cool_down_s,
         )
-        self._inbox = self._missed_events()
+        self.take_in(*self._missed_events())
         for runner in dict.fromkeys(self.runners.values()):
             await runner.open()
         for job in list(self.jobs.values()):
@@ -176,7 +179,7 @@ class ControlLoop:
             return
         self._repeat_orders()
         self.ready = True
-        self.post(Timer())
+        self.take_in(Timer())
         for job in self.jobs.values():
             self.soon(job)
 
@@ -198,10 +201,14 @@ class ControlLoop:
     # -- events in, decisions out ------------------------------------------------------------------
 
     def post(self, *events: Event) -> None:
-        """Something happened; decide on it as soon as this turn of the loop is over."""
+        """Take in what a person asked for. The newest event of the store is the record of it."""
+        self.take_in(*events, recorded_as=self.store.last_event_id)
+
+    def take_in(self, *events: Event, recorded_as: int | None = None) -> None:
+        """Decide on these events as soon as this turn of the event loop is over."""
         if not self._inbox:
             self._inbox_since = time.perf_counter()
-        self._inbox += events
+        self._inbox += [(event, recorded_as) for event in events]
         if self._cycle_at is None and self.ready and not self.stopping:
             loop = asyncio.get_running_loop()
             wait_s = self._last_cycle_s + COALESCE_S - loop.time()
@@ -213,23 +220,33 @@ class ControlLoop:
         self._cycle_at = None
         if self.stopping:
             return
-        events, since, self._inbox = self._inbox, self._inbox_since, []
-        began, now_s = time.perf_counter(), self.now_s()
+        taken, since, self._inbox = self._inbox, self._inbox_since, []
+        now_s, phases = self.now_s(), Phases()
+        # 1. decide
         try:
-            plan = self.scheduler.step(now_s, events)
+            plan = self.scheduler.step(now_s, [event for event, _ in taken])
         except Exception as error:
             self._policy_failed(error)
             return
-        self.metrics.decided(self.policy_name, time.perf_counter() - began)
+        self.metrics.decided(self.policy_name, phases.end("decide") / 1e3)
         self.decided_s = now_s
+        # 2. turn the commands into targets, and account for the new shares
         self.outbox.snapshot_due()
-        self._changed.update(self._targets.apply(plan, self.policy_name))
+        self._changed.update(self._targets.apply(plan, self.policy_name, causes_of(taken)))
         self.live_ledger.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
+        phases.end("targets")
+        # 3. decide which jobs share a GPU
         self.sharing.decide(now_s)
+        phases.end("sharing")
+        # 4. reconcile the jobs that changed; write it all in one transaction; act
         self._settle()
+        phases.end("settle")
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
+        log.info(
+            "cycle number=%d events=%d changes=%d %s", plan.number, len(taken), len(plan.commands), phases
+        )
         self._last_cycle_s = asyncio.get_running_loop().time()
 
     def _explain(self, job: LiveJob) -> dict[str, Any] | None:
@@ -266,9 +283,9 @@ class ControlLoop:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ShoalError(f"policy {name} fails ({what}), so {before[0]} stays in force") from error
         # A policy that failed may have failed between two events, so all of them are found again.
-        gone = [e for e in self._inbox if isinstance(e, (Finished, Cancelled))]
+        gone = [e for e, _ in self._inbox if isinstance(e, (Finished, Cancelled))]
         self._inbox = []
-        self.post(*gone, *self._missed_events(), Timer())
+        self.take_in(*gone, *self._missed_events(), Timer())
 
     def _under_new_policy(self, before: Scheduler) -> Scheduler:
         """A scheduler with the shares of the present one and a policy without a state."""
@@ -313,7 +330,7 @@ class ControlLoop:
             self._wake = None
         if np.isfinite(wake_s):
             delay_s = max(wake_s - now_s, COALESCE_S)
-            self._wake = asyncio.get_running_loop().call_later(delay_s, self.post, Timer())
+            self._wake = asyncio.get_running_loop().call_later(delay_s, self.take_in, Timer())
 
     # -- carrying out ------------------------------------------------------------------------------
 
@@ -416,7 +433,7 @@ class ControlLoop:
         del self.jobs[job.id]
         self.unmet.discard(job.id)
         if job.id in self.scheduler.jobs:
-            self.post(Finished(job.id))
+            self.take_in(Finished(job.id))
 
     def withdraw(self, job: LiveJob) -> None:
         """The scheduler is no longer to reckon with this job."""

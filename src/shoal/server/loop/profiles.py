@@ -114,7 +114,7 @@ class Profiles:
             if job.model == model and job.resize is not Resize.NEVER:
                 profile = self.learner(job).make_profile(model)
                 if job.id in self.c.scheduler.jobs:
-                    self.c.post(Measured(job.id, profile))
+                    self.c.take_in(Measured(job.id, profile))
 
     def tell_length(self, job: LiveJob) -> None:
         """Tell the scheduler how much is left, and how fast it goes."""

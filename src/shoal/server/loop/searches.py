@@ -56,7 +56,7 @@ class Searches:
             data = {"gpus": hold.gpus, "searching": hold.searching}
             self.c.outbox.event("job.autoscaled", hold.why, job, **data)
             self.c.outbox.job(job)
-            self.c.post(*self.told(job))
+            self.c.take_in(*self.told(job))
 
     def _left(self, job: LiveJob, samples: float) -> float | None:
         length = self.c.profiles.length(job)
