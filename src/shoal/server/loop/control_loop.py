@@ -59,7 +59,7 @@ from shoal.server.loop.restart import (
     save_regularly,
     tickets_of,
 )
-from shoal.server.loop.runner import Runner
+from shoal.server.loop.runner import Parts, Runner
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing import Sharing
 from shoal.server.loop.targets import Targets
@@ -126,18 +126,29 @@ class ControlLoop:
         #: From the first of the events that led to a decision until its commands were on record and given.
         self.latencies_s: deque[float] = deque(maxlen=20000)
         cluster = make_cluster(self.nodes, store)
-        self.profiles = Profiles(self)
-        self.searches = Searches(self)
+        self.profiles = Profiles(
+            self.jobs, self.nodes, store, self.outbox, self.take_in, lambda: self.scheduler, self.now_s
+        )
+        self.searches = Searches(
+            self.profiles, self.outbox, self.warnings, self.take_in, lambda: self.scheduler.policy.elastic
+        )
         self._cluster = cluster
         made = self._policy()
         #: The scheduler of the last server replaces this one in `start`.
         self.scheduler = Scheduler(cluster, made, self._placer(made), cool_down_s=cool_down_s)
-        self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
-        self.usage = Usage(self)
+        self.sharing = Sharing(
+            self, self.jobs, self.nodes, self.devices, self.outbox, self.profiles,
+            share=share, pre_schedule=pre_schedule,
+        )  # fmt: skip
+        self.usage = Usage(self.jobs, self.nodes, executor, self.outbox, self.sharing.shares, self.now_s)
         self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
         self.live_ledger = LiveLedger(store.get("ledger"), cluster, self.now_s())
-        fixed = FixedRunner(self)
-        self.elastic = ElasticRunner(self)
+        self._parts = Parts(
+            self.outbox, self.devices, executor, home, store, self.nodes, self.jobs, self.metrics,
+            self.profiles, self.searches, self.sharing, self.drained, self.unmet, self.warnings,
+        )  # fmt: skip
+        fixed = FixedRunner(self, self._parts)
+        self.elastic = ElasticRunner(self, self._parts)
         self.runners: dict[Resize, Runner] = {
             Resize.NEVER: fixed,
             Resize.RESTART: fixed,
@@ -240,7 +251,7 @@ class ControlLoop:
         self.sharing.decide(now_s)
         phases.end("sharing")
         # 4. reconcile the jobs that changed; write it all in one transaction; act
-        self._settle()
+        self.settle()
         phases.end("settle")
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
@@ -337,11 +348,20 @@ class ControlLoop:
     def soon(self, job: LiveJob) -> None:
         """See to this job when the present turn of the loop is over."""
         self._changed.add(job.id)
-        self._settle_soon()
+        self.settle_soon()
 
-    def _settle_soon(self) -> None:
+    def settle_soon(self) -> None:
         if self._settle_at is None:
-            self._settle_at = asyncio.get_running_loop().call_soon(self._settle)
+            self._settle_at = asyncio.get_running_loop().call_soon(self.settle)
+
+    def reconcile_next(self, job_id: int) -> None:
+        """See to this job the next time that jobs are reconciled."""
+        self._changed.add(job_id)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether decisions are made: the server has started and does not stop."""
+        return self.ready and not self.stopping
 
     def gpus_freed(self) -> None:
         """Someone may wait for them."""
@@ -349,7 +369,7 @@ class ControlLoop:
             if job_id in self.jobs:
                 self.soon(self.jobs[job_id])
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Lead every job that changed towards its target, those that give before those that take."""
         if self._settle_at is not None:
             self._settle_at.cancel()
@@ -392,11 +412,11 @@ class ControlLoop:
             signal=exit_.signal,
         )
         if job is None or worker is None:
-            self._settle_soon()
+            self.settle_soon()
             return
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
-        job.lodges = job.lodges and not worker.lodges
+        job.colocated = job.colocated and not worker.colocated
         runner = self.runners[job.resize]
         with self.as_of(now_s - (exit_.ago_s or 0.0)):
             runner.holds(job)
@@ -408,7 +428,7 @@ class ControlLoop:
             runner.exited(job, worker, exit_)
         self.gpus_freed()
         self.sharing.look_again()
-        self._settle_soon()  # with whatever else ends in this turn
+        self.settle_soon()  # with whatever else ends in this turn
 
     @contextlib.contextmanager
     def as_of(self, then_s: float) -> Iterator[None]:
@@ -499,7 +519,7 @@ class ControlLoop:
             return None
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
-        return self.home.job(job_id) / "workers" / worker_id
+        return self._parts.worker_directory(job_id, worker_id)
 
     async def close(self, *, stop_jobs: bool) -> None:
         """End. Jobs run on without the server, or are ended and begin again when it is back."""

@@ -17,8 +17,14 @@ import numpy as np
 
 from shoal.placement.placer import Unplaced
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
-from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.single_gpu import (
+    generation_of,
+    has_one,
+    waiting_for_one,
+    waits_for_one,
+    with_one,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +44,14 @@ MayJoin = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class GuestPlan:
+class ColocationPlan:
     """What changes after a cycle: guests that leave, and guests that join (job, host)."""
 
     leave: tuple[int, ...] = ()
     join: tuple[tuple[int, int], ...] = ()
 
 
-class Guests:
+class Colocation:
     """Who runs on whose GPU. Changed only by `step`."""
 
     def __init__(
@@ -71,15 +77,15 @@ class Guests:
         self.host_of = {guest: host for guest, host in host_of.items() if host in scheduler.view}
         self._generation = {guest: generation_of(scheduler, host) for guest, host in self.host_of.items()}
 
-    def guests_of(self, host: int) -> list[int]:
+    def colocated_with(self, host: int) -> list[int]:
         return [guest for guest, its in self.host_of.items() if its == host]
 
-    def step(self) -> GuestPlan:
+    def step(self) -> ColocationPlan:
         """After a cycle of the scheduler: who leaves, then who joins."""
         leave = [guest for guest, host in self.host_of.items() if not self._may_stay(guest, host)]
         for guest in leave:
             del self.host_of[guest], self._generation[guest]
-        return GuestPlan(tuple(leave), tuple(self._join()))
+        return ColocationPlan(tuple(leave), tuple(self._join()))
 
     def _may_stay(self, guest: int, host: int) -> bool:
         if not waits_for_one(self.scheduler, guest) or not has_one(self.scheduler, host):
@@ -115,7 +121,7 @@ class Guests:
                     continue
                 self.host_of[guest] = host
                 self._generation[guest] = generation_of(self.scheduler, host)
-                uses[at] = self._use(host, self.guests_of(host))
+                uses[at] = self._use(host, self.colocated_with(host))
                 rooms[at] = _room(uses[at], self.rule)
                 joined.append((guest, host))
                 break

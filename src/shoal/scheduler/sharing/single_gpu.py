@@ -1,4 +1,4 @@
-"""Jobs of one GPU: those that wait for one, and those that have one. Guests and early starts are among them."""
+"""Jobs of one GPU: those that wait for one, and those that have one. Colocation and early starts are among them."""
 
 from __future__ import annotations
 

@@ -15,8 +15,14 @@ import numpy as np
 
 from shoal.placement.placer import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
-from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.single_gpu import (
+    generation_of,
+    has_one,
+    waiting_for_one,
+    waits_for_one,
+    with_one,
+)
 
 #: A rule that begins to hold after a moment is asked this much later.
 _JUST_AFTER_S = 1e-3
@@ -39,7 +45,7 @@ MayLaunch = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyPlan:
+class PreSchedulingPlan:
     """Jobs to launch (job, job on the GPU), jobs to withdraw, and when to ask again though nothing happens."""
 
     launch: tuple[tuple[int, int], ...] = ()
@@ -47,7 +53,7 @@ class EarlyPlan:
     wake_s: float = np.inf
 
 
-class EarlyStarts:
+class PreScheduling:
     """Who prepares on whose GPU. Changed only by `step`."""
 
     def __init__(
@@ -73,13 +79,13 @@ class EarlyStarts:
         self.beside = {job: host for job, host in beside.items() if host in scheduler.view}
         self._generation = {job: generation_of(scheduler, host) for job, host in self.beside.items()}
 
-    def step(self, now_s: float) -> EarlyPlan:
+    def step(self, now_s: float) -> PreSchedulingPlan:
         """After a cycle of the scheduler: who is withdrawn, who is launched."""
         still = {job: host for job, host in self.beside.items() if waits_for_one(self.scheduler, job)}
         self.beside = {job: host for job, host in still.items() if self._is_there(job, host)}
         withdraw = tuple(sorted(still.keys() - self.beside.keys()))
         launch, wake_s = self._launch(now_s)
-        return EarlyPlan(launch, withdraw, wake_s)
+        return PreSchedulingPlan(launch, withdraw, wake_s)
 
     def _is_there(self, job: int, host: int) -> bool:
         """Whether the host is still on the GPU beside which the job prepares."""
