@@ -1,11 +1,11 @@
-"""Jobs that run on a GPU of another: Liquid's sharing on top of any policy (TPDS'21).
+"""Co-location: jobs that run on the GPU of another job, on top of any policy (Liquid, TPDS 2021).
 
-The policy shares out whole GPUs and knows nothing of guests: to it a guest is a job that waits, and it gets a
-GPU of its own as soon as it is its turn. After each of the scheduler's cycles, jobs that wait and want one GPU
-may join a job that has one GPU, where memory and predicted utilisation allow (`placement.sharing`). So what
-holds for the scheduler holds with guests too, and a guest can never cost a job its share.
+The policy allocates whole GPUs and does not know about co-location: to it, a co-located job waits, and it gets
+a GPU of its own when it is its turn. After each cycle of the scheduler, waiting jobs that want one GPU may join
+a job that has one GPU, if memory and predicted utilisation allow it (`placement.sharing`). Co-location
+therefore never costs another job its share, and all rules of the scheduler still hold.
 
-A guest leaves when its host ends, moves or changes size, and when it gets a share of its own.
+A co-located job leaves when its host ends, moves or changes size, and when it gets a share of its own.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ class Need:
     utilisation: float
 
 
-#: What a job (by id) needs of a GPU; None where nothing is known of it.
+#: What a job (by id) needs of a GPU; None if unknown.
 NeedOf = Callable[[int], Need | None]
 #: The memory of the GPU that a job (by id) has.
 MemoryOf = Callable[[int], float]
-#: Whether those who carry it out can put a job (by id) beside a host, as things are.
+#: Whether a job (by id) can be put on the GPU of a host now.
 MayJoin = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class ColocationPlan:
-    """What changes after a cycle: guests that leave, and guests that join (job, host)."""
+    """The changes after a cycle: jobs that leave their host, and jobs that join one (job, host)."""
 
     leave: tuple[int, ...] = ()
     join: tuple[tuple[int, int], ...] = ()
 
 
 class Colocation:
-    """Who runs on whose GPU. Changed only by `step`."""
+    """Which job runs on which job's GPU. Changed only by `step`."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Colocation:
         self.memory_of: MemoryOf = memory_mb if callable(memory_mb) else lambda host: memory_mb
         self.rule = rule or SharingRule()
         self.may_join: MayJoin = may_join or (lambda guest, host: True)
-        #: Guest -> host, by job id.
+        #: Co-located job -> host, by job id.
         self.host_of: dict[int, int] = {}
         self._generation: dict[int, int] = {}
 
     def take_over(self, scheduler: Scheduler, host_of: dict[int, int]) -> None:
-        """Go on with these guests under a scheduler that was told of the same jobs."""
+        """Continue with these under another scheduler that has the same jobs."""
         self.scheduler = scheduler
         self.host_of = {guest: host for guest, host in host_of.items() if host in scheduler.view}
         self._generation = {guest: generation_of(scheduler, host) for guest, host in self.host_of.items()}
@@ -81,7 +81,7 @@ class Colocation:
         return [guest for guest, its in self.host_of.items() if its == host]
 
     def step(self) -> ColocationPlan:
-        """After a cycle of the scheduler: who leaves, then who joins."""
+        """After a cycle of the scheduler: which jobs leave, then which join."""
         leave = [guest for guest, host in self.host_of.items() if not self._may_stay(guest, host)]
         for guest in leave:
             del self.host_of[guest], self._generation[guest]
@@ -128,7 +128,7 @@ class Colocation:
         return joined
 
     def why_not(self, job: int) -> str | None:
-        """Why a job that waits is no one's guest, in a clause; None if it could be one now."""
+        """Why a waiting job is not co-located, as a clause; None if it could be now."""
         if not waits_for_one(self.scheduler, job):
             return "only jobs with one GPU share"
         hosts = self._hosts()

@@ -1,4 +1,4 @@
-"""What coordinators and workers of live jobs tell, taken in: readiness, generations, speeds, losses, the end."""
+"""Events of the coordinators and workers of live jobs: readiness, generations, speeds, losses, the end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which GPU of which node is whose. A GPU is given to its next owner only after the last one has let it go.
+"""Which worker owns which GPU. A GPU gets its next owner only after the last one has released it.
 
-Beside its owner a GPU may have colocated_on: workers that share it, or prepare on it. They hold nothing, so that no GPU
-counts twice; but one on which someone else's worker colocated is given to no newcomer.
+Besides its owner, a GPU may have co-located workers, which share it or prepare on it. They own nothing, so no
+GPU counts twice. A GPU with co-located workers is not given to other newcomers.
 """
 
 from __future__ import annotations

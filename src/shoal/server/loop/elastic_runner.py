@@ -1,7 +1,7 @@
-"""Crews of live jobs: resized while they train, through the wire's coordinator.
+"""The runner of live jobs, which are resized while they train, through the wire's coordinator.
 
-What is decided here is only which workers a job shall have and on which GPUs. How it gets from one set to the
-next is the coordinator's affair; a GPU is free when the process on it has ended.
+The runner decides which workers a job has and on which GPUs. The coordinator moves the job from one set of workers to
+the next. A GPU is free when the process on it has ended.
 """
 
 from __future__ import annotations

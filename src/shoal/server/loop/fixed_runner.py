@@ -1,8 +1,8 @@
-"""Crews of any command: all workers at once, at a fixed size, with the usual variables; paused by signal.
+"""The runner of jobs that run any command at a fixed size: all workers start at once, with the usual variables.
 
-A job that may be restarted gives its GPUs back by ending, and begins again from its own checkpoint; one that may
-not stands still meanwhile and keeps its memory. A job of one GPU may also be on the GPU of another, as a guest or to
-prepare early, if `sharing` says so.
+A job with resize `restart` gives its GPUs back by ending, and starts again from its own checkpoint. A job with resize
+`never` is suspended by signal and keeps its memory. A job with one GPU may also be on the GPU of another job,
+co-located or pre-scheduled, if `sharing` says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A job that is not over, as the server holds it in memory, and how it is kept in the store."""
+"""An unfinished job as the server holds it in memory, and its row in the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shoal.server.api.models import JobRef, JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Life
 
-#: So many newcomers fail in a row, and no more are tried until the job's share changes.
+#: After this many failed newcomers in a row, no more are tried until the job's share changes.
 MAX_REFUSED = 3
 #: State that is saved beside a job's progress, so that another server can continue with it: attribute -> saved name.
 _SAVED = {
@@ -21,7 +21,7 @@ STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stop
 
 @dataclass(slots=True)
 class LiveWorker:
-    """One process of a job. `stopped` ones stand still and have no GPU; `leaving` ones were told to end."""
+    """One process of a job. A `stopped` one is suspended and has no GPU; a `leaving` one was told to end."""
 
     id: str
     device: Device
@@ -29,7 +29,7 @@ class LiveWorker:
     started_s: float
     rank: int | None = None
     state: str = STARTING
-    #: A new one takes its place: it goes at the next switch.
+    #: A new worker replaces it at the next switch.
     is_replaced: bool = False
     #: It is on a GPU that another job holds; it holds none itself.
     colocated: bool = False
@@ -86,7 +86,7 @@ class LiveJob:
     next_worker: int = 0
     #: The plan that set the target.
     plan: int | None = None
-    #: Why the gang is being taken down: its outcome is decided, its last processes are ending.
+    #: Why the workers are being stopped: the outcome is decided, the last processes are ending.
     ending: str | None = None
     #: A worker of this attempt ended because it was told to, so that the attempt ends without a result.
     told: bool = False
@@ -99,7 +99,7 @@ class LiveJob:
     prescheduled: bool = False
     #: Its worker is on that GPU.
     colocated: bool = False
-    #: It has shared a GPU, so that what it did there says nothing of what it would do alone.
+    #: It has shared a GPU, so its measurements say nothing about its speed alone.
     shared: bool = False
     #: What it was measured to use of its GPU, once it is over.
     used: dict[str, float] | None = None
@@ -127,7 +127,7 @@ class LiveJob:
 
     @property
     def is_to_leave(self) -> bool:
-        """It is on a GPU of another, and neither is to be there any more nor has one of its own."""
+        """It is on the GPU of another job, must leave it, and has no GPU of its own."""
         return self.colocated and self.host is None and not self.target
 
     @property

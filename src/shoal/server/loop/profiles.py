@@ -1,4 +1,4 @@
-"""The profiles of the live jobs: made from what earlier jobs taught, and kept up to date as steps are measured."""
+"""The profiles of the live jobs: made from measurements of earlier jobs and updated as steps are measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the two kinds of crews share: how a job's workers are told apart, started, ended and accounted for."""
+"""The interface of runners, and what the two kinds share: starting, stopping and accounting for workers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from shoal.server.store.store import Store
 
 
 class Runner(Protocol):
-    """Leads the workers of one kind of job to what was decided."""
+    """Moves the workers of one kind of job towards the job's target."""
 
     def reconcile(self, job: LiveJob) -> None:
-        """Do what is next on the way to the job's target."""
+        """Take the next step towards the job's target."""
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         """A worker has ended; it is no longer among the job's workers and its GPU is free."""
@@ -39,13 +39,13 @@ class Runner(Protocol):
         """Its outcome is on record and its last worker has ended; a server was killed before it could say so."""
 
     def repeat_orders(self, job: LiveJob) -> None:
-        """What this kind of crew tells its workers besides to end and to stand still, once more."""
+        """Repeat the orders of this kind of runner other than stop and suspend, after a restart."""
 
     def shut_down(self, job: LiveJob) -> None:
         """The server ends and takes the job's workers along; it goes on when the server is back."""
 
     def holds(self, job: LiveJob) -> None:
-        """The number of GPUs that the job has may have changed: account for it."""
+        """Account for the number of GPUs that the job has now."""
 
     async def open(self) -> None:
         """The server starts; the jobs of before are known."""
@@ -177,7 +177,7 @@ class RunnerBase:
         }
 
     def stop(self, job: LiveJob, worker: LiveWorker, *, kill: bool = False) -> None:
-        # One that stands still has no GPU any more: it may be another's, and must not count as held again.
+        # A suspended worker has no GPU. Another may have it, so it must not count as held again.
         if worker.state not in (LEAVING, STOPPED):
             worker.state = LEAVING
             self.parts.outbox.worker(worker.id, state=LEAVING)
@@ -190,7 +190,7 @@ class RunnerBase:
         pass
 
     def conclude(self, job: LiveJob) -> None:
-        """All workers of a job that has failed are gone: try again, or that was it."""
+        """All workers of a failed job have ended: restart it if it may, else it has failed."""
         why, job.ending = job.ending or "it failed", None
         if job.life.state is JobState.STOPPING:
             self.over(job, Verb.VANISH)

@@ -1,4 +1,4 @@
-"""Live jobs whose size the autoscaler searches: measured steps in, holds for the scheduler out."""
+"""The autoscaler for live jobs: measured steps in, limits for the scheduler out."""
 
 from __future__ import annotations
 

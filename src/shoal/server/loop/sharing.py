@@ -1,8 +1,8 @@
-"""Live jobs on GPUs of others: guests, and jobs that prepare where one is about to end (Liquid, TPDS'21).
+"""Live jobs that share a GPU: co-located jobs, and pre-scheduled jobs that prepare where another is about to end.
 
-Who may is decided by `scheduler.guests` and `scheduler.early`, as in the simulator, after each decision of the
-scheduler. Here they are told what they ask of the live jobs; what they answer becomes the `host` of a job, and its
-crew leads its process there and away (`gang`). A live job that resizes can be a host, not a guest.
+`scheduler.sharing` decides, as in the simulator, after each decision of the scheduler. This module answers its
+questions about the live jobs and writes the result to `LiveJob.host`; the fixed runner moves the process there
+and away. A live job that is resized while it trains can be a host, but not co-located.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What jobs use of their GPU, looked at every few seconds while they have one to themselves (Liquid, TPDS'21).
+"""The GPU usage of jobs, sampled every few seconds while they have a GPU to themselves (Liquid, TPDS 2021).
 
-What a job used that ended well, and never shared its GPU, is kept with it; later jobs are judged by it (`needs`).
+The usage of a job that succeeded and never shared its GPU is saved with it. Predictions for later jobs use it
+(`needs`).
 """
 
 from __future__ import annotations
