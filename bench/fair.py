@@ -1,15 +1,15 @@
 """Speed and fairness of fair sharing, as one JSON document.
 
-    python bench/fair.py [claims] [quantum] [scale] [philly] [--data DIR] [--seed N]
+    python bench/fair.py [claims] [milp] [quantum] [scale] [philly] [--data DIR] [--seed N] [--claims N]
 
-claims: random claims on a few nodes, 12 hours of quanta: how far is a user ever off its part, and how long does
-a job ever wait? Of claims where that is more than a quantum's work: which fraction of their parts could all users
-have at once (tests/fair/possible.py), and how far is a user ever short of that?
+claims: random claims on a few nodes for 12 hours under gandiva-fair. Of the feasible ones, in how many does every user
+end within one quantum's work of its share? How long does a job wait at most?
+milp: the same claims under the best set of gangs in every quantum, by an integer program. This takes long.
 
-quantum: one decision for 10,000 jobs of 100 users on 10,000 GPUs (the aim is 50 ms).
-scale: 100 users, 50,000 and 100,000 jobs on 1,000 GPUs that are too few by day: what do twice the jobs cost?
+quantum: one decision for 1,000 jobs and for 10,000 jobs of 100 users on 10,000 GPUs.
+scale: 100 users, 50,000 and 100,000 jobs on 1,000 GPUs that are overloaded by day. What do twice the jobs cost?
 philly: clusters of the Philly trace with users by virtual cluster or by seed; fairness and average JCT of
-gandiva-fair and fair-afs against afs-p.
+gandiva-fair and fair-afs compared with afs-p.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import json
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -35,21 +36,21 @@ from shoal.core.ledger import Ledger
 from shoal.core.profile import Profile
 from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.core.water_filling import water_fill
 from shoal.policies.registry import make_policy, policy_class
 from shoal.sim.engine import Simulation
 from shoal.sim.importers.convert import Wishes, convert
 from shoal.sim.importers.philly_csv import read_philly_csv
 from shoal.sim.inputs import read_jobs, read_profiles
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fair"))
+from claims import CLAIMS, MOST_NODES, MOST_TURNS, Claim, Found, gandiva_fair
+from possible import Packings
+
 LINEAR = Profile.of("linear", {g: g**-0.9 for g in (1, 2, 4, 8, 16)})
 MIXED = Profile.from_rows(
     "mixed",
     [(t, g, 0, g**-0.9 / v) for t, v in (("k80", 1), ("p100", 3), ("v100", 5)) for g in (1, 2, 4, 8, 16)],
 )
-
-
-ANY = Profile.of("any", {g: 1.0 / g for g in range(1, 17)})
 
 
 def big_cluster(kind: str, users: tuple[User, ...], gpus: int = 10_000) -> Cluster:
@@ -62,7 +63,7 @@ def big_cluster(kind: str, users: tuple[User, ...], gpus: int = 10_000) -> Clust
 
 
 def quantum(policy: str, kind: str, jobs: int = 10_000, users: int = 100, rounds: int = 30) -> dict[str, Any]:
-    """Time of a decision at the end of a quantum, and of one within it."""
+    """Duration of a decision at the end of a quantum, and of one within a quantum."""
     rng = np.random.default_rng(0)
     owners = tuple(User(f"u{k}", float(rng.integers(1, 5))) for k in range(users))
     cluster = big_cluster(kind, owners)
@@ -104,114 +105,67 @@ def _spread(times: list[float]) -> dict[str, float]:
 # -- how fair gandiva-fair is on nodes -----------------------------------------------------------------
 
 
-CLAIMS = {
-    "4 nodes of 4, 18 to 39 jobs of 1, 2 or 4": ((4,), (4,), (1, 2, 4), (18, 40), 4),
-    "2 to 6 nodes of 4 or 8, gangs of 1, 2, 4, .. within a node": (
-        (2, 3, 4, 6),
-        (4, 8),
-        (1, 2, 4, 8),
-        (6, 30),
-        6,
-    ),
-    "the same, gangs of any size within a node": ((2, 3, 4, 6), (4, 8), tuple(range(1, 9)), (6, 30), 6),
-    "the same, gangs of 1, 2, 4, 8, 12 or 16, that may span nodes": (
-        (2, 3, 4, 6),
-        (4, 8),
-        (1, 2, 4, 8, 12, 16),
-        (6, 30),
-        6,
-    ),
-    "24 or 32 nodes of 4 or 8, 100 to 299 jobs of the same gangs": (
-        (24, 32),
-        (4, 8),
-        (1, 2, 4, 8, 12, 16),
-        (100, 300),
-        12,
-    ),
-}
-#: On more nodes than these the linear program takes too long.
-MOST_NODES = 8
+def milp(seed: int, kind: str, hours: float) -> Found:
+    """The same claim under the yardstick: the best set of gangs of every quantum, wherever they fit.
+
+    An integer program finds, of the sets that leave no GPU idle on which a waiting gang fits, the one with the
+    largest sum of GPUs times what their user is owed. Jobs migrate freely. Jobs that have waited for eight turns go
+    first. Among alike jobs of a user the one that ran least goes first.
+    """
+    it = Claim(seed, kind)
+    view, cluster = it.view, it.cluster
+    user, size = view.user.tolist(), view.requested_gpus.tolist()
+    make_policy("gandiva-fair").decide(view, Supply.of(cluster), 0.0)  # for the dues
+    due = view.column("due_gpus").copy()
+    share = np.bincount(view.user, weights=due, minlength=len(cluster.users))
+    packings = Packings(Counter(zip(user, size)), len(cluster.nodes), cluster.nodes[0].gpus)
+    owed, ran = np.zeros(len(share)), np.zeros(len(view))
+    for quantum in range(round(hours * 3600.0 / it.quantum_s)):
+        waited = np.where(view.gpus == 0, quantum - view.changed_s / it.quantum_s, 0.0)
+        first = waited * due / view.requested_gpus > 8.0
+        worth = [
+            s * owed[u] + 1e4 * any(first[i] for i in range(len(user)) if (user[i], size[i]) == (u, s))
+            for u, s in packings.kinds
+        ]
+        gpus = np.zeros(len(view), np.int32)
+        for kind_of, count in zip(packings.kinds, packings.best(worth)):
+            alike = [i for i in range(len(user)) if (user[i], size[i]) == kind_of]
+            for i in sorted(alike, key=lambda i: (not first[i], ran[i]))[: int(count)]:
+                gpus[i] = size[i]
+                ran[i] += 1
+        it.run_quantum(gpus, share)
+        owed = -it.off * cluster.total_gpus
+    return it.found()
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What became of a claim; distances in quanta of all GPUs."""
-
-    seed: int
-    #: The furthest any user was off its part of what was given out, and the longest wait, in turns.
-    off: float
-    turns: float
-    migrations: int
-    #: Where that is too far: the fraction of their parts that all could have, and how far a user was short of it
-    #: (none: not known, on many nodes).
-    possible: float | None
-    short: float | None
-
-
-def claim(seed: int, kind: str, hours: float) -> Found:
-    counts, widths, sizes, jobs, most_users = CLAIMS[kind]
-    rng = np.random.default_rng(seed)
-    gpus, users = int(rng.choice(widths)), int(rng.integers(2, most_users + 1))
-    owners = tuple(User(f"u{k}", float(rng.integers(1, 4))) for k in range(users))
-    cluster = Cluster.of(int(rng.choice(counts)), gpus).with_users(owners)
-    view = View(cluster.gpu_types, cluster.total_gpus, policy_class("gandiva-fair").columns)
-    fitting = [s for s in sizes if s <= (cluster.total_gpus if max(sizes) > max(widths) else gpus)]
-    for i in range(int(rng.integers(*jobs))):
-        size = int(rng.choice(fitting))
-        job = Job(f"j{i}", 0.0, GpuRange(size, size), size, iterations=1e9)
-        view.add(i, job, ANY, int(rng.integers(users)), 0.0)
-    decider, supply, quantum_s = make_policy("gandiva-fair"), Supply.of(cluster), 60.0
-    had, off, turns, so_far = np.zeros(users), 0.0, 0.0, []
-    for now_s in np.arange(0.0, hours * 3600.0, quantum_s).tolist():
-        decision = decider.decide(view, supply, now_s)
-        view.changed_s[decision.gpus != view.gpus] = now_s
-        view.first_start_s[decision.gpus > 0] = np.minimum(view.first_start_s[decision.gpus > 0], now_s)
-        view.gpus[:] = decision.gpus
-        view.gpu_type[:] = np.where(decision.gpus > 0, 0, -1)
-        np.add.at(had, view.user, view.gpus / cluster.total_gpus)
-        so_far.append(had.copy())
-        part = decider.entitled().sum(axis=1)
-        off = max(off, float(np.abs(had - part / part.sum() * had.sum()).max()))
-        waited_s = np.where(view.gpus == 0, now_s + quantum_s - view.changed_s, 0.0)
-        turns = max(
-            turns, float((waited_s * view.column("due_gpus") / (view.requested_gpus * quantum_s)).max())
-        )
-    possible, short = (1.0, 0.0) if off <= 1.0 else (None, None)
-    if off > 1.0 and len(cluster.nodes) <= MOST_NODES:
-        claimed = list(zip(view.user.tolist(), view.requested_gpus.tolist()))
-        possible = possible_fraction(claimed, cluster, part)
-        due = possible * part / cluster.total_gpus * np.arange(1, len(so_far) + 1)[:, None]
-        short = float((due - np.array(so_far)).max())
-    return Found(seed, off, turns, decider.binding.migrations, possible, short)
-
-
-def possible_fraction(jobs: list[tuple[int, int]], cluster: Cluster, part: NDArray[np.float64]) -> float:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "fair"))
-    from possible import fraction_for_all  # beside the tests that use it; with no turn longer than nine
-
-    due = {u: [s for v, s in jobs if v == u] for u, _ in jobs}
-    rate = {u: water_fill([1.0] * len(s), [float(x) for x in s], float(part[u])) for u, s in due.items()}
-    floor = {(u, size): rate[u][due[u].index(size)] / size / 9 for u, size in jobs}
-    gpus = cluster.nodes[0].gpus
-    return fraction_for_all(jobs, len(cluster.nodes), gpus, part, lambda u, size: floor[u, size])
-
-
-def claims(first: int, count: int = 100, hours: float = 12.0) -> dict[str, Any]:
-    out = {}
+def claims(
+    first: int, count: int, hours: float = 12.0, rule: Callable[[int, str, float], Found] = gandiva_fair
+) -> dict[str, Any]:
+    """Of the feasible claims: in how many does every user end within one quantum's work of its share?"""
+    out: dict[str, Any] = {}
     for kind in CLAIMS:
-        found = [claim(seed, kind, hours) for seed in range(first, first + count)]
-        off, turns = [f.off for f in found], [f.turns for f in found]
+        if rule is milp and min(CLAIMS[kind][0]) > MOST_NODES:
+            continue
+        began_s = time.perf_counter()
+        found = [rule(seed, kind, hours) for seed in range(first, first + count)]
+        feasible = [f for f in found if f.end_off <= 1.0 or f.feasible]
         out[kind] = {
             "claims": count,
             "hours": hours,
-            "within_one_quantum": sum(x <= 1.0 for x in off),
-            "furthest_off_quanta": {"median": float(np.median(off)), "worst": max(off)},
-            "longest_wait_turns": {"median": float(np.median(turns)), "worst": max(turns)},
-            "migrations": float(np.mean([f.migrations for f in found])),
-            "further_off": [asdict(f) for f in found if f.off > 1.0],
+            "feasible": len(feasible),
+            "end_within_one_quantum": sum(f.end_off <= 1.0 for f in feasible),
+            "always_within_one_quantum": sum(f.ever_off <= 1.0 for f in feasible),
+            "end_off_quanta_median": float(np.median([f.end_off for f in found])),
+            "starved": sum(f.turns > MOST_TURNS for f in found),
+            "longest_wait_turns": max(f.turns for f in found),
+            "gpu_time_used": float(np.mean([f.used for f in found])),
+            "migrations_per_hour": float(np.mean([f.migrations for f in found]) / hours),
+            "wall_s": time.perf_counter() - began_s,
+            "further_off": [asdict(f) for f in found if f.end_off > 1.0],
         }
         print(json.dumps({kind: out[kind]}), file=sys.stderr, flush=True)
-    return out
+    met, of = (sum(o[k] for o in out.values()) for k in ("end_within_one_quantum", "feasible"))
+    return {**out, "all": {"feasible": of, "end_within_one_quantum": met, "part": met / max(of, 1)}}
 
 
 # -- a hundred users -------------------------------------------------------------------------------
@@ -379,16 +333,19 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("parts", nargs="*", default=["claims", "quantum", "scale", "philly"])
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=default, help="where the Philly trace is")
-    parser.add_argument("--jobs", type=int, default=100_000, help="of the larger run of `scale`")
-    parser.add_argument("--seed", type=int, default=0, help="of the first of the random claims")
+    parser.add_argument("--data", type=Path, default=default, help="directory of the Philly trace")
+    parser.add_argument("--jobs", type=int, default=100_000, help="jobs of the larger run of `scale`")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first random claim")
+    parser.add_argument("--claims", type=int, default=100, help="random claims of each kind")
     args = parser.parse_args(argv)
     parts: dict[str, Callable[[], Any]] = {
-        "claims": lambda: claims(args.seed),
+        "claims": lambda: claims(args.seed, args.claims),
+        "milp": lambda: claims(args.seed, args.claims, rule=milp),
         "quantum": lambda: [
-            quantum(policy, kind)
+            quantum(policy, kind, jobs)
             for policy in ("gandiva-fair", "fair-afs")
             for kind in ("pool", "nodes", "mixed")
+            for jobs in (1_000, 10_000)
         ],
         "scale": lambda: [
             row

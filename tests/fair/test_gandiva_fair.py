@@ -106,32 +106,6 @@ def test_on_one_node_users_are_within_a_quantums_work_of_their_parts(seed):
     assert all(d.had[j] > 0 for j in d.view.job_ids.tolist())
 
 
-def furthest_off(seed):
-    """A random claim on 3 to 5 nodes of 4 GPUs for 6 hours: the furthest a user ever was off its part of what was
-    given out, in quanta of the cluster's work, and the longest a job waited, in turns (size / due quanta)."""
-    rng = np.random.default_rng(seed)
-    users, count = int(rng.integers(2, 5)), int(rng.integers(3, 6))
-    d = drive(nodes(count, **{f"u{k}": float(rng.integers(1, 4)) for k in range(users)}))
-    for user, gpus in random_claims(rng, users, 4):
-        d.submit(user, gpus)
-    off = turns = 0.0
-    for _ in range(72):
-        d.run(300)
-        waiting = d.view.gpus == 0
-        turn_s = QUANTUM_S * d.view.requested_gpus / d.view.column("due_gpus")
-        turns = max(turns, float(((d.now_s - d.view.changed_s) / turn_s)[waiting].max(initial=0.0)))
-        off = max(off, float(np.abs(d.off_by_of_what_was_given()).max()) / (4 * count * QUANTUM_S))
-    assert all(d.had[j] > 0 for j in d.view.job_ids.tolist())
-    return off, turns
-
-
-@pytest.mark.parametrize("seeds", [range(100, 110), range(7000, 7010)], ids=["from 100", "from 7000"])
-def test_over_many_nodes_users_are_within_a_quantums_work_of_their_parts_and_no_job_starves(seeds):
-    off, turns = zip(*(furthest_off(seed) for seed in seeds))
-    assert max(off) <= 1.0, off
-    assert max(turns) <= 10.0, turns
-
-
 def test_a_user_whose_jobs_are_due_all_of_the_time_is_not_kept_waiting_for_gangs():
     """It can never have more than its jobs can use, so what it misses could never be made up for."""
     d = drive(nodes(4, few=1.0, many=1.0))
@@ -307,14 +281,14 @@ def test_a_user_whose_jobs_change_is_measured_anew_and_trades_by_what_they_are_n
 
 
 def test_jobs_are_moved_a_few_at_a_time_and_rest_when_moved(monkeypatch):
-    made, note = [], Binding._note
+    made, note = [], Binding._record
 
     def spy(self, r, row, *, rest=True):
         note(self, r, row, rest=rest)
-        if rest:  # all but those whom idle GPUs took in
+        if rest:  # not those that moved to idle GPUs
             made.append((r.now_s, int(r.view.job_ids[row])))
 
-    monkeypatch.setattr(Binding, "_note", spy)
+    monkeypatch.setattr(Binding, "_record", spy)
     d = drive(nodes(6, a=1.0, b=3.0), migrations=2, rest_s=3600.0)
     rng = np.random.default_rng(3)
     jobs = [d.submit("ab"[k % 2], int(rng.choice([1, 2, 4]))) for k in range(40)]
@@ -327,7 +301,7 @@ def test_jobs_are_moved_a_few_at_a_time_and_rest_when_moved(monkeypatch):
     for at_s, job in made:
         assert at_s - last.get(job, -np.inf) >= 3600
         last[job] = at_s
-        # Two by the balancer, every 600 s, and two in any 600 s by looking ahead.
+        # Two by the balancer, every 600 s, and two in any 600 s for users that are behind.
         assert sum(at_s - 600 < other_s <= at_s for other_s, _ in made) <= 4
 
 

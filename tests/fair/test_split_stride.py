@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from shoal.core.errors import ShoalError
 from shoal.policies.gandiva_fair.accounts import settle
-from shoal.policies.gandiva_fair.kernels import SPANS, compare_siblings, split_stride
+from shoal.policies.gandiva_fair.dues import center_lags
+from shoal.policies.gandiva_fair.quantum import split_stride
 from shoal.policies.gandiva_fair.split_stride import SplitStride, aggregate_pass
 from shoal.policies.gandiva_fair.stride import GangStride, Strider
+from shoal.policies.gandiva_fair.tables import SPANS, Jobs, Nodes, Spans
 
 
 def two_nodes(tickets_a, homes_of_b):
@@ -82,15 +84,25 @@ def as_arrays(cluster):
     return {
         "order": np.argsort(passed, kind="stable"),
         "passed": passed,
-        "rate": np.array([float(j.tickets) for j in jobs]),
-        "size": np.array([j.size_gpus for j in jobs], np.int32),
-        "home": home,
-        "span_start": np.array(start, np.int32),
-        "span_node": np.array(node, np.int32),
-        "span_gpus": np.array(gpus, np.int32),
-        "gpus_of_node": np.array(cluster.gpus_of_node, np.int32),
+        "jobs": Jobs(
+            size=np.array([j.size_gpus for j in jobs], np.int32),
+            home=home,
+            due=np.array([float(j.tickets) for j in jobs]),
+        ),
+        "spans": Spans(
+            rows=np.flatnonzero(home <= SPANS),
+            start=np.array(start, np.int32),
+            node=np.array(node, np.int32),
+            gpus=np.array(gpus, np.int32),
+        ),
+        "nodes": Nodes(
+            np.array(cluster.gpus_of_node, np.int32), np.zeros(len(cluster.gpus_of_node), np.int32)
+        ),
         "eligible": np.ones(len(jobs), bool),
         "keep": np.zeros(len(jobs), bool),
+        "behind": np.zeros(len(jobs), bool),
+        "may_move": np.zeros(len(jobs), bool),
+        "most_moves": 8,
     }
 
 
@@ -102,7 +114,8 @@ def test_the_kernel_equals_the_plain_form_on_thousands_of_random_clusters():
         # Some go on from the quantum before: any set that fits.
         running = [i for i in cluster.pick() if rng.random() < 0.4]
         arrays["keep"][running] = True
-        runs, free = split_stride(**arrays)
+        runs, free, moves = split_stride(**arrays)
+        assert len(moves) == 0
         want = cluster.pick(running)
         assert np.flatnonzero(runs).tolist() == want
         used = [sum(cluster.homes[i].get(s, 0) for i in want) for s in range(len(free))]
@@ -110,6 +123,41 @@ def test_the_kernel_equals_the_plain_form_on_thousands_of_random_clusters():
         assert (free >= 0).all()
         for i, home in enumerate(cluster.homes):  # no GPU idles while a waiting gang fits
             assert runs[i] or any(free[s] < g for s, g in home.items())
+
+
+def gangs_that_move(may_move, most_moves=8):
+    """Two nodes of 4 GPUs: on node 0 rows 0 and 1, gangs of 4 with passes 0 and 1; on node 1 row 2 with pass 2."""
+    cluster = SplitStride([4, 4])
+    for i, node in enumerate([0, 0, 1]):
+        cluster.add(Strider(f"j{i}", 1.0, 4, float(i)), {node: 4})
+    arrays = as_arrays(cluster)
+    arrays["behind"][may_move] = arrays["may_move"][may_move] = True
+    runs, free, moves = split_stride(**arrays | {"most_moves": most_moves})
+    assert free.tolist() == [0, 0]
+    return np.flatnonzero(runs).tolist(), list(moves)
+
+
+def test_a_gang_that_may_move_runs_elsewhere_before_gangs_with_a_higher_pass():
+    assert gangs_that_move([]) == ([0, 2], [])
+    assert gangs_that_move([1]) == ([0, 1], [(1, 1, 4)])
+    assert gangs_that_move([1], most_moves=0) == ([0, 2], [])
+
+
+def test_a_gang_that_may_move_stays_where_it_fits():
+    assert gangs_that_move([0]) == ([0, 2], [])
+
+
+def test_a_gang_that_spans_nodes_moves_to_the_nodes_with_the_most_free_gpus():
+    cluster = SplitStride([4, 4, 4])
+    cluster.add(Strider("small", 1.0, 1, 0.0), {0: 1})
+    cluster.add(Strider("big", 1.0, 8, 1.0), {0: 4, 1: 4})
+    arrays = as_arrays(cluster)
+    assert np.flatnonzero(split_stride(**arrays)[0]).tolist() == [0]
+    arrays["behind"][1] = arrays["may_move"][1] = True
+    runs, free, moves = split_stride(**arrays)
+    assert runs.all()
+    assert sorted(moves) == [(1, 1, 4), (1, 2, 4)]
+    assert free.tolist() == [3, 0, 0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -128,7 +176,7 @@ def test_jobs_are_compared_with_their_users_other_jobs_only():
     lag = np.array([-50.0, -10.0, 2.0])
     rate = np.array([2.0, 1.0, 1.0])
     apart = lag[0] / rate[0] - lag[1] / rate[1]
-    compare_siblings(lag, rate, np.array([0, 0, 1], np.int32), np.zeros(3, np.int32), 2, 1)
+    center_lags(lag, rate, np.array([0, 0, 1], np.int32), np.zeros(3, np.int32), 2, 1)
     assert lag.tolist() == [-10.0, 10.0, 0.0]
     assert lag[0] / rate[0] - lag[1] / rate[1] == apart
 
@@ -145,7 +193,7 @@ def test_lags_of_jobs_and_users_are_those_of_gang_stride(owners):
         names = node.quantum()
         gpus = size * np.array([name in names for name in "abc"])
         lag += gpus - rate
-        compare_siblings(lag, rate, user, gpu_type, 3, 1)
+        center_lags(lag, rate, user, gpu_type, 3, 1)
         had = np.zeros((3, 1))
         np.add.at(had[:, 0], user, gpus)
         settle(had, part, 1.0, beyond)

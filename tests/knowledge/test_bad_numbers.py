@@ -100,7 +100,7 @@ def test_features_that_no_job_has(times, number):
     for asked in ({"num_gpus": number, "batch": 1}, {"num_gpus": 1, "batch": number}):
         for answer in (times.predict("job", asked), times.needs("job", asked)):
             assert isinstance(answer, Unknown)
-            assert "is not a number that can be" in answer.why
+            assert "is not a valid number" in answer.why
     assert isinstance(
         times.observe("job", Example({"num_gpus": number, "batch": 1}, {"total_s": 1.0})), Unknown
     )
@@ -192,8 +192,8 @@ def test_a_heuristic_without_numbers_is_refused_and_one_without_the_work_left_ho
         search = searched(
             SizeSearch(Autoscale(UtilityAgainstCost((10.0, 0.0), (0.0, 3600.0))), 1, 4), progress
         )
-        assert search.hold.gpus is None
-        assert "unknown, because utility against cost needs to know the remaining work" in search.hold.why
+        assert search.cap.gpus is None
+        assert "unknown, because utility against cost needs to know the remaining work" in search.cap.why
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,11 @@ def test_exactly_15_percent_is_not_busy():
 
 @pytest.mark.parametrize(
     ("util", "end_s", "why"),
-    [(np.zeros(20), 100.0, "never busy"), (np.ones(20) * 90, 0.0, "ended"), (np.ones(3), 100.0, "as many")],
+    [
+        (np.zeros(20), 100.0, "never busy"),
+        (np.ones(20) * 90, 0.0, "ended"),
+        (np.ones(3), 100.0, "samples differ"),
+    ],
 )
 def test_what_cannot_be_told_is_unknown(util, end_s, why):
     answer = phases_of(TIMES, util, 0.0, end_s)

@@ -26,7 +26,7 @@ def train(
     """Let it train at what it wants, or at what others leave it (`most` by decision); the sizes it had."""
     rng, had = np.random.default_rng(seed), []
     for i in range(decisions):
-        wanted = search.hold.gpus or search.engine.options.max_gpus
+        wanted = search.cap.gpus or search.engine.options.max_gpus
         gpus = max(min(wanted, most(i)), search.engine.options.min_gpus)
         for _ in range(search.engine.steps_due(gpus)):
             search.observe(gpus, step_s(gpus) * float(np.exp(rng.normal(0.0, noise))))
@@ -42,15 +42,15 @@ def test_it_climbs_to_the_knee_and_holds_the_job_there_saying_why(seed, options)
     had = train(search, knee, seed=seed)
     assert had[:3] == [1, 2, 4]
     assert set(had[-20:]) == {6}
-    assert search.hold.gpus == 6
-    assert search.hold.why.startswith("the autoscaler holds it at 6 GPUs: from 6 to 7 GPUs each adds ")
-    assert not search.hold.searching
+    assert search.cap.gpus == 6
+    assert search.cap.why.startswith("the autoscaler holds it at 6 GPUs: from 6 to 7 GPUs each adds ")
+    assert not search.cap.searching
 
 
 def test_before_anything_is_measured_it_wants_the_least_and_says_that_it_measures():
     search = SizeSearch(HALF, 2, 16)
-    assert search.hold.gpus == 2
-    assert search.hold.why == "the autoscaler measures 2 GPUs before it lets it have more"
+    assert search.cap.gpus == 2
+    assert search.cap.why == "the autoscaler measures 2 GPUs before it lets it have more"
     assert search.decide() is None
 
 
@@ -97,7 +97,7 @@ def test_the_owner_may_change_the_range_and_it_stays_within_it():
 def test_no_gpu_has_fewer_samples_than_it_must():
     search = SizeSearch(Autoscale(ScalingEfficiency(0.1), max_batch=256, min_local_batch=64), 1, 16)
     assert max(train(search, lambda n: 1.0 / n)) == 4
-    assert search.hold.gpus == 4
+    assert search.cap.gpus == 4
 
 
 def test_a_heuristic_that_cannot_judge_lets_the_job_have_any_size_and_says_why():
@@ -116,11 +116,11 @@ def test_its_state_survives_saving_as_json_at_any_moment():
     search = SizeSearch(HALF, 1, 16)
     rng = np.random.default_rng(0)
     for _ in range(400):
-        gpus = search.hold.gpus or 16
+        gpus = search.cap.gpus or 16
         search.observe(gpus, knee(gpus) * float(np.exp(rng.normal(0, 0.1))))
         again = SizeSearch.from_dict(json.loads(json.dumps(search.to_dict())), HALF)
         assert again.decide() == search.decide()
-        assert again.hold == search.hold
+        assert again.cap == search.cap
 
 
 class Never:

@@ -20,5 +20,5 @@ def test_a_users_difference_is_explained_whatever_its_sign(received, shown):
     text = render({"homogeneous": {"gpus": 48, "gpu_hours": hours}, "trading": []})
     assert shown in text
     assert "for all" not in text
-    assert "(below 0: GPUs that none of the user's waiting gangs fits on" in text
-    assert "above 0: GPUs that no other user's gang fits on" in text
+    assert "(below 0: GPUs on which none of the user's waiting gangs fits" in text
+    assert "above 0: GPUs on which no other user's gang fits" in text

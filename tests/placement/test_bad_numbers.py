@@ -118,7 +118,7 @@ def test_what_fits_nowhere_is_told_so():
     assert place_batch(CLUSTER, [], NONE, np.random.default_rng(0)).spots == ()
     nowhere = place(np.zeros((0, 1)), [1], [1], [[1.0]], [[1.0]])
     assert nowhere.placed_workers.tolist() == [0], "no nodes at all"
-    with pytest.raises(ShoalError, match="rows of nodes"):
+    with pytest.raises(ShoalError, match="one row per node"):
         place(np.ones(2), [1], [1], [[1.0]], [[1.0]])
     with pytest.raises(ShoalError, match="100000000 in all at most"):
         place(np.ones((2, 1)), [10**8], [1], [[1.0]], [[1.0]])

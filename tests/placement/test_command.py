@@ -136,7 +136,7 @@ def test_mistakes_in_measured_placements_are_told_in_a_line(files, capsys, monke
 
 
 def test_a_placement_that_can_change_no_speed_is_told_in_a_line(files, capsys):
-    said = "no profile here tells speed by nodes"
+    said = "no profile gives speed by nodes"
     _, _, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo", "--placement", "moving")
     assert said not in err
     (files / "profiles.csv").write_text("model,gpus,seconds_per_iteration\nm,1,2.0\nm,2,1.0\n")
@@ -149,9 +149,9 @@ def test_a_placement_that_can_change_no_speed_is_told_in_a_line(files, capsys):
 def test_an_autoscaler_that_can_change_nothing_is_told_in_a_line(files, capsys):
     asked = ["--autoscale", "efficiency:threshold=0.5"]
     _, _, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "fifo", *asked)
-    assert "policy fifo does not resize jobs: the autoscaler has nothing to say" in err
+    assert "policy fifo does not resize jobs: the autoscaler has no effect" in err
     _, out, err = shoal(capsys, "sim", "run", *inputs(files), "--policy", "afs-p", *asked, "-o", "json")
-    assert "nothing to say" not in err
+    assert "has no effect" not in err
     assert json.loads(out)["autoscaler"]["jobs"] == 3
     code, _, err = shoal(capsys, "sim", "run", *inputs(files), "--autoscale", "speed")
     assert code != 0

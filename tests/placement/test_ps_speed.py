@@ -49,7 +49,7 @@ def test_together_is_never_slower_than_dealt_over_two_and_that_never_than_apart(
 
 
 def test_a_job_without_servers_has_no_speed_here():
-    with pytest.raises(ShoalError, match="one of each"):
+    with pytest.raises(ShoalError, match="at least one server and one worker"):
         step_time_s(PLAIN, [(0, 2)])
 
 

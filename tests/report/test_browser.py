@@ -208,7 +208,7 @@ def test_the_lane_of_a_guest_is_pale_while_it_is_one(with_guests, shared):
         assert page.locator("#job-title").inner_text() == record.jobs[j].name
         paths = page.locator("#job-lanes .lane path").all()
         assert [path.get_attribute("opacity") for path in paths] == opacities
-        assert ("guest" in page.locator("#job-lanes em").inner_text()) == (j == only_guest)
+        assert ("co-located" in page.locator("#job-lanes em").inner_text()) == (j == only_guest)
         band = page.evaluate("LANES.find((l) => l.host.id === 'job-lanes').made[0].row.band")
         if j == only_guest:
             assert (band[0][0], band[-1][0]) == pytest.approx([at_s for at_s, _ in log[j]], abs=0.06)
@@ -251,8 +251,8 @@ def test_what_was_run_is_told(opened):
     assert rows.count() == 4
     assert "kind=restart, restart_s=120" in rows.nth(2).inner_text()
     caption = page.locator("#input-caption").inner_text()
-    assert "gpus 64; seed 0" in caption
-    assert "jobs jobs.csv; profiles profiles.csv;" in caption
+    assert "gpus: 64; seed: 0" in caption
+    assert "jobs: jobs.csv; profiles: profiles.csv;" in caption
 
 
 LENGTHS = {

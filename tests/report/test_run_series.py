@@ -84,7 +84,7 @@ def test_guests_are_in_the_timelines_and_neither_hold_a_gpu_nor_change_a_share(s
     owner = np.repeat(np.arange(300), jobs["points"])
     stayed_s = jobs["at"][jobs["guests"] + 1] * jobs["unit_s"]  # to the next change of the same job
     assert stayed_s.sum() == pytest.approx(record.extra["sharing"]["guest_s"], abs=0.11 * len(stayed_s))
-    assert set(owner[jobs["guests"]]) == {record.change_job[i] for i in record.guest_changes}
+    assert set(owner[jobs["guests"]]) == {record.change_job[i] for i in record.colocation_changes}
     assert sum(over["changes"]) == record.changes.sum()
     assert max(over["used"]["high"]) == max(record.used) == 16
     used = {k: np.array(v) for k, v in over["used"].items()}

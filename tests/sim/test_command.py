@@ -225,7 +225,7 @@ def test_output_that_nobody_reads_on_is_no_error(output):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["compare", "--sample", "--policies", "fifo", "--report", "jobs.csv"], "name it .html"),
+        (["compare", "--sample", "--policies", "fifo", "--report", "jobs.csv"], "its name must end in .html"),
         (["run", "jobs.csv", "--sample"], "--sample names a trace"),
         (
             ["run", "--sample", "--policy", "afs-p", "--option", "quantum_s=0.0001"],
@@ -251,7 +251,7 @@ def test_a_run_tells_what_was_run_and_which_type_a_pool_is_of(tmp_path, capsys):
     words = ["run", jobs, "--gpus", "8", "--policy", "afs-p", "--option", "quantum_s=600", "-o", "json"]
     code, out, err = shoal(capsys, "sim", *words, "--costs", "restart", "--restart-s", "7,net=5")
     assert code == 0
-    assert "the profiles know a100 and v100: --gpus 8 is a pool of v100" in err
+    assert "the profiles have speeds for a100 and v100; --gpus 8 is a pool of v100" in err
     setup = json.loads(out)["setup"]
     assert setup["jobs"] == str(jobs)
     assert setup["profiles"] == str(profiles)

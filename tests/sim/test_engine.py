@@ -185,7 +185,7 @@ def test_a_plain_run_is_the_same_as_one_step_by_step(policy, whole_seconds, monk
     runs = []
     for plain in (True, False):
         if not plain:
-            monkeypatch.setattr(Simulation, "_is_plain", lambda self: False)
+            monkeypatch.setattr(Simulation, "_is_simple", lambda self: False)
         runs.append(simulate(jobs, policy, whole_seconds=whole_seconds))
     for field in dataclasses.fields(RunRecord):
         one, other = (getattr(run, field.name) for run in runs)

@@ -159,6 +159,6 @@ def test_the_meter_sees_what_the_scheduler_has_at_every_moment(policy):
         seen.append(now)
         return np.inf
 
-    simulation._after = after
+    simulation._after_plan = after
     simulation.run()
     assert len(seen) > 30

@@ -13,8 +13,8 @@ from shoal.placement.keep_and_pack import KeepAndPack
 from shoal.placement.preschedule import PreRule
 from shoal.placement.sharing import SharingRule
 from shoal.policies.registry import make_policy
-from shoal.scheduler.early import Phases
-from shoal.scheduler.guests import Need
+from shoal.scheduler.sharing.colocation import Need
+from shoal.scheduler.sharing.prescheduling import Phases
 from shoal.sim.inputs.needs_file import read_uses
 from shoal.sim.runner import Setup, load, remarks
 from shoal.sim.samples import sample_path
@@ -74,7 +74,7 @@ def log_of(record, name):
     """What the log says of a job: (time, its GPUs from then on, whether as a guest or after having been one)."""
     log = zip(record.change_s, record.change_job, record.change_gpus)
     return [
-        (pytest.approx(at_s), gpus, i in record.guest_changes)
+        (pytest.approx(at_s), gpus, i in record.colocation_changes)
         for i, (at_s, j, gpus) in enumerate(log)
         if record.jobs[j].name == name
     ]
@@ -129,7 +129,7 @@ def test_the_log_tells_when_a_job_was_a_guest(jobs, policy, name, log):
     assert log_of(record, name) == log
     assert max(record.used) == 1
     unlogged = run(jobs, utilisation=0.6, policy=policy, timeline=False)
-    assert unlogged.change_s == unlogged.guest_changes == []
+    assert unlogged.change_s == unlogged.colocation_changes == []
 
 
 def test_who_is_a_guest_when_a_run_is_broken_off_does_not_wait_and_who_had_to_leave_does():
@@ -231,9 +231,9 @@ def test_needs_are_read(tmp_path):
     ("named", "told"),
     [
         ("ab", None),
-        ("a", "no needs are known of 1 of 3 jobs, which neither share a GPU nor prepare early: .* name b$"),
-        ("b", "no needs are known of 2 of 3 jobs, .*: --needs does not name a$"),
-        ("", "no needs are known of 3 of 3 jobs, .*: --needs does not name a and b$"),
+        ("a", "no needs are known for 1 of 3 jobs, which neither share a GPU nor prepare early: .* name b$"),
+        ("b", "no needs are known for 2 of 3 jobs, .*: --needs does not name a$"),
+        ("", "no needs are known for 3 of 3 jobs, .*: --needs does not name a and b$"),
     ],
     ids=["every model is named", "one job is left", "two jobs of a model are left", "no job is named"],
 )

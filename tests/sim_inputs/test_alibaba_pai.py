@@ -107,7 +107,7 @@ def test_pai_users_and_submissions_come_from_the_job_table(tmp_path):
     result = convert(format_named("alibaba-pai").read(tmp_path), ONE)
     assert result.jobs["user"].to_list() == ["ida", "eve"]
     assert result.jobs["submit_s"].to_list() == [0, 50]
-    assert result.notes == ("1 jobs asked for parts of GPUs: rounded up to whole ones",)
+    assert result.notes == ("1 jobs requested fractions of GPUs: rounded up to whole GPUs",)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

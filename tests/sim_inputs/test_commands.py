@@ -76,7 +76,7 @@ def test_a_job_takes_the_time_that_its_trace_says(tmp_path):
         (["--load", "1e-300"], "load: give 1e-06 to 1000"),
         (["--profiles", "nowhere.csv"], "no such file"),
         (["--gpu-type", "tpu", "--profiles", "typed.csv"], "--gpu-type tpu: no profile"),
-        (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not tell"),
+        (["--gpu-type", "tpu", "--profiles", "plain.csv"], "--gpu-type tpu: the profiles do not distinguish"),
         (["-o", "jobs.txt"], "jobs.txt: a table is written as csv or Parquet"),
         (["-o", "jobs"], "end its name with .csv or .parquet"),
         (["-o", "typed.csv", "--profiles", "typed.csv"], "typed.csv is read by this command"),
@@ -224,7 +224,7 @@ def test_profiles_do_not_replace_the_measurements_they_are_made_of(tmp_path):
         (16, None),
         (
             17,
-            "net: a batch of 17 is above all that were measured (at most 16, on 2 GPUs); an iteration "
+            "net: a batch of 17 is larger than any measured one (at most 16, on 2 GPUs); an iteration "
             "counts as 2 steps",
         ),
         (100_000, "an iteration counts as 6,250 steps there, and as more on fewer GPUs"),

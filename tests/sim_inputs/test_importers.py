@@ -79,7 +79,7 @@ def test_one_virtual_cluster_can_be_taken_out(sample):
     result = convert(trace, ONE, Wishes(vcs=("x",)))
     assert result.jobs["requested_gpus"].to_list() == [2]
     assert dict(result.left_out) == {"of other virtual clusters": trace.rows - 1}
-    with pytest.raises(InputError, match="no job is of cluster 'z'; known: x, y"):
+    with pytest.raises(InputError, match="no job belongs to cluster 'z'; known: x, y"):
         convert(trace, ONE, Wishes(vcs=("z",)))
 
 
@@ -125,7 +125,7 @@ def test_a_cluster_in_which_nothing_ran_is_known_and_has_no_job_to_write(tmp_pat
     path = tmp_path / "trace"
     path.write_text(CLUSTERS[name])
     trace = format_named(name).read(path)
-    with pytest.raises(InputError, match="no job is of cluster 'z'; known: q, r"):
+    with pytest.raises(InputError, match="no job belongs to cluster 'z'; known: q, r"):
         convert(trace, ONE, Wishes(vcs=("z",)))
     nothing = r"no job is left to write: 1 ran for no time; 3 of other virtual clusters"
     with pytest.raises(InputError, match=nothing):
@@ -276,7 +276,7 @@ def test_gavel_jobs_with_priority_0_are_refused_and_unknown_models_get_a_suggest
     ) as e:
         convert(format_named("gavel").read(path), ONE)
     assert "--assign" not in str(e.value)  # it counts steps: no other model could do them
-    with pytest.raises(InputError, match="leave --assign out"):
+    with pytest.raises(InputError, match="omit --assign"):
         convert(format_named("gavel").read(path), ONE, Wishes(assign=True))
 
 
@@ -298,7 +298,7 @@ def test_parquet_traces_are_told_by_rows_and_may_hold_real_times(tmp_path):
     good.write_parquet(path)
     assert convert(format_named("philly-csv").read(path), ONE).jobs["submit_s"].to_list() == [0, 120]
     good.with_columns(pl.col("timestamp").dt.date()).write_parquet(path)
-    with pytest.raises(InputError, match="timestamp: holds Date, not dates with times"):
+    with pytest.raises(InputError, match="timestamp: contains Date, not dates with times"):
         format_named("philly-csv").read(path)
 
 
@@ -424,7 +424,7 @@ def test_models_without_a_speed_on_the_type_wished_for_are_told(tmp_path):
         convert(trace, typed, Wishes(gpu_type="k80"))
     with pytest.raises(ShoalError, match="did you mean 'v100'"):
         convert(trace, typed, Wishes(gpu_type="v10"))
-    with pytest.raises(ShoalError, match="--gpu-type v100: the profiles do not tell GPU types apart"):
+    with pytest.raises(ShoalError, match="--gpu-type v100: the profiles do not distinguish GPU types"):
         convert(trace, ONE, Wishes(gpu_type="v100"))
 
 

@@ -92,10 +92,10 @@ def test_an_unknown_column_is_told_what_columns_there_are(tmp_path, header, fiel
         ("m,1,1,1\n", None),
         ("m,1,1,1\nm,2,0.6,1\nm,1,0.9,2\nm,2,0.5,2\n", None),
         ("m,1,1,1\nm,2,0.6,2\nm,3,0.5,3\nm,1,0.9,2\nm,2,0.7,1\n", None),
-        ("m,2,0.6,2\n", "'m' was measured with 1 pair of servers and GPUs, too few to tell the others; "
+        ("m,2,0.6,2\n", "'m' was measured with 1 pair of servers and GPUs, too few to predict others; "
          "measure 5 or more, or all 4 up to 2 servers and 2 GPUs"),
         ("m,1,1,1\nm,2,0.6,2\nm,3,0.5,3\nm,1,0.9,2\n", "'m' was measured with 4 pairs of servers and GPUs, "
-         "too few to tell the others; measure 5 or more, or all 9 up to 3 servers and 3 GPUs"),
+         "too few to predict others; measure 5 or more, or all 9 up to 3 servers and 3 GPUs"),
     ],
     ids=["the only pair", "all pairs of a small square", "five of nine", "one of four", "four of nine"],
 )  # fmt: skip

@@ -92,7 +92,7 @@ def test_a_speed_that_is_none_in_gavels_throughputs_is_named(tmp_path, text, fie
         ("global_batch_size,1,2\n64,-1,3\n", 2, "1", "negative"),
         ("global_batch_size,1,2\n64,1e-310,3\n", 2, "1", "must be 1e-09 to 1e+09, not 1e-310"),
         ("global_batch_size,1,2\n64,1,2e9\n", 2, "2", "must be 1e-09 to 1e+09, not 2e9"),
-        ("global_batch_size,1,2\n64,1,3\n64,1,3\n", 3, "global_batch_size", "already there"),
+        ("global_batch_size,1,2\n64,1,3\n64,1,3\n", 3, "global_batch_size", "already occurs"),
         ("global_batch_size,0,2\n64,1,3\n", 1, "0", "not a number of GPUs"),
         ("global_batch_size,one\n64,1\n", 1, None, "no column is a number of GPUs"),
         ("global_batch_size,1\n64,0\n", None, None, "no throughput above 0"),

@@ -8,6 +8,7 @@ slices of the storage, so do not keep them while rows are added or removed.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -259,10 +260,20 @@ class View:
             values[name] = int(self._ints[i, row])
         return values
 
-    def load(self, row: int, values: dict[str, float | int | None]) -> None:
-        """Set the row from the result of `dump`."""
+    def columns(
+        self, rows: Sequence[int], parked: Sequence[tuple[FloatArray, IntArray]] = ()
+    ) -> dict[str, list[float] | list[int]]:
+        """All columns of these rows as plain data, followed by those of parked jobs; `load` takes one row of it."""
+        floats = np.concatenate([self._floats[:, rows], *(f[:, None] for f, _ in parked)], axis=1)
+        ints = np.concatenate([self._ints[:, rows], *(i[:, None] for _, i in parked)], axis=1)
+        names = (*FLOATS, *self.policy_columns)
+        found: dict[str, list[float] | list[int]] = dict(zip(names, floats.tolist()))
+        return found | dict(zip(INTS, ints.tolist()))
+
+    def load(self, row: int, values: Mapping[str, float | int | None]) -> None:
+        """Set the row from the result of `dump`, or of `columns`. A policy column that is missing is 0."""
         for i, name in enumerate((*FLOATS, *self.policy_columns)):
-            value = values[name]
+            value = values.get(name, 0.0) if i >= len(FLOATS) else values[name]
             missing = np.nan if name in ("total", "remaining") else np.inf
             self._floats[i, row] = missing if value is None else value
         for i, name in enumerate(INTS):

@@ -1,12 +1,12 @@
-"""How many GPUs to ask for when the owner leaves it open (`--gpus auto`), after Liquid (TPDS'21).
+"""How many GPUs to request if the owner does not say (`--gpus auto`), after Liquid (TPDS'21).
 
-Best first:
+The sources, best first:
 
-1. speeds that earlier jobs of the same command were measured at;
-2. running times of finished jobs of the same program, by a random forest over their flags and sizes;
-3. nothing: the answer says so, and the job may have anything from one GPU up.
+1. measured speeds of earlier jobs with the same command;
+2. run times of finished jobs of the same program, by a random forest over their flags and sizes;
+3. nothing: the answer says so, and the job may have any number of GPUs from one.
 
-From the speeds the law of diminishing marginal utility tells the right number (`marginal_utility`).
+The law of diminishing marginal utility turns speeds into a number of GPUs (`marginal_utility`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shoal.knowledge.speed_estimator import SpeedTable
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
-#: Times of fewer distinct sizes say nothing of what more GPUs would bring.
+#: Run times at fewer distinct sizes do not show what more GPUs would gain.
 MIN_SIZES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRun:
-    """A job that ran at one size from start to end."""
+    """A finished job that ran at one size from start to end."""
 
     command: Sequence[str]
     gpus: int
@@ -42,7 +42,7 @@ class FinishedRun:
 
 @dataclass(frozen=True, slots=True)
 class AutoGpus:
-    """The range to use and why; `known` is false where it is all there is, for want of knowledge."""
+    """The range to use and why. `known` is false if it is only a default because nothing is known."""
 
     gpus: GpuRange
     known: bool
@@ -58,10 +58,10 @@ def choose_gpus(
     resizes: bool = True,
     least: float = LEAST,
 ) -> AutoGpus:
-    """GPUs for a job. `measured` is speed by share (entry 0 is 0) of jobs with the same command.
+    """GPUs for a job. `measured` is the speed by share (entry 0 is 0) of jobs with the same command.
 
-    A job that resizes may have from one GPU up to the right number; one that does not gets just that number,
-    or one GPU where nothing is known.
+    An elastic job gets a range from one GPU to the right number. A fixed job gets exactly that number, or
+    one GPU if nothing is known.
     """
     if not is_count(max_gpus):
         raise ShoalError(f"the most GPUs must be a whole number from 1 up, not {max_gpus}")
@@ -79,7 +79,7 @@ def choose_gpus(
 
 
 def trusted_speed(table: SpeedTable | Unknown) -> Floats | Unknown:
-    """Speed by share as far as it was measured or fitted; what is only assumed counts as not known (nan)."""
+    """Speed by share where it was measured or fitted; nan where it is only assumed."""
     if isinstance(table, Unknown):
         return table
     return np.where(table.source >= Source.FITTED, table.iterations_per_s, np.nan)
@@ -110,7 +110,7 @@ def _by_times(
     speed = estimator.speed_by_gpus("job", task_features(command, num_gpus=1), min(max_gpus, sizes[-1]))
     if isinstance(speed, Unknown):
         return speed
-    # A forest is flat between sizes it has seen, so only those are points of the curve.
+    # A forest is constant between the sizes it has seen, so only those are points of the curve.
     seen = np.isin(np.arange(len(speed)), [0, *sizes])
     return right_share(np.where(seen, speed, np.nan), max_gpus=max_gpus, least=least)
 

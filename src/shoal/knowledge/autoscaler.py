@@ -1,11 +1,12 @@
-"""The size of one job, searched while it trains: the autoscaling engine of Or, Zhang and Freedman (MLSys'20).
+"""Search for the size of one job while it trains: the autoscaling engine of Or, Zhang and Freedman (MLSys'20).
 
-It climbs while the heuristic passes and returns to the latest size that passed. The default options are the
-authors' rules and numbers. `IMPROVED` keeps the idea and changes the search: it doubles and then halves the
-gap instead of walking, waits until a verdict is beyond noise, looks down only when the lowest step fails,
-leaves a settled size only for a clear gain, and searches again when the speed changes.
+The engine grows the job while the heuristic passes, and returns to the last size that passed. The default
+options are the authors' rules and numbers. `IMPROVED` changes the search: it doubles the size and then
+bisects instead of walking, waits until a verdict is beyond the noise, tries smaller sizes only if the lowest
+step fails, leaves a settled size only for a clear gain, and searches again when the speed changes.
 
-A pure state machine: `observe` takes in steps, `decide` answers what to do. It knows no clock and no cluster.
+This is a pure state machine: `observe` takes measured steps, `decide` returns what to do. It reads no clock and
+knows nothing about the cluster.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from shoal.knowledge.counts import is_count
 from shoal.knowledge.heuristics import Heuristic, Point, Progress, ScalingEfficiency
 from shoal.knowledge.unknown import Unknown
 
-#: Samples per second beyond which a measurement is a mistake; its square is still a number.
+#: A measurement with more samples per second is an error. The square of the limit is still finite.
 MOST_SPEED = 1e100
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The engine's numbers; defaults are those of the authors' code."""
+    """The engine's parameters; the defaults are those of the authors' code."""
 
     min_gpus: int = 4
     max_gpus: int = 60
@@ -35,9 +36,9 @@ class Options:
     rules: Rules = field(default_factory=Rules)
     max_global_batch: int | None = None
     min_local_batch: int = 1
-    memory_steps: int | None = None  # None: every step counts for ever
-    recheck_change: float | None = None  # a relative change of speed that opens the search again
-    transition_s: float = 0.0  # what one resize costs, 0: not considered
+    memory_steps: int | None = None  # None: all steps count
+    recheck_change: float | None = None  # a relative change of speed that restarts the search
+    transition_s: float = 0.0  # cost of one resize; 0: not considered
 
 
 IMPROVED = Options(
@@ -56,7 +57,7 @@ IMPROVED = Options(
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The size the job should have, what kind of decision this is, and why in a sentence."""
+    """The size that the job should have, the kind of decision, and the reason as a sentence."""
 
     gpus: int
     code: str  # Measuring, Waiting, Climb, Descend, Gather, Settle, Stay, NotWorthIt, Unknown
@@ -85,9 +86,9 @@ class _Speed:
 
 
 class Autoscaler:
-    """Searches one job's size. Ask `decide` after each `observe`; do what it says and go on observing.
+    """Searches the size of one job. Call `decide` after each `observe`, carry out the decision, and repeat.
 
-    The first step after every change of size is left out: it pays for the change, not for the size.
+    The first step after every resize is ignored: its time includes the resize.
     """
 
     def __init__(self, gpus: int, options: Options | None = None, heuristic: Heuristic | None = None) -> None:
@@ -103,9 +104,9 @@ class Autoscaler:
         self._settled: int | None = None
 
     def observe(self, gpus: int, step_s: float, samples: float) -> Unknown | None:
-        """Take in one step of `samples` (the global batch). A step that cannot be is left out, with why."""
+        """Add one step of `samples` (the global batch). An invalid step is ignored and the reason returned."""
         if not is_count(gpus):
-            return Unknown(f"a step with {gpus} GPUs cannot be")
+            return Unknown(f"a step cannot run on {gpus} GPUs")
         if gpus != self.gpus:
             self._changed_size(gpus)
         if not (0 < step_s < math.inf and 0 < samples < math.inf and 0 < samples / step_s < MOST_SPEED):
@@ -120,16 +121,16 @@ class Autoscaler:
         return None
 
     def rests_at(self, gpus: int) -> bool:
-        """Whether that is the size it has found, or at which it waits for another that it asked for."""
+        """Whether this is the size that it settled at, or the size at which it waits for a requested resize."""
         return gpus == self.gpus and (self._pending is not None or self._settled == gpus)
 
     def steps_due(self, gpus: int) -> int:
-        """Steps with so many GPUs that are to be observed before it decides again."""
+        """Number of steps with this many GPUs that it needs before it decides again."""
         every = self.options.decide_every_steps
         return every + 1 if gpus != self.gpus else every - self._since % every + self._drop
 
     def decide(self, progress: Progress | None = None) -> Decision:
-        """What to do now. Decides every so many steps; in between it goes on measuring."""
+        """What to do now. It decides every `decide_every_steps` steps and measures in between."""
         options, where = self.options, progress or Progress()
         if not self.sizes:
             return Decision(self.gpus, "Stay", "no size is allowed by the limits of size and batch")
@@ -139,7 +140,7 @@ class Autoscaler:
             return Decision(self.gpus, "Measuring", f"measuring {self.gpus} GPUs ({self._since} steps)")
         if self._has_changed():
             self.conditions_changed()
-        # A size that the cluster took away before it was measured well says nothing.
+        # Ignore sizes that the cluster changed before they had enough measurements.
         points = [
             speed.point(k, options.memory_steps)
             for k, speed in sorted(self._speeds.items())
@@ -149,7 +150,7 @@ class Autoscaler:
         return self._act(aim, where)
 
     def conditions_changed(self, *, min_gpus: int | None = None, max_gpus: int | None = None) -> None:
-        """Forget what was measured at other sizes and search again, perhaps within other limits."""
+        """Discard the measurements at other sizes and search again, possibly within new limits."""
         lowest = self.options.min_gpus if min_gpus is None else min_gpus
         highest = self.options.max_gpus if max_gpus is None else max_gpus
         self.options = replace(self.options, min_gpus=lowest, max_gpus=highest)
@@ -160,13 +161,13 @@ class Autoscaler:
         self._pending = None
 
     def resize_refused(self) -> None:
-        """The cluster could not do the last resize: go on at the present size, and do not ask for more."""
+        """The cluster could not carry out the last resize: stay at the present size, and do not request more."""
         if self._pending is not None and self._pending > self.gpus:
             self.sizes = tuple(k for k in self.sizes if k < self._pending)
         self._pending = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain values; options and heuristic are given again on loading."""
+        """The state as plain values. Options and heuristic are not included: pass them again on loading."""
         return {
             "gpus": self.gpus,
             "sizes": list(self.sizes),
@@ -220,9 +221,10 @@ class Autoscaler:
         return Decision(aim.gpus, aim.code, aim.why)
 
     def _not_paid_back(self, aim: Aim, progress: Progress) -> str | None:
-        """A move must gain more than it costs in what remains: time when growing, GPU-time when shrinking.
+        """Why a resize would cost more than it gains in the remaining time; None if it pays off.
 
-        A size that was never measured is given the benefit of perfect scaling, but must pay for the way back.
+        The gain is time when growing and GPU-time when shrinking. For a size that was never measured, perfect
+        scaling is assumed, and the cost includes the way back.
         """
         here = self._speeds.get(self.gpus)
         pause_s = self.options.transition_s
@@ -241,7 +243,7 @@ class Autoscaler:
 
 
 def _sizes(options: Options) -> tuple[int, ...]:
-    """The allowed sizes: within min and max, and with at least `min_local_batch` samples for each GPU."""
+    """The allowed sizes: from min to max, with at least `min_local_batch` samples per GPU."""
     top = options.max_gpus
     if options.max_global_batch is not None:
         top = min(top, options.max_global_batch // max(options.min_local_batch, 1))

@@ -1,12 +1,12 @@
-"""Where the autoscaler should look next, given what was measured so far. Pure rules, no memory.
+"""Which size the autoscaler tries next, given the measurements so far. Pure functions without state.
 
-The authors' rules (MLSys'20, as their code has them), on the sizes seen so far in increasing order and the
-heuristic's verdict on each neighbouring pair:
+The authors' rules (MLSys'20, as in their code) use the measured sizes in increasing order and the heuristic's
+verdict on each pair of neighbours:
 
-1. one size seen: go a step up, or down if it is the largest allowed;
-2. no pair fails and the largest seen is not the maximum: a step up from the largest;
-3. the first three pairs do not all pass and the smallest seen is not the minimum: a step down from it;
-4. otherwise settle at the size just before the first failing pair (the largest seen if none fails),
+1. one size measured: one step up, or down if it is the largest allowed size;
+2. no pair fails and the largest measured size is not the maximum: one step up from the largest;
+3. the first three pairs do not all pass and the smallest measured size is not the minimum: one step down;
+4. otherwise settle at the size before the first failing pair (at the largest if none fails),
 5. but first go to the next larger size if fewer than 100 steps were recorded there.
 """
 
@@ -26,12 +26,12 @@ from shoal.knowledge.unknown import Unknown
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Numbers of the rules; defaults are the authors'.
+    """Parameters of the rules; the defaults are the authors'.
 
-    `doubling`: step up to twice the size, then halve the gap in which the first failure lies; the last step
-    up to the chosen size is judged alone.
-    `confidence`: a verdict within so many standard errors of its limit is not acted on; measure on, up to
-    `sure_after_steps`. `hysteresis`: leave a settled size only if the margin is beyond this.
+    `doubling`: double the size at each step up, then bisect the interval of the first failure; the last step
+    up to the chosen size gets a verdict of its own.
+    `confidence`: a verdict within this many standard errors of its limit is not used; measurement goes on,
+    up to `sure_after_steps`. `hysteresis`: leave a settled size only if the margin exceeds this.
     """
 
     passes_before_settling: int = 3
@@ -66,7 +66,7 @@ def aim_for(
     progress: Progress,
     settled: int | None = None,
 ) -> Aim:
-    """The size to go to (or to stay at) given points in increasing order of size."""
+    """The size to try next, or to stay at, given points in increasing order of size."""
     allowed = [point for point in points if sizes[0] <= point.gpus <= sizes[-1]]
     if now_gpus < sizes[0] or now_gpus > sizes[-1] or not allowed:
         nearest = min(max(now_gpus, sizes[0]), sizes[-1])
@@ -126,7 +126,7 @@ def _toward(gpus: int, now_gpus: int, why: str) -> Aim:
 
 
 def _unsure(points: list[Point], verdicts: list[Verdict], now_gpus: int, rules: Rules) -> Aim | None:
-    """Measure on while a verdict about the present size is within its noise."""
+    """Continue to measure while a verdict about the present size is within the noise."""
     if rules.confidence <= 0:
         return None
     for smaller, larger, verdict in zip(points, points[1:], verdicts):
@@ -141,7 +141,7 @@ def _unsure(points: list[Point], verdicts: list[Verdict], now_gpus: int, rules: 
 def _with_hysteresis(
     verdict: Verdict, smaller: Point, larger: Point, settled: int | None, hysteresis: float
 ) -> Verdict:
-    """Make it harder to leave the settled size, in either direction."""
+    """Shift the verdicts so that the settled size is left only for a clear gain, in either direction."""
     if settled is None or hysteresis <= 0:
         return verdict
     shift = hysteresis if larger.gpus <= settled else -hysteresis if smaller.gpus >= settled else 0.0
@@ -158,7 +158,7 @@ def _above(gpus: int, sizes: tuple[int, ...], rules: Rules) -> int | None:
 
 
 def _skipped_below(gpus: int, points: list[Point], sizes: tuple[int, ...]) -> int | None:
-    """The size just below that doubling jumped over: above the smallest measured, but not measured itself."""
+    """The next smaller size, if doubling skipped it: not measured, but above the smallest measured size."""
     below = _below(gpus, sizes)
     measured = [point.gpus for point in points]
     return below if below is not None and below not in measured and measured[0] < below else None

@@ -25,7 +25,7 @@ from scipy.special import fdtri
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
-MIN_POINTS = 5  # three coefficients, and two points more to tell how well they fit
+MIN_POINTS = 5  # three coefficients, and two more points to judge the fit
 NEWER = 2.0
 CONFIDENCE = 0.9
 _SEARCH = 48
@@ -52,12 +52,12 @@ class LossCurve:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CurveFit:
-    """The best curve, and every curve of the search that the losses do not rule out, with conditional spread.
+    """The best curve, and all curves of the search that the losses do not rule out, with their uncertainty.
 
-    Arrays have one entry per shift that was tried and is plausible (F-test on the residuals): the profile of
-    the likelihood along the one non-linear coefficient. `covariance` holds var(a), cov(a, β2), var(β2) given
-    the shift, and `reach` how many standard deviations of these are still within the confidence region: the
-    worse a shift fits, the fewer. `steps` and `losses` are the points as they were given.
+    Arrays have one entry per plausible shift (F-test on the residuals): the profile likelihood along the one
+    non-linear coefficient. `covariance` holds var(a), cov(a, β2), var(β2) given the shift. `reach` is the
+    number of these standard deviations that lie within the confidence region: the worse the fit, the fewer.
+    `steps` and `losses` are the original points.
     """
 
     best: LossCurve
@@ -76,7 +76,7 @@ def replace_outliers(losses: Floats, reach: int = 2, margin: float = 1.0) -> Flo
 
     Neighbours are the `reach` points on either side, at the end of the history the 2 `reach` points before.
     Their range is widened on both sides by `margin` times its width, so that ordinary noise and the fall of
-    the curve are left alone (margin 0 is the plain rule). The first points stay: the fall is steepest there.
+    the curve are no outliers (margin 0 is the plain rule). The first points are kept: the fall is steepest there.
     """
     count = len(losses)
     if count < 2 * reach + 1:
@@ -105,7 +105,7 @@ def nnls_two(first: Floats, second: Floats, target: Floats, weights: Floats) -> 
     """Weighted non-negative least squares with two unknowns, for many problems at once.
 
     Row i of `first` and `second` is problem i's design; `target` is common. Returns the coefficients and the
-    weighted sum of squares. The optimum is interior, or on one axis, or at zero: take the best of those.
+    weighted sum of squares. The optimum is in the interior, on one axis, or at zero: the best of those is taken.
     """
     aa = np.sum(weights * first * first, axis=1)
     bb = np.sum(weights * second * second, axis=1)
@@ -125,14 +125,14 @@ def nnls_two(first: Floats, second: Floats, target: Floats, weights: Floats) -> 
     return a, b, np.sum(weights * residual * residual, axis=1)
 
 
-#: A loss, or a step, beyond this is none: the job has diverged.
+#: A loss or a step beyond this is invalid: the job has diverged.
 _MOST = 1e100
 
 
 def fit_curve(
     steps: Floats, losses: Floats, *, newer: float = NEWER, min_points: int = MIN_POINTS
 ) -> CurveFit | Unknown:
-    """Fit the curve to (step, loss) points in order of steps; says why when they do not determine one."""
+    """Fit the curve to (step, loss) points in order of steps; Unknown if they do not determine one."""
     steps = np.asarray(steps, dtype=np.float64)
     losses = np.asarray(losses, dtype=np.float64)
     if steps.ndim != 1 or losses.ndim != 1:
@@ -144,12 +144,12 @@ def fit_curve(
     finite = np.isfinite(losses)
     steps, losses = steps[finite], losses[finite]
     cleaned = replace_outliers(losses)
-    largest = float(cleaned.max())  # of what is left: a single spike must not set the scale
+    largest = float(cleaned.max())  # without outliers: a single spike must not set the scale
     if largest <= 0:
         return Unknown("apart from outliers all losses are 0: they show no progress")
     cleaned = cleaned / largest
     weights = recency_weights(len(cleaned), newer)
-    weights *= weights.sum() / np.sum(weights * weights)  # they sum to the number of points they are worth
+    weights *= weights.sum() / np.sum(weights * weights)  # they sum to the effective number of points
     rising = _rising(steps, cleaned, weights)
     if rising is not None:
         return rising
@@ -180,7 +180,7 @@ def _unusable(steps: Floats, losses: Floats, min_points: int) -> Unknown | None:
 
 
 def _rising(steps: Floats, losses: Floats, weights: Floats) -> Unknown | None:
-    """A job whose recent losses climb above where it started, or climb beyond noise, diverges."""
+    """A job diverges if its recent losses exceed the first ones, or rise beyond the noise."""
     tail = max(len(losses) // 3, 3)
     if np.median(losses[-tail:]) > 1.05 * losses[0]:
         return Unknown("the loss is above where it started: the job diverges")
@@ -222,7 +222,7 @@ def _profile(
     best: int,
     largest: float,
 ) -> CurveFit:
-    """Keep what the losses do not rule out: sums of squares up to (1 + F/(n-3)) times the smallest."""
+    """Keep the curves that the losses do not rule out: sums of squares up to (1 + F/(n-3)) times the smallest."""
     worth = float(weights.sum())
     free = max(worth - 3.0, 1.0)
     smallest = squares[best] + 1e-15

@@ -1,4 +1,4 @@
-"""What can be a number of GPUs, or of anything else that is counted."""
+"""Check of counts, such as a number of GPUs."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ MOST = 1_000_000
 
 
 def is_count(value: object, least: int = 1, most: int = MOST) -> bool:
-    """Whether it is a whole number within these bounds."""
+    """Whether `value` is an integer in this range."""
     return isinstance(value, Integral) and least <= int(value) <= most

@@ -1,7 +1,7 @@
-"""A job's features as Liquid (TPDS'21) takes them: its sizes and the flags of its command.
+"""A job's features as Liquid (TPDS'21) defines them: its sizes and the flags of its command.
 
-Whole numbers stay as they are; other values become the 32-bit FNV-1a hash of their text. Flags that only say
-where a task runs are left out.
+Integers are used as they are; other values become the 32-bit FNV-1a hash of their text. Flags that only say
+where a task runs are omitted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Features = dict[str, int | str]
 
 
 def fnv1a_32(text: str) -> int:
-    """The FNV-1a hash, 32 bits, of the UTF-8 bytes."""
+    """The 32-bit FNV-1a hash of the UTF-8 bytes."""
     value = 0x811C9DC5
     for byte in text.encode(errors="surrogatepass"):
         value = ((value ^ byte) * 0x01000193) & 0xFFFFFFFF
@@ -42,7 +42,7 @@ def flags_of(command: Sequence[str]) -> Features:
 def task_features(
     command: Sequence[str], *, num_gpus: int, servers: int = 0, workers: int = 1, is_server: bool = False
 ) -> Features:
-    """All features of one task of a job, in Liquid's names."""
+    """All features of one task of a job, with Liquid's names."""
     sizes: Features = {
         "num_gpus": num_gpus,
         "ps_number": servers,
@@ -53,7 +53,7 @@ def task_features(
 
 
 def as_number(value: int | str) -> float:
-    """What the forest sees of a feature."""
+    """The number that the forest uses for a feature."""
     return float(fnv1a_32(value)) if isinstance(value, str) else float(value)
 
 

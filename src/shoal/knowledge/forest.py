@@ -1,11 +1,11 @@
-"""A random forest as plain arrays: trained by scikit-learn, saved as plain values, evaluated here.
+"""A random forest as plain arrays: scikit-learn trains it, and this module saves, loads and evaluates it.
 
 Liquid's parameters: 70 trees, depth 13, at least 10 samples to split and 5 in a leaf. The paper's comparison
-looks at all features in each split, the authors' service at all but one.
+considers all features in each split, the authors' service all but one.
 
-Saved models are lists of numbers and are checked when loaded: unlike a pickle, such a file cannot run code.
-The evaluation equals scikit-learn's bit for bit: features are rounded to 32-bit floats, a sample
-goes left when its value is at most the threshold, and trees are summed in their order.
+Saved models are lists of numbers that are checked on loading: unlike a pickle, such a file cannot run code.
+The results equal scikit-learn's bit for bit: features are rounded to 32-bit floats, a sample goes left if
+its value is at most the threshold, and trees are summed in order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Ints = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
-    """All trees end to end. Node i splits on `feature[i]` at `threshold[i]`; a leaf has feature -1."""
+    """All trees, concatenated. Node i splits on `feature[i]` at `threshold[i]`; a leaf has feature -1."""
 
     features: int
     roots: Ints
@@ -41,7 +41,7 @@ class Forest:
     value: Floats
 
     def predict(self, samples: Floats) -> Floats:
-        """The mean of the trees' answers for each sample (one per row)."""
+        """The mean prediction of the trees for each sample (one per row)."""
         rounded = np.ascontiguousarray(samples, dtype=np.float32)
         rows = np.arange(len(rounded))[:, None]
         node = np.broadcast_to(self.roots, (len(rounded), len(self.roots))).copy()
@@ -69,7 +69,7 @@ _ARRAYS = ("roots", "feature", "threshold", "left", "right", "value")
 
 
 def train_forest(samples: Floats, targets: Floats, *, seed: int, max_features: int | None = None) -> Forest:
-    """Train with Liquid's parameters; `max_features=None` looks at all features in each split."""
+    """Train with Liquid's parameters; `max_features=None` considers all features in each split."""
     from sklearn.ensemble import RandomForestRegressor  # slow to import, and only training needs it
 
     regressor = RandomForestRegressor(
@@ -85,7 +85,7 @@ def train_forest(samples: Floats, targets: Floats, *, seed: int, max_features: i
 
 
 def join_trees(trees: Sequence[Any], features: int) -> Forest:
-    """Put scikit-learn's trees end to end."""
+    """Concatenate scikit-learn's trees."""
     sizes = np.array([tree.node_count for tree in trees])
     roots = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int32)
     leaf = np.concatenate([tree.children_left for tree in trees]) < 0
@@ -106,8 +106,11 @@ def join_trees(trees: Sequence[Any], features: int) -> Forest:
 
 
 def forest_from_dict(state: dict[str, Any]) -> Forest | Unknown:
-    """A forest from saved values, after checking that it is one: children come after their parent and stay in
-    range (so evaluation ends), features exist, and numbers are finite."""
+    """A forest from saved values, after checks.
+
+    Children come after their parent and are in range (so that evaluation ends), features exist, and numbers
+    are finite.
+    """
     try:
         loaded = Forest(
             features=int(state["features"]),

@@ -1,8 +1,8 @@
-"""When is a larger size worth it? The scaling conditions of Or, Zhang and Freedman (MLSys'20), pluggable.
+"""The scaling conditions of Or, Zhang and Freedman (MLSys'20): when is a larger size worth it?
 
-A heuristic compares what was measured at a smaller and at a larger size and gives a margin: above zero the
-larger size passes. Others can be added by installed packages under the entry point group `shoal.heuristics`:
-a frozen dataclass with `judge`, whose fields are its options, or anything that is called without arguments and
+A heuristic compares the measurements at a smaller and at a larger size and returns a margin: the larger size
+passes if it is positive. Installed packages can add heuristics under the entry point group `shoal.heuristics`:
+either a frozen dataclass with `judge` whose fields are its options, or any callable without arguments that
 returns an object with `judge`.
 """
 
@@ -23,7 +23,7 @@ GROUP = "shoal.heuristics"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What was measured at one size: samples per second, their relative error, and over how many steps."""
+    """Measurements at one size: samples per second, their relative error, and the number of steps."""
 
     gpus: int
     throughput: float
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where the job is. Remaining samples may be unknown."""
+    """The progress of the job. Remaining samples may be unknown."""
 
     elapsed_s: float = 0.0
     remaining_samples: float | None = None
@@ -41,7 +41,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How far above (passes) or below (fails) its condition the larger size is, and the noise of that."""
+    """The margin by which the larger size passes (positive) or fails (negative), and its standard error."""
 
     margin: float
     std_error: float
@@ -60,7 +60,7 @@ class Heuristic(Protocol):
 class ScalingEfficiency:
     """Throughput scaling efficiency: s = ((R' - R) / (k' - k)) / (R / k) > S.
 
-    What an added GPU brings, in units of what a GPU brought before: 1 is perfect, 0 is nothing.
+    The speed that an added GPU brings, relative to the speed per GPU before: 1 is perfect scaling, 0 no gain.
     """
 
     threshold: float = 0.1
@@ -85,9 +85,9 @@ class ScalingEfficiency:
 
 @dataclass(frozen=True, slots=True)
 class Utility:
-    """What finishing after so many seconds is worth: straight lines through points, the last line going on.
+    """The utility of finishing after some seconds: piecewise linear, and the last line is extrapolated.
 
-    Two points make the paper's linear utility. Beyond a point of zero worth it is negative.
+    Two points give the paper's linear utility. Beyond a point of zero worth it is negative.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -106,7 +106,7 @@ class Utility:
         return cls(((0.0, worth_at_once), (worthless_after_s, 0.0)))
 
     def until(self, expected_s: float) -> Utility:
-        """The same, worth nothing at the initially expected time if that is after the last point."""
+        """The same utility, with worth 0 at the initially expected time if that is after the last point."""
         if expected_s <= self.points[-1][0]:
             return self
         return Utility((*self.points, (expected_s, 0.0)))
@@ -123,8 +123,8 @@ class Utility:
 class UtilityAgainstCost:
     """Utility against cost: ΔU > ΔC.
 
-    U is the owner's utility at the expected total time (`worth` by `at_s`, as `Utility` reads them); C what the
-    remaining time costs at a price per GPU and hour. Needs to know the remaining work.
+    U is the owner's utility at the expected total time (points `worth` by `at_s`, see `Utility`). C is the cost of
+    the remaining time at a price per GPU and hour. The remaining work must be known.
     """
 
     worth: tuple[float, ...]
@@ -138,7 +138,7 @@ class UtilityAgainstCost:
             )
         if not 0 <= self.price_per_gpu_hour < math.inf:
             raise ValueError(f"a price must be a number from 0 up, not {self.price_per_gpu_hour}")
-        self.utility  # noqa: B018 its points are checked
+        self.utility  # noqa: B018 checks the points
 
     @property
     def utility(self) -> Utility:
@@ -185,7 +185,7 @@ BUILT_IN: dict[str, Callable[..., Heuristic]] = {
 def find_heuristic(
     name: str, found: Iterable[EntryPoint] | None = None
 ) -> Callable[..., Heuristic] | Unknown:
-    """The maker of a heuristic by name: built in, or installed under the entry point group."""
+    """The factory of a heuristic by name: built in, or installed under the entry point group."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     installed = {point.name: point for point in (entry_points(group=GROUP) if found is None else found)}
@@ -194,6 +194,6 @@ def find_heuristic(
         return Unknown(f"there is no heuristic named {name}; there are {known}")
     try:
         made: Callable[..., Heuristic] = installed[name].load()
-    except Exception as error:  # a plug-in may fail in any way; the caller gets a sentence, not its traceback
+    except Exception as error:  # a plug-in may raise anything; report it without a traceback
         return Unknown(f"the heuristic {name} cannot be loaded: {type(error).__name__} {error}")
     return made

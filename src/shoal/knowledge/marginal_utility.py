@@ -1,12 +1,12 @@
 """How many GPUs are worth it: the law of diminishing marginal utility (Liquid, TPDS'21).
 
-The marginal utility of the n-th GPU is what it adds to the speed, measured in speeds of one GPU:
+The marginal utility of the n-th GPU is the speed that it adds, relative to the speed of one GPU:
 
     u(n) = (f(n) - f(n-1)) / f(1).
 
-More GPUs help less and less, so there is a right number: the last one whose GPU still adds `least` of a GPU's
-worth. Measured curves are not smooth (a share of 3 is often no faster than 2, but 4 is), so the gains are
-taken on the concave hull of the curve: a step counts with the average gain of the climb it belongs to.
+It diminishes with n. The right number is the largest n with u(n) >= `least`. Measured curves are not smooth
+(a share of 3 is often no faster than 2, but 4 is), so the gains are taken on the concave hull of the curve:
+each step counts with the average gain of its segment.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ def right_share(
     """The right number of GPUs for a speed by share (entry n for n GPUs, entry 0 is 0)."""
     speed = np.asarray(speed, dtype=np.float64)
     if speed.ndim != 1 or not abs(least) < np.inf:
-        return Unknown(f"speeds must be one for each share, and the least gain a number, not {least}")
+        return Unknown(f"there must be one speed per share, and the least gain must be a number, not {least}")
     if not is_count(min_gpus) or not (max_gpus is None or is_count(max_gpus)):
-        return Unknown(f"a share from {min_gpus} to {max_gpus} is no number of GPUs")
+        return Unknown(f"{min_gpus} to {max_gpus} is not a range of GPUs")
     top = len(speed) - 1 if max_gpus is None else min(max_gpus, len(speed) - 1)
     if top < min_gpus or min_gpus < 1:
         return Unknown(f"no speed is known for a share from {min_gpus} up")
     if not (np.isfinite(speed[1]) and speed[1] > 0):
-        return Unknown("the speed on one GPU is not known, so gains have no measure")
+        return Unknown("the speed on one GPU is not known, so gains cannot be compared")
     if (np.abs(speed[np.isfinite(speed)]) / MOST_GAIN >= speed[1]).any():
-        return Unknown(f"a speed of more than {MOST_GAIN:g} times that of one GPU cannot be")
+        return Unknown(f"a speed of more than {MOST_GAIN:g} times that of one GPU is not plausible")
     marginal = np.diff(concave_hull(speed[: top + 1]), prepend=0.0) / speed[1]
     worth = np.flatnonzero(marginal >= least - 1e-12)
     return RightShare(max(int(worth.max(initial=0)), min_gpus), marginal)
 
 
 def concave_hull(speed: Floats) -> Floats:
-    """The least concave curve above the known points (0, 0), (n, f(n)); NaN entries are not known points."""
+    """The smallest concave curve above the points (0, 0), (n, f(n)); NaN entries are unknown."""
     known = [n for n in range(len(speed)) if n == 0 or np.isfinite(speed[n])]
     corners: list[int] = []
     for n in known:

@@ -1,4 +1,4 @@
-"""Which configuration to measure next: the one that shrinks the uncertainty of the speed table most.
+"""Which configuration to measure next: the one that reduces the uncertainty of the speed table most.
 
 With A = Xᵀ X of the fit and relative rows t (of the table) and c (of a candidate), measuring c turns A⁻¹ into
 A⁻¹ - A⁻¹ c cᵀ A⁻¹ / (1 + cᵀ A⁻¹ c), so the summed variance of the table falls by
@@ -22,7 +22,7 @@ from shoal.knowledge.unknown import Unknown
 
 @dataclass(frozen=True, slots=True)
 class NextSample:
-    """The candidate to measure, and the fraction of the table's summed variance that this removes."""
+    """The candidate to measure, and the fraction of the table's summed variance that it removes."""
 
     index: int
     variance_removed: float
@@ -31,7 +31,7 @@ class NextSample:
 def next_sample(
     fit: SpeedFit, candidates: Floats, table: Floats, cost: Floats | None = None
 ) -> NextSample | Unknown:
-    """Choose among `candidates` (configurations) for the sake of `table` (configurations)."""
+    """Choose the candidate whose measurement improves the predictions for `table` most."""
     if len(candidates) == 0 or len(table) == 0:
         return Unknown("there is no configuration to choose from")
     if not is_config(candidates).all() or not is_config(table).all():
@@ -49,7 +49,7 @@ def next_sample(
 
 
 def variance_gains(fit: SpeedFit, candidates: Floats, table: Floats) -> tuple[Floats, float]:
-    """The fall of the table's summed variance for each candidate, and that sum now."""
+    """The decrease of the table's summed variance for each candidate, and the present sum."""
     tried = _relative_rows(fit, candidates)
     wanted = _relative_rows(fit, table)
     spread = np.linalg.solve(fit.information, tried.T)

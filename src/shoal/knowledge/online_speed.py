@@ -1,7 +1,7 @@
-"""Speed measurements of one kind of job as they arrive, the model fitted to them, and its predictions.
+"""Online speed measurements of one kind of job, the model fitted to them, and its predictions.
 
-A measured configuration overrides the fit. Below as many distinct configurations as the model has terms, the
-fit leans on the model's usual split of a step's time: such figures are ASSUMED, not FITTED.
+A measured configuration overrides the fit. With fewer distinct configurations than the model has terms, the fit
+depends on the assumed split of a step's time: such predictions are ASSUMED, not FITTED.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Config = tuple[float, float, float]
 
 
 class Source(IntEnum):
-    """Where a figure comes from, weakest first."""
+    """The source of a prediction, weakest first."""
 
     UNKNOWN = 0
     ASSUMED = 1
@@ -32,7 +32,7 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """Seconds per step of each configuration asked for, how uncertain (relative), and where it comes from."""
+    """Seconds per step of each configuration, their relative uncertainty, and their source."""
 
     seconds: Floats
     relative_std: Floats
@@ -41,7 +41,7 @@ class Prediction:
 
 @dataclass(slots=True)
 class _Measured:
-    """Running mean and variance of seconds per step; old measurements fade after `memory` new ones."""
+    """Running mean and variance of seconds per step; the last `memory` measurements count most."""
 
     count: int
     mean_s: float
@@ -55,7 +55,7 @@ class _Measured:
         self.variance_s2 = (1.0 - part) * (self.variance_s2 + part * difference * difference)
 
     def spread(self) -> float:
-        """Relative standard deviation of the mean; a single measurement is taken as 5 % uncertain."""
+        """Relative standard deviation of the mean; 5 % for a single measurement."""
         if self.count < 2:
             return 0.05
         return max(math.sqrt(self.variance_s2 / (self.count - 1)) / self.mean_s, 0.001)
@@ -64,9 +64,9 @@ class _Measured:
 class OnlineSpeed:
     """Learns the seconds per step of configurations (see the model's `columns`) from measurements.
 
-    Old measurements of a configuration fade after `memory` new ones. `assume=False` gives no figures at all
-    before there are enough configurations. `reference` configurations give the scale of terms that no
-    measured one has.
+    Old measurements of a configuration lose weight after `memory` new ones. With `assume=False` there are no
+    predictions before there are enough configurations. `reference` configurations give the scale of terms
+    that no measured configuration contains.
     """
 
     __slots__ = ("_fit", "_measured", "assume", "memory", "model", "reference")
@@ -84,7 +84,7 @@ class OnlineSpeed:
         self._fit: SpeedFit | Unknown | None = None
 
     def observe(self, config: Config, seconds: float) -> Unknown | None:
-        """Take in one measurement. One that cannot be is left out, and the answer says why."""
+        """Add one measurement. An invalid one is ignored and the reason returned."""
         columns = self.model.columns
         if len(config) != len(columns):
             return Unknown(
@@ -108,7 +108,7 @@ class OnlineSpeed:
         return np.array(list(self._measured), dtype=np.float64).reshape(-1, len(self.model.columns))
 
     def measured_s(self) -> Floats:
-        """The mean measured seconds of each of them."""
+        """The mean measured seconds of each configuration."""
         return np.array([point.mean_s for point in self._measured.values()])
 
     @property
@@ -125,7 +125,7 @@ class OnlineSpeed:
         return self._fit
 
     def predict(self, configs: Floats) -> Prediction:
-        """Seconds of each configuration; NaN where nothing can be said."""
+        """Seconds of each configuration; NaN if unknown."""
         fit = self.fit()
         if isinstance(fit, Unknown):
             return self.override(configs, nothing_known(len(configs)))
@@ -134,7 +134,7 @@ class OnlineSpeed:
         return self.override(configs, Prediction(fit.seconds(configs), fit.relative_std(configs), source))
 
     def override(self, configs: Floats, predicted: Prediction) -> Prediction:
-        """Put what was measured in the place of what was predicted."""
+        """Replace predictions by measurements where there are any."""
         where = {config: row for row, config in enumerate(map(tuple, configs.tolist()))}
         for config, point in self._measured.items():
             row = where.get(config)

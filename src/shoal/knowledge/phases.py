@@ -1,8 +1,8 @@
-"""The phases of a finished job for pre-scheduling (Liquid): before, after and around its use of the GPU.
+"""The phases of a finished job for pre-scheduling (Liquid): before and after its use of the GPU.
 
 pre:  from the start to the first sample of GPU utilisation above 15 %;
-post: from the last such sample to the end;
-both are halved when together they would be the whole run.
+post: from the last such sample to the end.
+Both are halved if together they would be the whole run.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Phases:
 
 
 def phases_of(sample_s: Floats, gpu_util: Floats, start_s: float, end_s: float) -> Phases | Unknown:
-    """Phases from samples of utilisation in percent at times `sample_s`."""
+    """Phases from samples of utilisation (in percent) at the times `sample_s`."""
     total_s = end_s - start_s
     if not 0 < total_s < np.inf:
         return Unknown(f"the job ended {total_s} s after its start")
     if len(sample_s) != len(gpu_util):
-        return Unknown("there are not as many times as samples")
+        return Unknown("the number of times and samples differ")
     seen_s, percent = np.asarray(sample_s, np.float64), np.asarray(gpu_util, np.float64)
     if not ((seen_s >= start_s) & (seen_s <= end_s)).all() or not np.isfinite(percent).all():
         return Unknown("samples must be numbers, seen between the start and the end of the job")

@@ -1,9 +1,9 @@
-"""How far a job is from its owner's goal, from its loss curve; and the estimator that keeps it up to date."""
+"""The remaining steps until a job's goal, predicted from its loss curve, and an online estimator of them."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from shoal.knowledge.counts import is_count
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
-#: Beyond that squares of steps and fractions are no numbers any more.
+#: Limit for steps and fractions: their squares must stay finite.
 _MOST = 1e100
-#: A row of small drops is followed that far, beginning that many epochs before the curve is flat enough.
+#: Epochs to simulate until a run of small drops is complete, and how many of them before the curve is flat enough.
 _MOST_EPOCHS, _LOOK_BACK = 400, 50
 _QUANTILES = (0.05, 0.5, 0.95)
 _UNEVEN_EPOCHS = 0.1
@@ -24,15 +24,17 @@ _UNEVEN_EPOCHS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class LossAtMost:
-    """The goal is a loss."""
+    """Goal: the loss falls to this value."""
 
     loss: float
 
 
 @dataclass(frozen=True, slots=True)
 class DropBelow:
-    """The goal is convergence as Optimus defines it: per epoch the loss falls by less than a fraction of its
-    largest value, for several epochs in a row."""
+    """Goal: convergence as Optimus defines it.
+
+    The loss falls by less than a fraction of its largest value per epoch, for several consecutive epochs.
+    """
 
     fraction: float
     epochs: int
@@ -44,7 +46,7 @@ Goal = LossAtMost | DropBelow
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Steps still to go, and the interval in which they are with about 90 % confidence if the model holds."""
+    """The remaining steps, and their interval with about 90 % confidence if the model holds."""
 
     steps: float
     low_steps: float
@@ -53,7 +55,7 @@ class Remaining:
 
 
 def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | Unknown:
-    """Where the fitted curve meets the goal, counted from `now_step`."""
+    """The steps from `now_step` until the fitted curve reaches the goal."""
     best = fit.best
     if not 0 <= now_step < _MOST:
         return Unknown(f"a job cannot be at step {now_step}")
@@ -80,7 +82,7 @@ def remaining_steps(fit: CurveFit, now_step: float, goal: Goal) -> Remaining | U
 
 
 def _steps_to_loss(fit: CurveFit, loss: float) -> tuple[float, float, float]:
-    """k = a / (L - β2) - c, its gradient (1/d, a/d²) with d = L - β2, and the widest reach of it."""
+    """k = a / (L - β2) - c and its interval, by its gradient (1/d, a/d²) with d = L - β2."""
     best, loss = fit.best, min(loss, 1e100)  # beyond all losses; its square is still a number
     centre = best.amplitude / (loss - best.floor) - best.shift if loss > best.floor else 0.0
     distance = loss - fit.floors
@@ -89,7 +91,7 @@ def _steps_to_loss(fit: CurveFit, loss: float) -> tuple[float, float, float]:
     steps = fit.amplitudes / safe - fit.shifts
     by_a, by_floor = 1.0 / safe, fit.amplitudes / safe**2
     spread = fit.reach * _std(fit, by_a, by_floor)
-    # The linear reach in β2 says nothing once the floor may be at the goal: then there is no upper end.
+    # The linear approximation in β2 fails if the floor may be at the goal: then there is no upper bound.
     floor_reach = fit.reach * np.sqrt(fit.covariance[:, 2])
     ends = np.where(reachable & (floor_reach < distance), steps + spread, np.inf)
     starts = np.where(reachable, steps - spread, np.inf)
@@ -97,15 +99,15 @@ def _steps_to_loss(fit: CurveFit, loss: float) -> tuple[float, float, float]:
 
 
 def _steps_to_small_drop(fit: CurveFit, goal: DropBelow) -> tuple[float, float, float]:
-    """The median and the 90 % interval of the step at which a row of small drops is complete.
+    """The median and the 90 % interval of the step at which a run of small drops is complete.
 
-    The fitted curve falls by less than δ (fraction of the largest loss) per epoch of e steps from
+    The fitted curve falls by less than δ (fraction of the largest loss) per epoch of e steps from the k with
 
-        a e / ((k+c)(k+c+e)) = δ
+        a e / ((k+c)(k+c+e)) = δ.
 
-    on; but what the owner looks at is measured. A drop counts as small with probability Φ((δ - d)/σ), d being
-    the curve's and σ its noise so far, so a row of them may be broken again and again: how many are in a row
-    is a Markov chain, followed epoch by epoch from what the last losses showed.
+    The goal, however, is defined on measured losses. A measured drop is small with probability Φ((δ - d)/σ),
+    where d is the drop of the curve and σ the noise so far, so noise may interrupt a run several times. The
+    length of the run is a Markov chain, simulated epoch by epoch from the last measured losses.
     """
     epoch, limit = float(goal.steps_per_epoch), goal.fraction * fit.largest_loss
 
@@ -115,23 +117,23 @@ def _steps_to_small_drop(fit: CurveFit, goal: DropBelow) -> tuple[float, float, 
     start, row = float(fit.steps[-1]), _row_so_far(fit, goal, limit)
     crossing = float(curve_steps(np.array(fit.best.amplitude), np.array(fit.best.shift)))
     far = max(int((crossing - start) / epoch) - _LOOK_BACK, 0)
-    if far:  # the row cannot be complete for long: begin near to where it can
+    if far:  # the run cannot be complete for a long time: start close to where it can
         start, row = start + far * epoch, 0
     low, median, high = start + epoch * _epochs_until_row(fit, goal, start, row, limit)
-    # The curve itself is uncertain: where other plausible curves cross, the row may begin.
+    # The curve itself is uncertain: the run may begin where other plausible curves become flat enough.
     steps = curve_steps(fit.amplitudes, fit.shifts)
     by_a = epoch / limit / np.sqrt(epoch**2 + 4 * fit.amplitudes * epoch / limit)
     spread = fit.reach * _std(fit, by_a, np.zeros_like(by_a))
     earlier = max(crossing - float((steps - spread).min()), 0.0)
     later = max(float((steps + spread).max()) - max(crossing, start), 0.0)
     soonest = float(fit.steps[-1]) + max(goal.epochs - row, 1) * epoch
-    # Epochs are not all of the same number of steps: the edges are that much less certain.
+    # Epochs do not all have the same number of steps, which widens the interval.
     uneven = _UNEVEN_EPOCHS * epoch
     return median, max(low - earlier, min(soonest, low)) - uneven, high + later + uneven
 
 
 def _row_so_far(fit: CurveFit, goal: DropBelow, limit: float) -> int:
-    """How many of the last drops, epoch by epoch, were small; one less than the goal's number at most."""
+    """How many of the last drops per epoch were small; at most one less than the goal requires."""
     at = fit.steps[-1] - float(goal.steps_per_epoch) * np.arange(goal.epochs)
     seen = at >= fit.steps[0] - 1e-9
     losses = np.interp(at[seen], fit.steps, fit.losses)
@@ -140,14 +142,14 @@ def _row_so_far(fit: CurveFit, goal: DropBelow, limit: float) -> int:
 
 
 def _drop_noise(fit: CurveFit) -> float:
-    """How far measured drops were from the curve's (root mean square), in the newer two thirds."""
+    """Root mean square difference of measured drops from the curve's, over the newer two thirds."""
     off = np.diff(replace_outliers(fit.losses) - fit.best.loss(fit.steps))
     newer = off[-max(2 * len(off) // 3, 4) :]
     return max(float(np.sqrt(np.mean(newer * newer))), 1e-9 * fit.largest_loss)
 
 
 def _epochs_until_row(fit: CurveFit, goal: DropBelow, start: float, row: int, limit: float) -> Floats:
-    """5 %, 50 % and 95 % quantiles of the epochs from `start` until the row of small drops is complete."""
+    """5 %, 50 % and 95 % quantiles of the epochs from `start` until the run of small drops is complete."""
     losses = fit.best.loss(start + goal.steps_per_epoch * np.arange(_MOST_EPOCHS + 1.0))
     small = ndtr((limit + np.diff(losses)) / _drop_noise(fit))
     in_row = np.zeros(max(goal.epochs, 1))
@@ -170,11 +172,11 @@ def _std(fit: CurveFit, by_a: Floats, by_floor: Floats) -> Floats:
 
 
 class ConvergenceEstimator:
-    """Takes (step, loss) as they are logged and says how many steps remain.
+    """Estimates the remaining steps from the (step, loss) points that a job logs.
 
-    The history is bounded: when it is full, neighbouring points are merged into their mean, so any length of
-    training costs the same. A step at or before the last one means that the job went back to a checkpoint;
-    what it logged after that step is forgotten.
+    The history is bounded: when it is full, neighbouring points are merged into their mean, so the cost does
+    not grow with the length of training. A step at or before the last one means that the job restarted from
+    a checkpoint; later points are then discarded.
     """
 
     __slots__ = ("_bad_step", "_losses", "_steps", "capacity", "min_points", "newer")
@@ -190,7 +192,7 @@ class ConvergenceEstimator:
         self._bad_step: float | None = None
 
     def observe(self, step: float, loss: float) -> Unknown | None:
-        """Take in one point; what cannot be used is left out, and the answer says why."""
+        """Add one point. An invalid one is ignored and the reason returned."""
         if not (math.isfinite(step) and step >= 0):
             return Unknown(f"{step} is not a step")
         if not math.isfinite(loss):
@@ -239,22 +241,8 @@ class ConvergenceEstimator:
         return estimator
 
     def _merge_neighbours(self) -> None:
-        """Halve the older half of the history; the newest points stay as they are."""
+        """Halve the number of points in the older half of the history; the newest points are kept."""
         older = (len(self._steps) // 4) * 2
         steps, losses = np.array(self._steps[:older]), np.array(self._losses[:older])
         self._steps = [*steps.reshape(-1, 2).mean(axis=1).tolist(), *self._steps[older:]]
         self._losses = [*losses.reshape(-1, 2).mean(axis=1).tolist(), *self._losses[older:]]
-
-
-def goal_to_dict(goal: Goal) -> dict[str, Any]:
-    """A goal as plain values, for a job's saved profile."""
-    return {"kind": type(goal).__name__, **asdict(goal)}
-
-
-def goal_from_dict(state: dict[str, Any]) -> Goal | Unknown:
-    kind = state.get("kind")
-    if kind == "LossAtMost":
-        return LossAtMost(state["loss"])
-    if kind == "DropBelow":
-        return DropBelow(state["fraction"], state["epochs"], state["steps_per_epoch"])
-    return Unknown(f"{kind!r} is not a kind of goal")

@@ -1,8 +1,8 @@
-"""What a job will need, learned from finished jobs: Liquid's resource estimation (TPDS'21, section 4).
+"""The resources a job needs, learned from finished jobs: Liquid's resource estimation (TPDS'21, section 4).
 
-For each job type there is one random forest per label. Features are the job's sizes and command flags
-(`features`), labels what its tasks were measured to use. Only jobs that had their GPUs to themselves teach.
-A type's forests are trained again after every third new example.
+Each job type has one random forest per label. Features are the job's sizes and command flags (`features`);
+labels are the measured resources of its tasks. Only jobs that did not share their GPUs are used for training.
+The forests of a type are trained again after every third new example.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shoal.knowledge.forest import MIN_SAMPLES_SPLIT, Forest, forest_from_dict, 
 from shoal.knowledge.speed_models import Floats
 from shoal.knowledge.unknown import Unknown
 
-# As measured per finished task: CPU in percent of a core, utilisation in percent of a GPU.
+# Measured per finished task: CPU in percent of a core, utilisation in percent of a GPU.
 LABELS = (
     "cpu",
     "cpu_mean",
@@ -31,17 +31,16 @@ LABELS = (
     "gpu_util_std",
     "gpu_mem_mb",
 )
-TIME_LABELS = ("pre_s", "post_s", "total_s")
 RETRAIN_EVERY = 3
-MIN_EXAMPLES = MIN_SAMPLES_SPLIT  # below that no tree can split
+MIN_EXAMPLES = MIN_SAMPLES_SPLIT  # with fewer, no tree can split
 MAX_EXAMPLES = 2000
-MOST_FEATURE = 1e15  # beyond that neighbouring whole numbers are the same to a forest
-_ABSENT = -1.0  # how the forest sees a flag that a job does not give but others of its type do
+MOST_FEATURE = 1e15  # beyond this, a forest cannot tell neighbouring integers apart
+_ABSENT = -1.0  # value of a flag that a job does not have but others of its type do
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a finished task taught. Labels are truncated to whole numbers, as Liquid does."""
+    """The features and labels of a finished task. Labels are truncated to integers, as in Liquid."""
 
     features: Features
     labels: dict[str, float]
@@ -50,7 +49,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What to reserve for a task, rounded as Liquid rounds. `basis` says what the figures rest on."""
+    """The resources to reserve for a task, rounded as in Liquid. `basis` says where the figures come from."""
 
     cpus: int
     mem_mb: int
@@ -110,7 +109,7 @@ class ResourceEstimator:
         self._types: dict[str, _Type] = {}
 
     def observe(self, job_type: str, example: Example) -> Unknown | None:
-        """Take in a finished task; what cannot teach is left out, and the answer says why."""
+        """Add a finished task. One that cannot be used for training is ignored and the reason returned."""
         if not example.exclusive:
             return Unknown("the task shared its GPU, so what it used is not its own need")
         bad = [name for name, value in example.labels.items() if not math.isfinite(value) or value < 0]
@@ -129,7 +128,7 @@ class ResourceEstimator:
         return None
 
     def due(self, job_type: str) -> bool:
-        """Whether enough arrived since the last training."""
+        """Whether enough examples arrived since the last training."""
         known = self._types.get(job_type)
         return (
             known is not None
@@ -138,7 +137,7 @@ class ResourceEstimator:
         )
 
     def train(self, job_type: str) -> Unknown | None:
-        """Train the forests of a type from its examples. Apart from `observe` so that it can be put off."""
+        """Train the forests of a type. Separate from `observe`, so that the caller can postpone it."""
         known = self._types.get(job_type, _Type())
         if len(known.examples) < MIN_EXAMPLES:
             return Unknown(
@@ -169,7 +168,7 @@ class ResourceEstimator:
         return None
 
     def predict(self, job_type: str, features: Features) -> dict[str, float] | Unknown:
-        """The forests' plain answers, unrounded, for every label the type was trained on."""
+        """The unrounded predictions for every label that the type was trained on."""
         known = self._types.get(job_type)
         if known is None or not known.forests:
             return Unknown(f"no model of job type {job_type} is trained yet")
@@ -179,7 +178,7 @@ class ResourceEstimator:
         return {label: float(forest.predict(row)[0]) for label, forest in known.forests.items()}
 
     def needs(self, job_type: str, features: Features) -> Needs | Unknown:
-        """What to reserve for a task. `DEFAULT_NEEDS` is there for who must go on without an answer."""
+        """The resources to reserve for a task. Callers may use `DEFAULT_NEEDS` if the answer is Unknown."""
         predicted = self.predict(job_type, features)
         if isinstance(predicted, Unknown):
             return predicted
@@ -195,10 +194,10 @@ class ResourceEstimator:
         return round_needs(predicted, f"{known.trained_on} finished jobs of type {job_type}", outside)
 
     def speed_by_gpus(self, job_type: str, features: Features, max_gpus: int) -> Floats | Unknown:
-        """Jobs per second by number of GPUs (entry 0 is 0), from the predicted total time of each.
+        """Jobs per second by number of GPUs (entry 0 is 0), from the predicted total time at each.
 
-        Only for numbers of GPUs within what was seen; a forest knows nothing beyond. Feed it to
-        `marginal_utility.right_share`.
+        Only for numbers of GPUs within the range of the examples: a forest cannot extrapolate. The result
+        is an input of `marginal_utility.right_share`.
         """
         known = self._types.get(job_type)
         if known is None or "total_s" not in known.forests:
@@ -209,7 +208,7 @@ class ResourceEstimator:
         if isinstance(base, Unknown):
             return base
         if not is_count(max_gpus):
-            return Unknown(f"{max_gpus} GPUs are no number of GPUs")
+            return Unknown(f"{max_gpus} is not a number of GPUs")
         low, high = known.ranges["num_gpus"]
         if low > 1:
             return Unknown(f"no job of type {job_type} ran on one GPU, so gains cannot be compared")
@@ -227,7 +226,7 @@ class ResourceEstimator:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> ResourceEstimator | Unknown:
-        """An estimator from saved values, or why they are not one."""
+        """An estimator from saved values; Unknown if they are invalid."""
         try:
             estimator = cls(seed=int(state["seed"]), retrain_every=int(state["retrain_every"]))
             for name, saved in state["types"].items():
@@ -258,9 +257,9 @@ class ResourceEstimator:
 
 
 def _not_a_feature(features: Features) -> Unknown | None:
-    """Features are text, or numbers that a forest can compare."""
+    """Features must be text, or numbers that a forest can compare."""
     odd = [n for n, v in features.items() if not isinstance(v, str) and not abs(v) < MOST_FEATURE]
-    return Unknown(f"the feature {', '.join(sorted(odd))} is not a number that can be") if odd else None
+    return Unknown(f"the feature {', '.join(sorted(odd))} is not a valid number") if odd else None
 
 
 def _as_row(columns: tuple[str, ...], features: Features) -> Floats:

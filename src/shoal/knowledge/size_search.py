@@ -1,8 +1,8 @@
-"""One job's size, searched online while a policy shares the cluster among many (`autoscale` of a job).
+"""Online search for the size of one job under a policy that shares the cluster (`autoscale` of a job).
 
-The autoscaler's engine says which size it wants to see next. Here that is a hold: the size beyond which the job
-wants no more GPUs. The policy gives it so many or fewer, by its own rules, and what it gives is measured. So the
-search works beside every policy that resizes; it can make a job want less, never get more than is its due.
+The autoscaler's engine chooses the size to try next. Here that size is a cap: the policy gives the job this many
+GPUs or fewer, by its own rules, and the search measures the size that the job gets. The search therefore works with
+every policy that resizes: it can make a job use fewer GPUs than its share, never more.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from shoal.knowledge.autoscaler import IMPROVED, Autoscaler, Options
 from shoal.knowledge.heuristics import Heuristic, Progress, find_heuristic
 from shoal.knowledge.unknown import Unknown
 
-#: Each step is seen.
+#: Options if every step is observed.
 BY_STEP = replace(IMPROVED, step_gpus=1)
-#: Each observation is the mean of several steps, so that fewer are needed.
+#: Options if each observation is the mean of several steps, so that fewer are needed.
 BY_REPORT = replace(
     BY_STEP, decide_every_steps=5, memory_steps=60, rules=replace(IMPROVED.rules, sure_after_steps=30)
 )
@@ -32,18 +32,18 @@ _LIMITS = ("step", "max_batch", "min_local_batch")
 
 @dataclass(frozen=True, slots=True)
 class Autoscale:
-    """What an owner asks for: a heuristic, how far sizes are apart, and limits of the batch."""
+    """The owner's request: a heuristic, the distance between sizes, and limits of the batch size."""
 
     heuristic: Heuristic
-    #: GPUs from one size to the next: with more of them neighbours differ by more than noise.
+    #: GPUs from one size to the next. Sizes further apart differ more clearly from the noise.
     step: int = 1
-    #: The largest global batch, and the fewest samples that each GPU must have of it.
+    #: The largest global batch, and the smallest number of samples per GPU.
     max_batch: int | None = None
     min_local_batch: int = 1
 
     @classmethod
     def parse(cls, word: str, found: Iterable[EntryPoint] | None = None) -> Autoscale:
-        """`efficiency:threshold=0.5`, `utility:worth=10,0:at_s=0,3600:max_batch=512`, or a name of one's own."""
+        """Parse `efficiency:threshold=0.5`, `utility:worth=10,0:at_s=0,3600:max_batch=512`, or a plug-in's name."""
         name, *pairs = word.split(":")
         given: dict[str, str] = {}
         for pair in pairs:
@@ -76,7 +76,7 @@ def _count(key: str, text: str) -> int:
 
 
 def _make(name: str, made: Any, given: dict[str, str]) -> Heuristic:
-    """The heuristic, with its options if it is a dataclass; whose making it is, it fails with a sentence."""
+    """Make the heuristic, with its options if it is a dataclass. Failures of a plug-in become a ShoalError."""
     try:
         if not dataclasses.is_dataclass(made):
             if given:
@@ -103,7 +103,7 @@ def _is_needed(option: dataclasses.Field[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SizeCap:
-    """The size beyond which a job wants no more (None: it is not held), and why in a sentence."""
+    """The largest size that a job may have (None: no cap), and the reason as a sentence."""
 
     gpus: int | None
     why: str
@@ -111,7 +111,7 @@ class SizeCap:
 
 
 class SizeSearch:
-    """Of one job. `observe` what was measured, then ask `decide`; tell the scheduler when the hold changes."""
+    """The search of one job. Call `observe` with measurements, then `decide`; pass a new cap to the scheduler."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class SizeSearch:
         self.engine = Autoscaler(
             min_gpus, asked.options(options, min_gpus, max_gpus, transition_s), asked.heuristic
         )
-        self.hold = self._begin(min_gpus)
+        self.cap = self._begin(min_gpus)
 
     @staticmethod
     def _begin(gpus: int) -> SizeCap:
@@ -136,39 +136,39 @@ class SizeSearch:
         )
 
     def observe(self, gpus: int, step_s: float, samples: float = 1.0) -> Unknown | None:
-        """A step of `samples`, or the mean of some, with so many GPUs."""
+        """Add a step of `samples` samples, or the mean of several steps, with this many GPUs."""
         return self.engine.observe(gpus, step_s, samples)
 
     def decide(self, progress: Progress | None = None) -> SizeCap | None:
-        """The new hold, None if the last one stands."""
+        """The new cap, or None if the last one is still valid."""
         decision = self.engine.decide(progress)
         size = counted(decision.gpus, "GPU")
         match decision.code:
             case "Measuring" | "Waiting":
                 return None
             case "Unknown":
-                hold = SizeCap(None, f"the autoscaler lets it have any size: unknown, because {decision.why}")
+                cap = SizeCap(None, f"the autoscaler lets it have any size: unknown, because {decision.why}")
             case "Climb" | "Descend" | "Gather":
                 text = f"the autoscaler tries {size}: {decision.why}"
-                hold = SizeCap(decision.gpus, text, searching=True)
+                cap = SizeCap(decision.gpus, text, searching=True)
             case _:
-                hold = SizeCap(decision.gpus, f"the autoscaler holds it at {size}: {decision.why}")
-        # A sentence with slightly other numbers is no news.
-        if (hold.gpus, hold.searching) == (self.hold.gpus, self.hold.searching):
+                cap = SizeCap(decision.gpus, f"the autoscaler holds it at {size}: {decision.why}")
+        # Slightly different numbers in the reason alone are not a new cap.
+        if (cap.gpus, cap.searching) == (self.cap.gpus, self.cap.searching):
             return None
-        self.hold = hold
-        return hold
+        self.cap = cap
+        return cap
 
     def rescaled(self, min_gpus: int, max_gpus: int) -> SizeCap:
-        """The owner has changed the range: search anew within it, from what was measured last."""
+        """The owner has changed the range: search again within it, starting from the last measured size."""
         self.engine.conditions_changed(min_gpus=min_gpus, max_gpus=max_gpus)
         start = min(max(self.engine.gpus, min_gpus), max_gpus)
-        self.hold = self._begin(start)
-        return self.hold
+        self.cap = self._begin(start)
+        return self.cap
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as plain values; what was asked for is given again on loading."""
-        return {"engine": self.engine.to_dict(), "hold": dataclasses.astuple(self.hold)}
+        """The state as plain values. The owner's request is not included: pass it again on loading."""
+        return {"engine": self.engine.to_dict(), "hold": dataclasses.astuple(self.cap)}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any], asked: Autoscale, options: Options = BY_STEP) -> SizeSearch:
@@ -176,7 +176,7 @@ class SizeSearch:
             kept = state["engine"]
             search = cls(asked, kept["min_gpus"], kept["max_gpus"], options)
             search.engine = Autoscaler.from_dict(kept, search.engine.options, asked.heuristic)
-            search.hold = SizeCap(*state["hold"])
+            search.cap = SizeCap(*state["hold"])
         except (KeyError, TypeError, AttributeError) as error:
             raise ShoalError(f"the saved search cannot be read: {type(error).__name__} {error}") from None
         return search

@@ -1,7 +1,7 @@
-"""What is known of one job's speed on each GPU type, kept up to date as its steps are measured.
+"""Online estimate of a job's speed on each GPU type, updated as its steps are measured.
 
-One estimator serves one job, or all jobs of one workload: then they learn from each other's measurements.
-The table it gives says of every share where the figure comes from.
+One estimator serves one job, or all jobs of one workload, which then learn from each other's measurements.
+Its table gives the source of the speed at every share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 class SpeedTable:
     """Speed by share: entry n is for n GPUs packed on the fewest nodes; entry 0 is 0. Arrays are read-only.
 
-    `source` holds `Source` values; where it is UNKNOWN the speed is NaN and the uncertainty infinite.
+    `source` holds `Source` values. If it is UNKNOWN, the speed is NaN and the uncertainty infinite.
     """
 
     gpu_type: str
@@ -42,7 +42,7 @@ class SpeedEstimator:
 
     `batch_size` is the global batch, split over the GPUs; with `max_batch_size` each GPU keeps `batch_size`
     samples until the global batch reaches that limit. `assume` and `memory` are as in `OnlineSpeed`. A type
-    with few measurements borrows the curve of a well-known one, scaled to what was measured (ASSUMED).
+    with few measurements uses the curve of the best-known type, scaled to its own measurements (ASSUMED).
     """
 
     __slots__ = (
@@ -83,7 +83,7 @@ class SpeedEstimator:
         self._tables: dict[str, SpeedTable] = {}
 
     def observe(self, gpus: int, nodes: int, gpu_type: str, seconds_per_iteration: float) -> Unknown | None:
-        """Take in one measurement. A measurement that cannot be is left out, and the answer says why."""
+        """Add one measurement. An invalid one is ignored and the reason returned."""
         if not 1 <= nodes <= gpus <= MOST:
             return Unknown(f"{gpus} GPUs cannot be on {nodes} nodes")
         known = self._types.get(gpu_type)
@@ -94,15 +94,15 @@ class SpeedEstimator:
         refused = known.observe((float(gpus), float(nodes), self._local_batch(gpus)), seconds_per_iteration)
         if refused is None:
             self._types[gpu_type] = known
-            self._tables.clear()  # other types may lean on this one's curve
+            self._tables.clear()  # other types may use this type's curve
         return refused
 
     def gpu_types(self) -> tuple[str, ...]:
-        """The GPU types that something was measured on."""
+        """The GPU types with measurements."""
         return tuple(self._types)
 
     def table(self, gpu_type: str) -> SpeedTable | Unknown:
-        """Iterations per second for 0..max_gpus GPUs of a type, with uncertainty and source of each."""
+        """Iterations per second for 0..max_gpus GPUs of a type, each with its uncertainty and source."""
         table = self._tables.get(gpu_type)
         if table is None:
             predicted = self._predict(gpu_type, self._every_share())
@@ -127,11 +127,11 @@ class SpeedEstimator:
         if isinstance(predicted, Unknown):
             return predicted
         if predicted.source[0] == Source.UNKNOWN:
-            return Unknown(f"too few placements were measured on {gpu_type} to tell others from them")
+            return Unknown(f"too few placements were measured on {gpu_type} to predict others")
         return float(predicted.seconds[0])
 
     def spread(self, gpu_type: str, nodes: int) -> Floats:
-        """Iterations per second for 0..max_gpus GPUs on so many nodes; 0 where that cannot be or is unknown."""
+        """Iterations per second for 0..max_gpus GPUs on this many nodes; 0 if impossible or unknown."""
         speed = np.zeros(self.max_gpus + 1)
         if not is_count(nodes, 1, self.max_gpus):
             return speed
@@ -143,7 +143,7 @@ class SpeedEstimator:
         return speed
 
     def next_gpus(self, gpu_type: str, candidates: Sequence[int]) -> int | Unknown:
-        """Which share of `candidates` to measure next, for the sake of the whole table."""
+        """The share of `candidates` whose measurement improves the whole table most."""
         known = self._types.get(gpu_type)
         fit = Unknown(f"nothing was measured on {gpu_type}") if known is None else known.fit()
         if isinstance(fit, Unknown):
@@ -154,7 +154,7 @@ class SpeedEstimator:
         return chosen if isinstance(chosen, Unknown) else allowed[chosen.index]
 
     def to_dict(self) -> dict[str, Any]:
-        """All that is needed to go on later, as plain values."""
+        """The state as plain values."""
         return {
             "max_gpus": self.max_gpus,
             "gpus_per_node": self.gpus_per_node,

@@ -1,14 +1,14 @@
-"""Fitting a job's speed: non-negative least squares with relative weights (Optimus, EuroSys'18, section 3.2).
+"""Fit of a job's speed: non-negative least squares with relative weights (Optimus, EuroSys'18, section 3.2).
 
 With measured seconds T_i of configurations with design rows x_i (see `speed_models`), θ minimises
 
     Σ_i ((x_i θ - T_i) / T_i)²  +  λ Σ_j (s_j θ_j - q_j)²        subject to θ >= 0.
 
-Dividing by T_i makes errors relative: otherwise slow configurations decide alone. The second sum is ours: s_j
-is the mean of x_ij / T_i, so s_j θ_j is the share of a step that term j takes, and q_j the share assumed
-before measuring. λ counts as that many measurements, so it fades as points arrive; it keeps a fit to few
-points from explaining everything by one term and predicting steps of no length elsewhere. For the same reason
-θ_j >= 0.01 q_j / s_j when λ > 0.
+Dividing by T_i makes errors relative: otherwise slow configurations would dominate. The second sum is our
+addition: s_j is the mean of x_ij / T_i, so s_j θ_j is the fraction of a step that term j takes, and q_j is the
+fraction assumed before any measurement. λ counts as that many measurements, so its influence decreases as points
+arrive. With few points, it prevents a fit that explains everything by one term and predicts steps of almost zero
+length elsewhere. For the same reason θ_j >= 0.01 q_j / s_j if λ > 0.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from scipy.optimize import nnls
 from shoal.knowledge.speed_models import Floats, SpeedModel
 from shoal.knowledge.unknown import Unknown
 
-# Before there are residuals to judge by, a measurement is taken to be 10 % off; that counts as three of them.
+# Prior of the noise: a measurement is assumed to be 10 % off, with the weight of three measurements.
 _USUAL_NOISE = 0.1
 _USUAL_NOISE_WORTH = 3
-# No term is ruled out entirely: it keeps at least this part of the share assumed for it.
+# No term is ruled out entirely: it keeps at least this fraction of its assumed share.
 _LEAST_PART = 0.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SpeedFit:
-    """Fitted coefficients, and how sure they are.
+    """Fitted coefficients and their uncertainty.
 
-    `information` is Xᵀ X of the weighted problem, assumed shares included; `noise` the relative standard
-    deviation of a measurement around the model (so it holds the model's own misfit too).
+    `information` is Xᵀ X of the weighted problem, including the assumed shares. `noise` is the relative standard
+    deviation of a measurement from the model, which includes the misfit of the model itself.
     """
 
     model: SpeedModel
@@ -57,17 +57,17 @@ class SpeedFit:
         return np.asarray(self.noise * np.sqrt(np.maximum(np.sum(relative * spread.T, axis=1), 0.0)))
 
 
-#: No step takes longer, or less than one over it, and no configuration has more of anything.
+#: Limit for configurations and seconds per step (and 1 / limit for the shortest step).
 _MOST = 1e12
 
 
 def is_duration(seconds: Floats) -> NDArray[np.bool_]:
-    """Which of these can be seconds of a step."""
+    """Which of these are valid seconds per step."""
     return (seconds > 1 / _MOST) & (seconds < _MOST)
 
 
 def is_config(configs: Floats) -> NDArray[np.bool_]:
-    """Which of these rows can be a configuration."""
+    """Which of these rows are valid configurations."""
     return np.asarray(((configs > 0) & (configs < _MOST)).all(axis=1))
 
 
@@ -82,9 +82,9 @@ def fit_speed(
 ) -> SpeedFit | Unknown:
     """Fit `model` to measured seconds per step.
 
-    Unusable rows (not finite, not positive) are left out. `min_points` distinct configurations are asked for,
+    Invalid rows (not finite or not positive) are ignored. `min_points` distinct configurations are required,
     by default as many as there are coefficients. `reference` rows give the scale of terms that no measured
-    configuration has (communication, when only one GPU was measured).
+    configuration contains (such as communication, if only one GPU was measured).
     """
     configs = np.asarray(configs, dtype=np.float64).reshape(-1, len(model.columns))
     seconds = np.asarray(seconds, dtype=np.float64).reshape(-1)
@@ -111,7 +111,7 @@ def _solve(
     if reference is not None and not measured.all():
         scale = np.where(measured, scale, model.rows(reference).mean(axis=0) / seconds.mean())
     shares = np.where(measured, shares / shares[measured].sum(), shares)
-    # A term that nothing can tell about gets a scale of one and the coefficient zero.
+    # A term without any information gets scale one and coefficient zero.
     shares = np.where(scale > 0, shares, 0.0)
     scale = np.where(scale > 0, scale, 1.0)
     strength = np.sqrt(max(ridge, 1e-9))

@@ -13,15 +13,15 @@ All-reduce (ours), n GPUs on N nodes, b samples per GPU and step:
 
     f = (θ0 b + θ1 + θ2 (n-1)/n + θ3 [N>1] (n-1)/n + θ4 (n-1))^-1
 
-θ0: forward and backward pass. θ1: what a step costs however small (optimizer, launch, input).
+θ0: forward and backward pass. θ1: the fixed cost of a step (optimizer, launch, input).
 θ2: a ring moves 2 (n-1)/n times the gradient through each link, so its time saturates with n.
-θ3: the same amount through the slower link once the ring leaves a node; a ring has one link per node to
-the next, so what counts is whether it leaves, not how many nodes it visits.
+θ3: the same amount through the slower link if the ring spans nodes. A ring has one link from each node to
+the next, so it matters whether it leaves a node, not how many nodes it visits.
 θ4: each of the 2 (n-1) phases of a ring waits for its slowest member: latency and jitter grow with n.
-With a fixed global batch (b = M/n) the terms of θ0, θ1 and θ2 depend on each other: the curve is determined,
-its coefficients are not. Compared on measured steps (placements and runs up to 64 GPUs of six models),
-variants with log2(n), with (N-1)/N, or with another term for N were equal or worse on held-out points;
-leaving out θ3 or θ4 costs up to 3 and 4.5 points of error, leaving out θ2 next to nothing on that data.
+With a fixed global batch (b = M/n) the terms of θ0, θ1 and θ2 are linearly dependent: the curve is determined,
+its coefficients are not. On measured steps (placements and runs up to 64 GPUs of six models), variants with
+log2(n), with (N-1)/N, or with another term for N were equal or worse on held-out points. Without θ3 or θ4 the
+error grows by up to 3 and 4.5 percentage points; without θ2 it hardly changes on that data.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Floats = npt.NDArray[np.float64]
 class SpeedModel:
     """A linear model of step time.
 
-    `shares` is the split of a step's time over the terms that is assumed before anything is measured, and
-    `ridge` how many measurements this assumption is worth (see `speed.fit_speed`).
+    `shares` is the split of a step's time over the terms that is assumed before any measurement, and `ridge`
+    the number of measurements that this assumption counts as (see `speed_fit.fit_speed`).
     """
 
     name: str

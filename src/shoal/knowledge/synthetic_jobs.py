@@ -1,24 +1,24 @@
-"""Synthetic jobs in the ranges of Liquid's published generator, with a stated model of what they use.
+"""Synthetic jobs with the ranges of Liquid's published generator, and a model of the resources they use.
 
-Liquid's own measurements are not public. The ranges are those of its generator:
+Liquid's measurements are not public. The ranges are those of its generator:
 
     resnet50, inception3   num_gpus 1..2, batch_size 4..32 step 4,  num_batches 200..1000 step 50
     vgg16                  num_gpus 1..2, batch_size 16..32 step 4, num_batches 200..500 step 50
     distributed            the same with 1 server and 2 workers of one GPU each
     cnn, neumf             one GPU; neumf has batch_size 1000
 
-What a job uses is our model, not a measurement; K80-like, with per-model constants of parameters P (MB),
+The resources are our model, not measurements. It resembles a K80, with constants per model: parameters P (MB),
 activations A (MB per sample) and time C (s per sample):
 
     step_s   = C b + transfer_s,   transfer_s = 2 P (copies) / link,  copies 0 for one GPU
-    gpu_mem  = 350 + 3 P + A b, plus a workspace that the library picks in steps of the batch (1, 2, 4 times
-               its unit at b > 8, b > 16), rounded up to the allocator's 256 MB, at most 11,441
-    gpu_util = 100 C b / step_s · input(b),  its spread grows as the GPU waits more
-    bw       = traffic / step_s for servers and workers, a trickle for local jobs
-    noise    every figure times a lognormal factor, 10 % unless told otherwise
+    gpu_mem  = 350 + 3 P + A b, plus a workspace that the library chooses by batch size (1, 2, 4 times its
+               unit at b > 8, b > 16), rounded up to the allocator's 256 MB, at most 11,441
+    gpu_util = 100 C b / step_s · input(b); its spread grows with the time that the GPU waits
+    bw       = traffic / step_s for servers and workers, almost 0 for local jobs
+    noise    every figure times a lognormal factor, 10 % by default
 
-So memory has steps, utilisation and bandwidth are ratios: curved, with interactions, and noisy, as measured
-jobs are. A linear model can follow the trend but not the steps.
+Memory has steps, and utilisation and bandwidth are ratios: non-linear, with interactions, and noisy, as
+measured jobs are. A linear model can follow the trend but not the steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NETWORK_MB_S = 1_100.0
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Constants of one model of the generator, and its flag ranges (low, high, step)."""
+    """Constants of one model of the generator, and the ranges of its flags (low, high, step)."""
 
     name: str
     parameters_mb: float
@@ -68,7 +68,7 @@ def draw_example(
     names: tuple[str, ...] = ("resnet50", "inception3", "vgg16"),
     noise: float = NOISE,
 ) -> Example:
-    """One finished task: a random model, local or distributed with equal chance (if it can be)."""
+    """One finished task of a random model, local or distributed with equal probability (if possible)."""
     work = WORKLOADS[names[int(rng.integers(len(names)))]]
     distributed = work.max_gpus > 1 and bool(rng.integers(2))
     gpus = 1 if distributed else int(rng.integers(1, work.max_gpus + 1))
@@ -88,7 +88,7 @@ def draw_example(
 def measured_use(
     rng: np.random.Generator, work: Workload, features: Features, noise: float = NOISE
 ) -> dict[str, float]:
-    """What the task would be measured to use, by the model above, with noise."""
+    """The measured resources of the task: the model above with noise."""
     truth = true_use(work, features)
     noisy = {name: value * math.exp(rng.normal(0.0, noise)) for name, value in truth.items()}
     noisy["gpu_util"] = min(noisy["gpu_util"], 100.0)

@@ -1,7 +1,7 @@
 """The answer "unknown, because ...".
 
-What is learned from measurements is often not known yet, or cannot be known from what there is. Such an
-answer is a value that carries its reason; it is never an exception and never a guess passed off as knowledge.
+What is learned from measurements is often not known yet, or cannot be derived from the data. Such an answer
+is a value with its reason: not an exception, and never a guess presented as knowledge.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """Not known, and why: one clause that can be shown to a person."""
+    """An unknown value, and why: one clause that can be shown to a user."""
 
     why: str
 

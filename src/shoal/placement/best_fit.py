@@ -1,15 +1,15 @@
 """Liquid's immediate mode: best fit (TPDS'21, Algorithm 1).
 
-For each container of the job, every node that has room is tried; the container goes where the score of
-the job so far is least, the first of equals. Three readings of it:
+Each container of the job goes to the node with room that gives the job placed so far the lowest score; ties
+go to the first node. There are three variants:
 
-- REMOVE_FULL: a node leaves the candidates when it is full. The default.
-- REMOVE_ALWAYS: a node leaves them once it has a container (line 18 of the paper, taken literally): one
-  container per node, against the aim of keeping a job together.
+- REMOVE_FULL: a node is no longer a candidate once it is full. This is the default.
+- REMOVE_ALWAYS: a node is no longer a candidate once it has a container (line 18 of the paper, taken
+  literally). This places one container per node, which contradicts the aim of keeping a job together.
 - AUTHORS_CODE: the score of the authors' code, which never removes nodes, and prefers empty nodes for a
   server so that its workers can join it.
 
-One decision is O(containers x nodes) in vector operations.
+One decision takes O(containers x nodes) in vector operations.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FloatArray = NDArray[np.float64]
 
 
 class BestFit(enum.StrEnum):
-    """Which reading of the algorithm."""
+    """Variant of the algorithm."""
 
     REMOVE_FULL = "remove-full"
     REMOVE_ALWAYS = "remove-always"
@@ -49,9 +49,9 @@ def best_fit(
     topology: Topology | None = None,
     kept: Sequence[int] = (),
 ) -> ContainerPlacement | Unplaced:
-    """Nodes for the containers of one job, `used` being the GPUs in use on each node.
+    """Nodes for the containers of one job. `used` is the number of GPUs in use on each node.
 
-    `kept` are nodes of workers that stay where they are (not counted in `used`), for a job without servers.
+    `kept` are the nodes of workers that stay (not counted in `used`), for a job without servers.
     """
     total = cluster.gpus_of_node
     amount("lambda", lam, 0.0, 1.0)
@@ -73,7 +73,7 @@ def best_fit(
                 f"and there are {int((total > used).sum())}"
             )
         scores = np.where(open_nodes, score(at, is_ps), np.inf)
-        node = int(np.argmin(np.round(scores, 9)))  # equal but for rounding is equal: the first wins
+        node = int(np.argmin(np.round(scores, 9)))  # ignore rounding errors: the first of equals wins
         running = float(scores[node])
         at.put(node, is_ps)
         open_nodes[node] = at.mine[node] + used[node] < total[node] and variant is not BestFit.REMOVE_ALWAYS
@@ -81,7 +81,7 @@ def best_fit(
 
 
 def check_used(total: IntArray, used: IntArray) -> None:
-    """Refuse what cannot be the GPUs in use on nodes that have so many."""
+    """Check that `used` can be the GPUs in use on nodes with `total` GPUs."""
     if np.shape(used) != total.shape:
         raise ShoalError(f"GPUs in use must be given for {len(total)} nodes, not {np.shape(used)}")
     if not ((used >= 0) & (used <= total)).all() or not np.issubdtype(used.dtype, np.integer):
@@ -89,7 +89,7 @@ def check_used(total: IntArray, used: IntArray) -> None:
 
 
 class _Tentative:
-    """A job on its way to its nodes, with what its score has come to."""
+    """A partly placed job, with its score so far."""
 
     def __init__(
         self, topology: Topology, total: IntArray, used: IntArray, job: Containers, lam: float
@@ -118,7 +118,7 @@ class _Tentative:
         return np.asarray((2 + self.used + self.mine) / self.total)
 
     def cost_of(self, is_ps: bool) -> FloatArray:
-        """Cost_k if the next container went to each node."""
+        """Cost_k for each node, if the next container went there."""
         t = self.topology
         if self.job.ps == 0:
             return self._ring_cost_of()
@@ -126,8 +126,11 @@ class _Tentative:
         return now + t.cost_to(np.array(self.workers if is_ps else self.ps, np.int32))
 
     def _ring_cost_of(self) -> FloatArray:
-        """The ring through one node more. Nodes that the job does not use are alike within a rack that it
-        uses, and within what else there is of a domain."""
+        """The ring cost for each node, if the next worker went there.
+
+        Nodes that the job does not use yet have equal cost within a rack that it uses, and within the other
+        racks of a domain.
+        """
         t = self.topology
         racks, domains = t.rack_of_node, t.domain_of_node
         near = np.isin(racks, racks[self.workers])
@@ -141,7 +144,7 @@ class _Tentative:
 
 
 def _paper_score(at: _Tentative, is_ps: bool) -> FloatArray:
-    """λ Cost + (1 - λ) sum of Fitness, if the next container went to each node."""
+    """λ Cost + (1 - λ) sum of Fitness for each node, if the next container went there."""
     on = at.mine > 0
     fitness = -float(((at.mine[on] + at.used[on]) / at.total[on]).sum())
     more = -np.where(on, 1, 1 + at.used) / at.total
@@ -149,7 +152,7 @@ def _paper_score(at: _Tentative, is_ps: bool) -> FloatArray:
 
 
 def _code_score(at: _Tentative, is_ps: bool) -> FloatArray:
-    """The authors' evaluator if the next container went to each node; a server looks for an empty one."""
+    """The authors' evaluator for each node, if the next container went there; a server prefers empty nodes."""
     spread = 1.0 if is_ps else -1.0
     load = at.load + at.code_load()
     distinct = np.count_nonzero(at.mine) + (at.mine == 0)

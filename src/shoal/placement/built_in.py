@@ -1,4 +1,4 @@
-"""The placements that can be asked for by name, each with its options."""
+"""The built-in placements with their options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shoal.placement.registry import Setting
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A placement of ours: how it is called, and how its placer is made."""
+    """A built-in placement: its name, and the function that makes its placer."""
 
     name: str
     summary: str
@@ -42,11 +42,11 @@ class BuiltIn:
 
 @dataclass(frozen=True)
 class MovingOptions:
-    #: Seconds that a move costs the job; nan: what the run's cost model says.
+    #: Seconds that a move costs the job; nan takes the value of the cost model.
     move_s: float = nan
-    #: Gains count no further ahead.
+    #: Gains beyond this horizon do not count.
     horizon_s: float = 1800.0
-    #: Jobs that may move in one decision.
+    #: Maximum number of jobs that move in one decision.
     max_moves: int = 4
 
     def __post_init__(self) -> None:
@@ -58,7 +58,7 @@ class MovingOptions:
 
 @dataclass(frozen=True)
 class LiquidOptions:
-    #: Which reading of the algorithm: remove-full, remove-always, authors-code.
+    #: Variant of the algorithm: remove-full, remove-always, authors-code.
     variant: str = BestFit.REMOVE_FULL.value
     #: Weight of the network cost against filled nodes, 0..1.
     lam: float = LAMBDA
@@ -77,9 +77,9 @@ class LiquidOptions:
 class LiquidBatchOptions:
     #: Weight of the network cost against filled nodes, 0..1.
     lam: float = LAMBDA
-    #: Plans that one decision may look at.
+    #: Maximum number of plans that one decision evaluates.
     max_plans: int = MAX_PLANS
-    #: Of the search's random numbers.
+    #: Seed of the search.
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ def _equal_parts(setting: Setting, options: NoOptions) -> Placer:
 def _auto(setting: Setting, options: NoOptions) -> Placer:
     if setting.cluster.pooled:
         return _pool(setting, options)
-    # Its own rule belongs to that policy.
+    # Optimus has a placement rule of its own.
     return (_equal_parts if setting.policy == "optimus" else _packed)(setting, options)
 
 
@@ -129,14 +129,14 @@ def _liquid_batch(setting: Setting, options: LiquidBatchOptions) -> Placer:
 
 AUTO = BuiltIn(
     "auto",
-    "pool without nodes; with them keep-and-pack, and optimus for the policy of that name",
+    "pool if the cluster has no nodes; else keep-and-pack, or optimus for the policy of that name",
     _auto,
     needs_nodes=False,
 )
-POOL = BuiltIn("pool", "anywhere: nodes do not matter, nothing is ever fragmented", _pool, needs_nodes=False)
+POOL = BuiltIn("pool", "ignores nodes: every share fits, nothing is fragmented", _pool, needs_nodes=False)
 KEEP_AND_PACK = BuiltIn(
     "keep-and-pack",
-    "who runs stays; who comes takes the node with least to spare, or as few as possible",
+    "running jobs stay; a new job takes the node with the fewest free GPUs, or as few nodes as possible",
     _packed,
 )
 NODE_OR_WHOLE_NODES = BuiltIn(
@@ -146,14 +146,14 @@ NODE_OR_WHOLE_NODES = BuiltIn(
 )
 MOVING = BuiltIn(
     "moving",
-    "keep-and-pack, and jobs move where their gain in speed pays within a horizon",
+    "keep-and-pack, and jobs move if the gain in speed pays within a horizon",
     _moving,
     MovingOptions,
 )
-OPTIMUS = BuiltIn("optimus", "the fewest nodes that hold a job in equal parts (EuroSys'18)", _equal_parts)
+OPTIMUS = BuiltIn("optimus", "the fewest nodes that hold the job in equal parts (EuroSys'18)", _equal_parts)
 LIQUID = BuiltIn(
     "liquid",
-    "best fit: each worker where network cost and filled nodes score best (TPDS'21)",
+    "best fit: each worker goes to the node with the best score of network cost and fill (TPDS'21)",
     _liquid,
     LiquidOptions,
 )

@@ -1,7 +1,7 @@
-"""The inner parts of the grouping genetic algorithm: plans as arrays, scored and recombined.
+"""Kernels of the grouping genetic algorithm: scores and operators on plans as arrays.
 
-A plan is `node_of` (the node of each container) and `order[:k]` (the nodes in use, in the sequence in which
-first fit tries them: the groups of the chromosome). Each container takes one GPU.
+A plan is `node_of` (the node of each container) and `order[:k]` (the groups of the chromosome: the nodes in
+use, in the order in which first fit tries them). Each container takes one GPU.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from shoal.core.compiled import kernel
 
 IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
-#: State of the kernels' random numbers, from `seeded`. Compiling a Generator into them takes half a minute.
+#: State of the random numbers, from `seeded`. Kernels that use a numpy Generator compile for half a minute.
 Rng = NDArray[np.uint64]
 
 
 def seeded(rng: np.random.Generator) -> Rng:
-    """The state that this generator gives."""
+    """A state drawn from a numpy generator."""
     return rng.integers(0, 2**63, size=1, dtype=np.uint64)
 
 
@@ -51,7 +51,7 @@ def copy(to: IntArray, source: IntArray) -> None:
 
 @kernel
 def ring_cost(nodes: IntArray, ring_rank: IntArray, cost: FloatArray) -> float:
-    """The links of the cheapest ring through these nodes; `ring_rank` orders nodes by domain and rack."""
+    """The cost of the cheapest ring through these nodes; `ring_rank` orders nodes by domain and rack."""
     ring = np.empty(len(nodes), np.int32)
     n = 0
     for node in nodes:  # insertion sort, each node once
@@ -81,7 +81,7 @@ def paper_value(
     total: IntArray,
     lam: float,
 ) -> float:
-    """sum of Score + NumNU of the Liquid paper: minus its GeneticFitness.
+    """Sum of Score + NumNU of the Liquid paper, which is minus its GeneticFitness.
 
     The containers of job j are starts[j]..starts[j+1], servers first; used_part is UsedGPU / TotalGPU.
     """
@@ -117,7 +117,7 @@ def code_value(
     used: IntArray,
     total: IntArray,
 ) -> float:
-    """What the authors' code minimises: its evaluator for the whole batch, and nodes per task."""
+    """The objective of the authors' code: its evaluator for the whole batch, plus nodes per task."""
     network = load = 0.0
     last_job = np.full(len(total), -1, np.int32)
     nodes = pairs = 0
@@ -147,15 +147,15 @@ def _free_of(node_of: IntArray, capacity: IntArray) -> IntArray:
 
 @kernel
 def _first_fit(node_of: IntArray, order: IntArray, k: int, capacity: IntArray, avoid: int) -> int:
-    """Put every container without a node on the first group with room, opening nodes when none has.
+    """Put every container without a node on the first group with room; add nodes if no group has room.
 
-    Returns the number of groups; -1 if something fits nowhere. `avoid` is opened only as a last resort.
+    Returns the number of groups; -1 if a container fits nowhere. `avoid` is added only as a last resort.
     """
     free = _free_of(node_of, capacity)
     in_order = np.zeros(len(capacity), np.bool_)
     for position in range(k):
         in_order[order[position]] = True
-    first = 0  # groups before this one are full for good: containers are all alike
+    first = 0  # groups before this one are full: all containers are equal
     for i in range(len(node_of)):
         if node_of[i] >= 0:
             continue
@@ -194,8 +194,8 @@ def nearest_fit(
 ) -> bool:
     """Put every container without a node where it adds least to the value of the plan, job by job.
 
-    What of its job would not fit beside it is counted as one cheapest link (`link`, by node) each. An
-    all-reduce job is drawn to its other workers.
+    Each container of the job that would not fit on the same node counts as one cheapest link (`link`, by
+    node). An all-reduce job is attracted to its other workers.
     """
     free = _free_of(node_of, capacity)
     for job in jobs:
@@ -231,7 +231,7 @@ def nearest_fit(
 def _added(
     node_of: IntArray, i: int, node: int, low: int, high: int, ps: int, cost: FloatArray, lam: float
 ) -> float:
-    """λ times the cost of container `i` on `node` to those of its job that it talks to."""
+    """λ times the cost from container `i` on `node` to the containers of its job that it communicates with."""
     if ps > 0:
         low, high = (low + ps, high) if i < low + ps else (low, low + ps)
     added = 0.0
@@ -253,10 +253,10 @@ def _uses(node_of: IntArray, low: int, high: int, node: int) -> bool:
 def insert_group(
     node_of: IntArray, order: IntArray, k: int, donor: IntArray, node: int, at: int, capacity: IntArray
 ) -> int:
-    """Crossover of the paper, in place: the donor's group `node` enters before position `at`.
+    """Crossover of the paper, in place: insert the donor's group `node` before position `at`.
 
-    Groups that hold one of its containers are deleted, and what else they held is placed first fit.
-    Returns the number of groups, -1 if it could not be completed.
+    Groups that hold one of its containers are deleted, and their other containers are placed by first fit.
+    Returns the number of groups; -1 on failure.
     """
     k = take_group(node_of, order, k, donor, node, at, len(capacity))
     return _first_fit(node_of, order, k, capacity, -1)
@@ -266,7 +266,7 @@ def insert_group(
 def take_group(
     node_of: IntArray, order: IntArray, k: int, donor: IntArray, node: int, at: int, nodes: int
 ) -> int:
-    """The first half of `insert_group`: what the deleted groups held is left without a node."""
+    """The first half of `insert_group`: the containers of the deleted groups stay without a node."""
     drop = np.zeros(nodes, np.bool_)
     drop[node] = True
     for i in range(len(node_of)):
@@ -293,7 +293,7 @@ def take_group(
 
 @kernel
 def delete_group(node_of: IntArray, order: IntArray, k: int, at: int, capacity: IntArray) -> int:
-    """Mutation of the paper, in place: the group at position `at` goes, its containers first fit."""
+    """Mutation of the paper, in place: delete the group at position `at`, place its containers by first fit."""
     node = order[at]
     empty_node(node_of, node)
     for position in range(at, k - 1):
@@ -303,7 +303,7 @@ def delete_group(node_of: IntArray, order: IntArray, k: int, at: int, capacity: 
 
 @kernel
 def empty_node(node_of: IntArray, node: int) -> None:
-    """Leave the containers of a node without one."""
+    """Remove all containers from a node."""
     for i in range(len(node_of)):
         if node_of[i] == node:
             node_of[i] = -1
@@ -311,7 +311,7 @@ def empty_node(node_of: IntArray, node: int) -> None:
 
 @kernel
 def _random_fit(rng: Rng, node_of: IntArray, capacity: IntArray) -> bool:
-    """Put every container without a node on a random node with room; whether all found one."""
+    """Put every container without a node on a random node with room. Returns whether all found one."""
     free = _free_of(node_of, capacity)
     room = np.empty(len(free), np.int32)
     n = 0
@@ -336,7 +336,7 @@ def _random_fit(rng: Rng, node_of: IntArray, capacity: IntArray) -> bool:
 
 @kernel
 def regroup(node_of: IntArray, order: IntArray, k: int, nodes: int) -> int:
-    """Bring the groups in line with the nodes in use: old ones keep their sequence, new ones follow."""
+    """Update the groups to the nodes in use: old groups keep their order, new ones follow."""
     seen = np.zeros(nodes, np.int8)
     for node in node_of:
         seen[node] = 1
@@ -356,7 +356,7 @@ def regroup(node_of: IntArray, order: IntArray, k: int, nodes: int) -> int:
 
 @kernel
 def code_crossover(rng: Rng, node_of: IntArray, donor: IntArray, node: int, capacity: IntArray) -> bool:
-    """Crossover of the authors' code: `node` becomes the donor's copy, the evicted go anywhere."""
+    """Crossover of the authors' code: `node` is copied from the donor, evicted containers go to random nodes."""
     for i in range(len(node_of)):
         if donor[i] == node:
             node_of[i] = node
@@ -367,7 +367,7 @@ def code_crossover(rng: Rng, node_of: IntArray, donor: IntArray, node: int, capa
 
 @kernel
 def code_mutation(rng: Rng, node_of: IntArray, order: IntArray, k: int, capacity: IntArray) -> bool:
-    """Mutation of the authors' code: a node is emptied, its containers go anywhere."""
+    """Mutation of the authors' code: a node is emptied, its containers go to random nodes."""
     rounds = 1 + draw(rng, max(1, len(capacity) // 100))
     for _ in range(rounds):
         empty_node(node_of, order[draw(rng, k)])
@@ -378,7 +378,7 @@ def code_mutation(rng: Rng, node_of: IntArray, order: IntArray, k: int, capacity
 
 @kernel
 def start_plan(rng: Rng, containers: int, capacity: IntArray, first_fit: bool) -> IntArray:
-    """A plan to start from: first fit over the nodes in random order, or random fit."""
+    """An initial plan: first fit over the nodes in random order, or random fit."""
     node_of = np.full(containers, -1, np.int32)
     if not first_fit:
         _random_fit(rng, node_of, capacity)

@@ -1,15 +1,15 @@
 """Liquid's batch mode: a grouping genetic algorithm over whole plans (TPDS'21).
 
-A chromosome is a plan for all waiting jobs, its groups are the nodes, and the operators move whole nodes,
-so that what has come together stays together. It maximises
+A chromosome is a plan for all waiting jobs. Its groups are the nodes, and the operators move whole nodes, so
+that good groups stay together. It maximises
 
     GeneticFitness = - sum over jobs of Score - NumNU         (NumNU: nodes used)
 
-Tournaments choose parents; crossover inserts a node of one plan into another, deletes the nodes that would
-hold a container twice and places what was lost first fit; mutation deletes a node. Settings are those of
-the authors' code. The search starts from best-fit plans and keeps the best plan it has seen, so it is never
-worse than best fit. It ends after a number of generations without improvement, or of plans looked at: a
-bound that, unlike the authors' 30 seconds, gives the same answer on every machine.
+Tournaments choose the parents. Crossover inserts a node of one plan into another, deletes the nodes that
+would hold a container twice, and places the containers of the deleted nodes by first fit. Mutation deletes a
+node. The parameters are those of the authors' code. The search starts from best-fit plans and keeps the best
+plan found, so it is never worse than best fit. It ends after a number of generations without improvement or
+a number of evaluated plans. Unlike the authors' limit of 30 seconds, this gives the same result on every machine.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _BatchArrays = tuple[
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How to search. Population, stagnation and rates are those of the authors' code."""
+    """Parameters of the search. Population, stagnation and rates are those of the authors' code."""
 
-    #: "paper": as the paper describes them. "nearest": the same, but what an operator leaves without a
-    #: node goes where it costs least instead of first fit, which finds far more. "code": operators and
-    #: objective of the authors' code.
+    #: "paper": the operators of the paper. "nearest": the same, but containers that lose their node go where
+    #: they cost least instead of first fit, which finds much better plans. "code": operators and objective
+    #: of the authors' code.
     operators: str = "nearest"
     lam: float = LAMBDA
-    population: int = 30  #: and half the number of containers
-    stagnation: int = 30  #: generations without improvement, and the number of containers
+    population: int = 30  #: plus half the number of containers
+    stagnation: int = 30  #: generations without improvement, plus the number of containers
     tournament: int = 3
     crossover: float = 0.7
     mutation: float = 0.5
@@ -77,7 +77,7 @@ class Search:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The jobs of one batch as arrays: containers job by job, servers first."""
+    """The jobs of one batch as arrays. Containers are ordered by job, servers first."""
 
     jobs: tuple[Containers, ...]
     starts: IntArray
@@ -95,7 +95,7 @@ class Batch:
 
     @classmethod
     def on(cls, topology: Topology, jobs: Sequence[Containers], total: IntArray, used: IntArray) -> Batch:
-        """On the nodes of a topology, with `total` GPUs each."""
+        """A batch on the nodes of a topology with `total` GPUs each."""
         hop = Topology(
             topology.rack_of_node,
             topology.domain_of_node,
@@ -120,7 +120,7 @@ class Batch:
         return np.asarray(self.total - self.used, np.int32)
 
     def value(self, node_of: IntArray, search: Search) -> float:
-        """What is minimised."""
+        """The objective, to be minimised."""
         if search.operators == "code":
             return ga.code_value(
                 node_of, self.starts, self.ps_of_job, self.hops, self.bandwidth, self.used, self.total
@@ -147,7 +147,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """Where each job of the batch goes, and how it compares with best fit (both: lower is better)."""
+    """The placement of each job of the batch, and its value compared with best fit (lower is better)."""
 
     spots: tuple[ContainerPlacement | Unplaced, ...]
     value: float
@@ -158,7 +158,7 @@ class BatchPlan:
 def best_fit_plan(
     cluster: Cluster, jobs: Sequence[Containers], used: IntArray, variant: BestFit = BestFit.REMOVE_FULL
 ) -> IntArray | None:
-    """The jobs one after another by best fit, as an array over the batch's containers; None if one fails."""
+    """The best-fit plan: one job after another, as nodes of the batch's containers; None if a job fails."""
     used = used.copy()
     nodes: list[int] = []
     topology = Topology.of(cluster)
@@ -174,7 +174,7 @@ def best_fit_plan(
 def place_batch(
     cluster: Cluster, jobs: Sequence[Containers], used: IntArray, rng: Rng, search: Search | None = None
 ) -> BatchPlan:
-    """A plan for all jobs of a batch. While they do not fit together, a random one is left for the next."""
+    """A plan for all jobs of a batch. While they do not fit together, a random job is left to the next batch."""
     search = search or Search()
     check_used(cluster.gpus_of_node, used)
     free = int((cluster.gpus_of_node - used).sum())
@@ -264,7 +264,7 @@ def _cross(
     operators: int,
     lam: float,
 ) -> int:
-    """Bring the donor's `node` into the plan, in place; the number of groups, 0 or less if it fails."""
+    """Insert the donor's `node` into the plan in place. Returns the number of groups, 0 or less on failure."""
     starts, ps_of_job, cost, link, _, _, used, used_part, total = batch
     capacity, nodes = total - used, len(total)
     if operators == PAPER:
@@ -282,9 +282,9 @@ def _cross(
 def _mutate(
     rng: ga.Rng, plan: IntArray, order: IntArray, k: int, batch: _BatchArrays, operators: int, lam: float
 ) -> int:
-    """Empty a random node of the plan (NEAREST: all nodes of a random job), in place.
+    """Empty a random node of the plan in place (NEAREST: all nodes of a random job).
 
-    Returns the number of groups, 0 or less if it fails.
+    Returns the number of groups, 0 or less on failure.
     """
     starts, ps_of_job, cost, link, _, _, used, used_part, total = batch
     capacity, nodes = total - used, len(total)
@@ -341,7 +341,7 @@ def _evolve(
                 k, changed = _cross(rng, plan, order, k, plans[b], node, batch, operators, lam), True
             if k > 0 and ga.draw(rng, 1 << 30) < mutation * (1 << 30):
                 k, changed = _mutate(rng, plan, order, k, batch, operators, lam), True
-            if k <= 0:  # not a valid plan: it dies out, and its parent goes on instead
+            if k <= 0:  # not a valid plan: keep the parent instead
                 ga.copy(plan, plans[a])
                 ga.copy(order, orders[a])
                 k, changed = groups[a], False

@@ -1,13 +1,13 @@
-"""The default placement on real nodes: keep what is there, and pack what comes.
+"""The default placement on nodes: keep running jobs in place, and pack new ones.
 
-A job that keeps its share stays where it is. A job that shrinks leaves the node where it has least. A job
-that grows takes free GPUs of its own nodes first, then of as few others as possible, near by. A job that
-starts takes the node with least to spare that holds it, else as few nodes as possible; larger jobs choose
-first. So empty nodes stay empty for those who need them whole. Nothing is moved that could stay: moving is
-for `migrate`.
+A job whose share does not change stays where it is. A job that shrinks gives up the nodes on which it has
+the fewest GPUs. A job that grows takes free GPUs on its own nodes first, then on as few other nodes as
+possible, preferably in the same rack. A job that starts takes the node with the fewest free GPUs that holds
+it, else as few nodes as possible; larger jobs choose first. This keeps empty nodes free for jobs that need
+whole nodes. Running jobs are never moved: `moving_placer` does that.
 
-With `whole_nodes`, a share stays within one node or takes whole nodes, so that at most one job that spans
-nodes uses a node's network (CoDDL's packing, NSDI'21). A share that no node holds is then cut.
+With `whole_nodes`, a share stays within one node or takes whole nodes, so that at most one multi-node job
+uses a node's network (CoDDL's packing, NSDI'21). A share that cannot be placed this way is cut.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Held = dict[int, int]
 
 @dataclass(slots=True)
 class Request:
-    """A job that is to have `want` GPUs of a type and has `held` so far."""
+    """A job that should have `want` GPUs of a type and has `held` so far."""
 
     row: int
     job_id: int
@@ -41,7 +41,7 @@ class Request:
     min_gpus: int
     gpu_type: int
     held: Held
-    #: The place the policy itself gave, if it did.
+    #: The placement chosen by the policy itself, if any.
     given: Placement | None = None
 
     @property
@@ -50,13 +50,13 @@ class Request:
 
 
 class KeepAndPack:
-    """A `Placer`. Between calls it remembers only what saves time: its answers depend on its arguments.
+    """A `Placer`. State kept between calls is only a cache: the result depends on the arguments alone.
 
-    Expects `view.gpus` and `current` to tell of the same shares.
+    `view.gpus` and `current` must describe the same shares.
 
     whole_nodes: CoDDL's rule, see above.
-    all_or_nothing: a share that does not fit as decided is cut to nothing, not to what fits; for policies
-    that do not resize. Otherwise a running job that cannot grow keeps what it has.
+    all_or_nothing: a share that does not fit as decided is cut to 0 instead of to what fits. This is for
+    policies that do not resize. Otherwise a running job that cannot grow keeps its GPUs.
     """
 
     def __init__(self, *, whole_nodes: bool = False, all_or_nothing: bool = False) -> None:
@@ -89,10 +89,10 @@ class KeepAndPack:
         self._place_growing(growing)
         return self._answer(requests.values(), current)
 
-    # What is free now
+    # Free GPUs
 
     def _sync(self, supply: Supply, current: dict[int, Placement]) -> None:
-        """Bring the free GPUs of each node up to date, by what has gone since, or anew."""
+        """Update the free GPUs of each node: by the jobs that left since the last call, or from scratch."""
         if supply.cluster is not self._cluster:
             self._cluster = supply.cluster
             self._types = self._cluster.type_of_node
@@ -115,10 +115,10 @@ class KeepAndPack:
         self._known = dict(current)
 
     def _changed(self, view: View, decision: Decision, current: dict[int, Placement]) -> dict[int, Request]:
-        """Requests of the rows whose share, type or given place differs from what they have, by job."""
+        """Requests by job id, for the rows whose share, type or given placement differs from the current one."""
         have = view.gpus
         if int(have.sum()) != int(self._up.sum() - self._free.sum()):
-            # A node went down under a job, or a share was never placed: look at every job.
+            # A job lost a node, or a share was never placed: check every job.
             have = np.array([sum(g for _, g in current.get(int(j), ())) for j in view.job_ids], np.int32)
         changed = decision.gpus != have
         if decision.gpu_type is not None:
@@ -147,13 +147,13 @@ class KeepAndPack:
         return request.gpu_type >= 0 and any(self._types[n] != request.gpu_type for n in request.held)
 
     def _any_type(self, view: View, row: int, held: Held) -> int:
-        """A share is of one type: the one it has, else the one with most free GPUs that the job may use."""
+        """The GPU type of a share: the one it has, else the usable type with the most free GPUs."""
         if held:
             return int(self._types[next(iter(held))])
         free = np.bincount(self._types, weights=np.maximum(self._free, 0), minlength=len(view.gpu_types))
         return int(np.argmax(np.where(view.type_max[:, row] > 0, free, -1)))
 
-    # Giving back
+    # Releasing GPUs
 
     def _release(self, held: Held) -> None:
         for node, gpus in held.items():
@@ -161,10 +161,10 @@ class KeepAndPack:
         held.clear()
 
     def _shrink(self, request: Request) -> None:
-        """Leave the node with least of the job first, so that it ends on fewer nodes."""
+        """Give up GPUs where the job has the fewest first, so that it ends on fewer nodes."""
         held, surplus = request.held, -request.missing
         if self.whole_nodes and len(held) > 1:
-            # What remains must again be whole nodes or one node: start over from its own nodes.
+            # The rest must again be whole nodes or one node: place it again, on its own nodes first.
             self._regroup(request)
             return
         for node in sorted(held, key=lambda n: (held[n], -n)):
@@ -187,10 +187,10 @@ class KeepAndPack:
         decision: Decision,
         current: dict[int, Placement],
     ) -> None:
-        """Take GPUs away on nodes that hold more than they have: lost nodes, or places a policy gave.
+        """Take GPUs from jobs on overcommitted nodes: lost nodes, or nodes for which the policy gave placements.
 
-        Places given by the policy go last; of the others the youngest jobs give way. Whoever lost GPUs
-        asks for them again elsewhere.
+        The youngest jobs lose GPUs first, jobs placed by the policy last. A job that lost GPUs requests
+        them again elsewhere.
         """
         over = {int(n) for n in np.flatnonzero(self._free < 0)}
         on_them: list[tuple[bool, int, Request]] = []
@@ -205,14 +205,14 @@ class KeepAndPack:
                     requests[request.job_id] = request
                     self._give(request.held, node, -min(request.held[node], -int(self._free[node])))
 
-    # Taking
+    # Taking GPUs
 
     def _turn(self, request: Request) -> tuple[int, int]:
-        """Who chooses first: who needs most."""
+        """Sort key: the request that misses the most GPUs chooses first."""
         return -request.missing, request.row
 
     def _grow_in_place(self, request: Request) -> None:
-        """Take what is free on the job's own nodes, where it has most first."""
+        """Take free GPUs on the job's own nodes, starting where it has the most."""
         held = request.held
         for node in sorted(held, key=lambda n: (-held[n], n)):
             take = min(request.missing, int(self._free[node]))
@@ -220,7 +220,7 @@ class KeepAndPack:
                 self._give(held, node, take)
 
     def _place_growing(self, growing: list[Request]) -> None:
-        """One after another, in their turn."""
+        """Place the requests in order."""
         for request in growing:
             if request.missing > 0:
                 self._place_rest(request)
@@ -247,7 +247,7 @@ class KeepAndPack:
             self._give(request.held, node, take)
 
     def _regroup(self, request: Request) -> None:
-        """Place the whole share anew within one node or on whole nodes, on its own nodes if they do."""
+        """Place the whole share again, within one node or on whole nodes, on its own nodes if possible."""
         before = dict(request.held)
         kept = sum(before.values())
         self._release(request.held)
@@ -257,12 +257,12 @@ class KeepAndPack:
             if best:
                 break
         if kept <= request.want and sum(best.values()) <= kept:
-            best = before  # nothing gained: stay
+            best = before  # no gain: keep the placement
         for node, gpus in best.items():
             self._give(request.held, node, gpus)
 
     def _within_rule(self, share: int, gpu_type: int, before: Held) -> Held:
-        """GPUs by node that hold exactly `share` under the rule, or nothing; its own nodes come first."""
+        """GPUs by node that hold exactly `share` under the rule, own nodes first; empty if there are none."""
         avail = pack.available(self._free, self._types, gpu_type)
         own = np.zeros_like(avail)
         own[list(before)] = avail[list(before)]
@@ -275,7 +275,7 @@ class KeepAndPack:
                 return {n: int(taken[n]) for n in np.flatnonzero(taken).tolist()}
         return {}
 
-    # The answer
+    # The result
 
     def _answer(self, requests: Iterable[Request], current: dict[int, Placement]) -> Placed:
         placements: dict[int, Placement] = {}

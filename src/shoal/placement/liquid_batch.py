@@ -1,13 +1,13 @@
 """Liquid's batch mode as a placement of shares: jobs that start together are placed together (TPDS'21).
 
-Best fit places whatever starts or grows, as `liquid_placer` does. Where two jobs or more start, the genetic
-algorithm then looks for a better plan for them, with that one to begin with: so the answer is never worse,
-and one job alone is best fit. What runs stays where it is.
+Best fit places all jobs that start or grow, as `liquid_placer` does. If two or more jobs start, the genetic
+algorithm then searches for a better plan for them, starting from the best-fit plan. The result is therefore
+never worse than best fit, and a single job gets its best fit. Running workers stay where they are.
 
-The random numbers follow from the seed and the jobs of the batch alone, so the same state and the same
-events give the same answer, also after a restart. A decision looks at `max_plans` plans at most, over
-batches of at most MOST_CONTAINERS workers and not many more than MOST_NODES nodes, so that it adds tens of
-milliseconds on a cluster of any size; what goes beyond keeps its best fit.
+The random numbers depend on the seed and on the jobs of the batch only, so the same state and events give the
+same result, also after a restart. A decision evaluates at most `max_plans` plans, over batches of at most
+MOST_CONTAINERS workers and about MOST_NODES nodes. This takes tens of milliseconds on a cluster of any size.
+Jobs beyond these limits keep their best fit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LiquidBatchPlacer(LiquidPlacer):
             plans_left -= self._place_together(batch, replace(self.search, max_plans=plans_left))
 
     def _place_together(self, requests: list[Request], search: Search) -> int:
-        """Place jobs that have a place by best fit anew, together; the number of plans looked at."""
+        """Place jobs together again that best fit has placed. Returns the number of plans evaluated."""
         assert self._cluster is not None
         best_fit = np.array(
             [n for r in requests for n, gpus in r.held.items() for _ in range(gpus)], np.int32
@@ -77,7 +77,7 @@ class LiquidBatchPlacer(LiquidPlacer):
 
 
 def _batches(requests: Iterable[Request]) -> list[list[Request]]:
-    """Jobs of one GPU type, in the order they came, as many as make a batch; no batch of one."""
+    """Batches of at most MOST_CONTAINERS workers of one GPU type, in order of the requests; two jobs at least."""
     batches: list[list[Request]] = []
     open_batch: dict[int, list[Request]] = {}
     for request in requests:
@@ -90,8 +90,11 @@ def _batches(requests: Iterable[Request]) -> list[list[Request]]:
 
 
 def _candidates(room: IntArray, best_fit: IntArray, wants: list[int]) -> IntArray:
-    """The nodes to search, in increasing order: those of best fit, those that hold a job most tightly, and
-    the fullest others up to MOST_NODES."""
+    """The nodes to search, in increasing order.
+
+    These are the nodes of the best-fit plan, the nodes that hold a job most tightly, and the fullest other
+    nodes up to MOST_NODES.
+    """
     fullest = np.argsort(room, kind="stable")
     fullest = fullest[room[fullest] > 0]
     chosen = dict.fromkeys(best_fit.tolist())

@@ -1,8 +1,8 @@
 """Liquid's best fit as a placement of shares (TPDS'21).
 
-A job that starts or grows puts its new workers, one after another, where the score of the whole job is
-least; the workers it has stay. A share is placed as an all-reduce job, by the cost of its ring: parameter
-servers take no GPU here, they are on the CPUs of the job's own nodes.
+A job that starts or grows places its new workers one after another, each where the score of the whole job is
+lowest. Its other workers stay. A share is placed as an all-reduce job, by the cost of its ring: parameter
+servers need no GPU and run on the CPUs of the job's nodes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LiquidPlacer(KeepAndPack):
         own = np.zeros_like(self._free)
         for node in kept:
             own[node] += 1
-        # Nodes of another type, and GPUs of nodes that are lost, count as used.
+        # Nodes of other types and the GPUs of lost nodes count as used.
         of_type = (self._types == request.gpu_type) | (request.gpu_type < 0)
         total = self._cluster.gpus_of_node
         used = np.where(of_type, total - np.maximum(self._free, 0) - own, total)

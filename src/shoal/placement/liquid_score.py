@@ -1,14 +1,14 @@
-"""How good a placement of containers is: the score of the Liquid paper, and the one of its code.
+"""The score of a placement of containers: that of the Liquid paper, and that of the authors' code.
 
-The paper minimises, for each job k (TPDS'21, its equations for cost, fitness and score),
+The paper minimises for each job k (TPDS'21, equations for cost, fitness and score)
 
     Score_k   = λ Cost_k + (1 - λ) sum of Fitness_j over the nodes j that k uses
     Fitness_j = -(ReqGPU_j + UsedGPU_j) / TotalGPU_j
 
-so that little traffic and well filled nodes are good. λ is not given; 0.5 is the default here. ReqGPU_j is
-what the job itself wants of node j, UsedGPU_j what was in use before.
+which prefers little traffic and full nodes. The paper does not give λ; the default here is 0.5. ReqGPU_j is
+the number of GPUs that the job takes on node j, UsedGPU_j the number in use before.
 
-The authors' code minimises instead, over the tasks in the order they are placed,
+The authors' code instead minimises, over the tasks in the order of placement,
 
     network + spread * load / tasks + (distinct pairs of job and node) / tasks
     network = bandwidth * (1 same rack + 4 same domain + 40 other domain), per pair of opposite roles
@@ -30,7 +30,7 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
 
 LAMBDA = 0.5
-#: What the authors' code charges per pair: other node of the rack, other rack, other domain.
+#: Cost per pair in the authors' code: other node of the rack, other rack, other domain.
 RACK_HOP, DOMAIN_HOP, FAR_HOP = 1.0, 4.0, 40.0
 
 
@@ -38,7 +38,7 @@ RACK_HOP, DOMAIN_HOP, FAR_HOP = 1.0, 4.0, 40.0
 class Containers:
     """A job as Liquid places it: parameter servers and workers, each on one GPU.
 
-    Without servers it is an all-reduce job. `bandwidth` is the predicted class, used by the authors' score.
+    Without servers it is an all-reduce job. `bandwidth` is the predicted class; the authors' score uses it.
     """
 
     ps: int
@@ -55,7 +55,7 @@ class Containers:
         return self.ps + self.workers
 
     def roles(self) -> list[bool]:
-        """True for a server: servers and workers take turns, so that servers are spread among workers."""
+        """The placement order, True for a server. Servers are interleaved evenly with workers."""
         roles: list[bool] = []
         ps = workers = 0
         while ps + workers < self.total:
@@ -68,7 +68,7 @@ class Containers:
 
 @dataclass(frozen=True, slots=True)
 class ContainerPlacement:
-    """Where the containers of one job are, and what that scored."""
+    """The nodes of the containers of one job, and the score."""
 
     ps_nodes: tuple[int, ...]
     worker_nodes: tuple[int, ...]
@@ -102,7 +102,7 @@ def job_score(
 
 
 def hops_to(topology: Topology, others: Iterable[int]) -> FloatArray:
-    """For each node, the code's network charge for talking to `others`."""
+    """For each node, the authors' network cost of communicating with `others`."""
     hops = Topology(
         topology.rack_of_node,
         topology.domain_of_node,
@@ -122,7 +122,7 @@ def code_cost(
     bandwidth: float = 1.0,
     spread: float = -1.0,
 ) -> float:
-    """What the authors' evaluator gives one job when nothing more is allocated while it is placed."""
+    """The score of one job by the authors' evaluator, if nothing else is allocated meanwhile."""
     nodes = [*ps_nodes, *worker_nodes]
     network = bandwidth * float(sum(hops_to(topology, ps_nodes)[w] for w in worker_nodes))
     load = float(((2 + allocated[nodes]) / total[nodes]).sum())

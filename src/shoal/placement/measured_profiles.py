@@ -1,9 +1,10 @@
-"""From measured placements to a profile: the speed of a job by its GPUs and the nodes it spans.
+"""Profiles from measured placements: the speed of a job by its GPUs and the number of nodes it spans.
 
-The published measurements (Pollux, OSDI'21) name a placement by digits, the GPUs on each node: "4" is one
-node, "22" two. Each has the seconds per step for several batches per GPU. A job with a fixed global batch
-runs each share at its own batch per GPU, so the step time is read off between the measured batches; above
-the largest, steps are accumulated; below the smallest, nothing is known and the share is left out.
+The published measurements (Pollux, OSDI'21) write a placement as digits, the GPUs on each node: "4" is one
+node, "22" is two. Each placement has the seconds per step for several batch sizes per GPU. With a fixed
+global batch, each share has its own batch size per GPU, so the step time is interpolated between the
+measured batch sizes. Above the largest one, gradients are accumulated over several steps. Below the smallest
+one nothing is known, and the share is omitted.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def iteration_times(
 ) -> list[tuple[int, int, float]]:
     """(GPUs, nodes, seconds per iteration): the columns of profiles.csv, for one global batch per iteration.
 
-    Placements with the same GPUs on the same number of nodes ("31" and "22") count by their mean.
+    Placements with the same number of GPUs and nodes ("31" and "22") are averaged.
     """
     if not 0 < global_batch < np.inf:
         raise ShoalError(f"the global batch must be a positive number, not {global_batch}")
@@ -57,7 +58,7 @@ def iteration_times(
 
 
 def _iteration_s(points: dict[float, float], batch: float) -> float | None:
-    """Seconds for `batch` samples on each GPU; None below what was measured."""
+    """Seconds for `batch` samples on each GPU; None below the smallest measured batch size."""
     batches = np.array(sorted(points))
     if batch < batches[0]:
         return None

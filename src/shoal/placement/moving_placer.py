@@ -1,13 +1,13 @@
-"""Moving jobs that run, where it pays.
+"""Move running jobs if the move pays off.
 
-A job that spans more nodes than it must runs slower than it could. Moving it costs `move_s` seconds
-without progress. Over the time T that counts, the smaller of a horizon and what is left of the job,
+A job that spans more nodes than necessary runs slower than it could. A move costs `move_s` seconds without
+progress. Over the time T, the smaller of a horizon and the remaining time of the job,
 
-    gain = (v'/v) max(T - move_s, 0) - T        in seconds of the job's own progress at speed v
+    gain = (v'/v) max(T - move_s, 0) - T        in seconds of the job's progress at its present speed v
 
-A job moves if its gain is above 0. Where another job stands in the way, that job is moved too and its cost
-(move_s) is taken off the gain: seconds of progress of one job count as much as those of another. Gains of
-the far future are not counted: something may end, and undo the reason, before they are reaped.
+A job moves if its gain is positive. If another job is in the way, that job moves too, and its cost (move_s)
+is subtracted from the gain: a second of progress counts the same for every job. Gains beyond the horizon do
+not count, because jobs may end in the meantime and free better places.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from shoal.placement.validate import amount, whole
 IntArray = NDArray[np.int32]
 #: Iterations per second of a job (by id) on a GPU type at a placement.
 SpeedOn = Callable[[int, str, Placement], float]
-#: The same by its parameter servers too.
+#: The same, with the job's number of parameter servers as the last argument.
 SpeedWith = Callable[[int, str, Placement, int], float]
 
 
 @dataclass(frozen=True, slots=True)
 class MoveRule:
-    """What a move costs, how far ahead gains count, and how many jobs may move at a time."""
+    """The cost of a move, the horizon of its gains, and the maximum number of moves per decision."""
 
     move_s: float = 30.0
     horizon_s: float = 1800.0
@@ -52,14 +52,14 @@ class MoveRule:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """Jobs that move together, one for the sake of another, and what it is worth in seconds of progress."""
+    """Jobs that move together (one job, and those that make room for it), and the gain in seconds of progress."""
 
     placements: Mapping[int, Placement]
     gain_s: float
 
 
 def gain_s(speed_now: float, speed_there: float, left: float, rule: MoveRule) -> float:
-    """What a move is worth to the job. `left` is its remaining iterations; nan when unknown."""
+    """The gain of a move for the job. `left` is its remaining iterations; nan if unknown."""
     if not (0 < speed_now < np.inf and 0 < speed_there < np.inf):
         return -np.inf
     counted_s = rule.horizon_s if isnan(left) else min(rule.horizon_s, max(left, 0.0) / speed_now)
@@ -74,7 +74,7 @@ def find_moves(
     speed: SpeedOn,
     rule: MoveRule,
 ) -> list[Move]:
-    """Moves that pay, best first, all of them possible together; at most `max_moves` jobs."""
+    """Moves with a gain, best first, that can all be carried out together; at most `max_moves` jobs."""
     placements = dict(current)
     free = free_gpus(gpus_of_node, placements.values())
     moves: list[Move] = []
@@ -114,7 +114,7 @@ def _ways(
     speed: SpeedOn,
     rule: MoveRule,
 ) -> list[Move]:
-    """Ways to bring a job that spans nodes onto fewer: where there is room, or where others make it."""
+    """Moves that bring a multi-node job onto fewer nodes: into free GPUs, or by moving other jobs away."""
     now = placements[job_id]
     gpus = sum(g for _, g in now)
     gpu_type = int(cluster.type_of_node[now[0][0]])
@@ -126,7 +126,7 @@ def _ways(
 
     largest = int(cluster.gpus_of_node[cluster.type_of_node == gpu_type].max())
     if all(worth(_dealt(gpus, nodes)) <= 0 for nodes in range(-(-gpus // largest), len(now))):
-        return []  # as most jobs at most times: no need to look for room
+        return []  # the usual case: no need to search for room
     mine = _on_nodes(now, len(free))
     room = pack.available(free + mine, cluster.type_of_node, gpu_type)
     ways: list[Move] = []
@@ -144,7 +144,7 @@ def _ways(
 
 
 def _dealt(gpus: int, nodes: int) -> Placement:
-    """A placement on so many nodes in equal parts, whichever they are."""
+    """A placement in equal parts on this many nodes, for a speed estimate."""
     return tuple((n, gpus // nodes + (n < gpus % nodes)) for n in range(nodes))
 
 
@@ -156,9 +156,9 @@ def _push_aside(
     gpus: int,
     gpu_type: int,
 ) -> dict[int, Placement]:
-    """One node for the job, and other nodes for the single-node jobs in its way; empty if there is none.
+    """One node for the job, and other nodes for the single-node jobs in its way; empty if impossible.
 
-    The node that lacks least is tried first; the smallest jobs on it that suffice go elsewhere whole.
+    Tries the node with the most room first. The smallest jobs on it move away until the job fits.
     """
     room = free + _on_nodes(placements[job_id], len(free))
     able = np.flatnonzero((cluster.type_of_node == gpu_type) & (cluster.gpus_of_node >= gpus))
@@ -182,7 +182,7 @@ def _push_aside(
 
 
 class MovingPlacer:
-    """A `Placer` that lets another place, and then moves what pays."""
+    """A `Placer` that delegates placement to another one, and then moves jobs if that pays off."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class MovingPlacer:
         if all(len(p) == 1 for p in after.values()):
             return placed
         given = {int(view.job_ids[row]) for row in decision.placements or ()}
-        # Who changes now is being reconfigured anyway: leave it, those the policy placed and who cannot move, alone.
+        # Exclude jobs that this decision reconfigures anyway, jobs that the policy placed, and jobs that cannot move.
         unsettled = {
             j: p for j, p in after.items() if j in placed.placements or j in given or not self.may_move(j)
         }

@@ -1,9 +1,9 @@
 """Optimus' rule as a placement of shares: the fewest nodes that hold a job in equal parts (EuroSys'18).
 
-A job whose share changes is dealt anew over the k nodes with most free GPUs, for the smallest k that holds
-it (`optimus_place` has the rule). Jobs choose in increasing size. A job whose share stays keeps its place,
-where Optimus itself places everything anew in every interval. Parameter servers take no GPU here: they are
-on the CPUs of the job's own nodes, in equal numbers.
+A job whose share changes is distributed again over the k nodes with the most free GPUs, for the smallest k
+that holds it (`task_placement` implements the rule). Smaller jobs choose first. A job whose share does not
+change keeps its placement, whereas Optimus places all jobs again in every interval. Parameter servers need
+no GPU: they run on the CPUs of the job's nodes, in equal numbers.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ class OptimusPlacer(KeepAndPack):
         dealt = place(free, np.array([1]), np.array([request.want]), nothing, one)
         chosen = {node: workers for node, _, workers in dealt.of(0) if workers}
         if sum(chosen.values()) <= sum(before.values()) <= request.want:
-            chosen = before  # nothing gained: stay
+            chosen = before  # no gain: keep the placement
         for node, gpus in chosen.items():
             self._give(request.held, node, gpus)

@@ -1,8 +1,7 @@
-"""Which nodes to take for one request: the small kernels under every packing placement.
+"""Which nodes to take for one request: the kernels that every packing placement uses.
 
-All of them read `avail`, the GPUs of each node that may be taken now (0 where the node is lost, full, or
-of another type), and answer with node indices; ties go to the lowest index, so that equal inputs give
-equal answers whatever happened before.
+Their input `avail` is the number of GPUs that may be taken on each node (0 if the node is lost, full, or of
+another type). They return node indices. Ties go to the lowest index, so the result depends on the input only.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ IntArray = NDArray[np.int32]
 
 @kernel
 def available(free: IntArray, type_of_node: IntArray, gpu_type: int) -> IntArray:
-    """Free GPUs of the nodes of one type; 0 elsewhere. Type -1 stands for any."""
+    """Free GPUs on the nodes of one type; 0 on other nodes. Type -1 means any type."""
     avail = np.zeros(len(free), np.int32)
     for node in range(len(free)):
         if free[node] > 0 and (gpu_type < 0 or type_of_node[node] == gpu_type):
@@ -27,7 +26,7 @@ def available(free: IntArray, type_of_node: IntArray, gpu_type: int) -> IntArray
 
 @kernel
 def best_node(avail: IntArray, need: int, rack_of_node: IntArray, near_rack: int) -> int:
-    """The node with least to spare that holds `need`, in `near_rack` if one there does; -1 if none."""
+    """The node with the fewest free GPUs that holds `need`, preferably in `near_rack`; -1 if there is none."""
     best, best_free, best_near = -1, 0, False
     for node in range(len(avail)):
         if avail[node] < need:
@@ -42,7 +41,7 @@ def best_node(avail: IntArray, need: int, rack_of_node: IntArray, near_rack: int
 
 @kernel
 def _nodes_needed(histogram: IntArray, need: int) -> int:
-    """How many nodes, largest first, hold `need`; a histogram counts nodes by their available GPUs."""
+    """How many nodes, largest first, hold `need`. The histogram counts nodes by available GPUs."""
     nodes = 0
     for size in range(len(histogram) - 1, 0, -1):
         if histogram[size] == 0:
@@ -57,7 +56,7 @@ def _nodes_needed(histogram: IntArray, need: int) -> int:
 
 @kernel
 def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int, int]:
-    """(zone, nodes needed) of the zone that holds `need` on fewest nodes; of equals, the fullest one."""
+    """(zone, nodes needed) of the zone that holds `need` on the fewest nodes; ties go to the fullest zone."""
     zones = largest = 0
     for node in range(len(avail)):
         zones = max(zones, zone_of_node[node] + 1)
@@ -79,7 +78,7 @@ def _best_zone(avail: IntArray, need: int, zone_of_node: IntArray) -> tuple[int,
 
 @kernel
 def narrow(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
-    """A copy of `avail` within the rack, else the domain, that needs no more nodes than the cluster would."""
+    """`avail` restricted to one rack, else to one domain, if that needs no more nodes than the whole cluster."""
     everywhere = np.zeros(len(avail), np.int32)
     _, fewest = _best_zone(avail, need, everywhere)
     zone_of_node = rack_of_node
@@ -98,9 +97,9 @@ def narrow(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: I
 
 @kernel
 def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray) -> IntArray:
-    """GPUs to take of each node: as few nodes as possible, and those in one rack where that costs none.
+    """GPUs to take on each node: as few nodes as possible, in one rack if that needs no more nodes.
 
-    Whole largest nodes first, the rest where it fits best. Takes all there is when that is below `need`.
+    Takes the largest nodes whole, and the rest by best fit. Takes everything if less than `need` is available.
     """
     taken = np.zeros(len(avail), np.int32)
     avail = narrow(avail, need, rack_of_node, domain_of_node)
@@ -119,7 +118,7 @@ def span(avail: IntArray, need: int, rack_of_node: IntArray, domain_of_node: Int
 
 @kernel
 def _largest(avail: IntArray, most: int) -> int:
-    """The node with most available, but not above `most`; -1 if there is none."""
+    """The node with the most available GPUs up to `most`; -1 if there is none."""
     best = -1
     for node in range(len(avail)):
         if 0 < avail[node] <= most and (best < 0 or avail[node] > avail[best]):
@@ -137,7 +136,7 @@ def choose(
     domain_of_node: IntArray,
     near_rack: int,
 ) -> IntArray:
-    """Rows (node, GPUs) for `need` more GPUs: one node if one holds them, else as few as possible."""
+    """Rows (node, GPUs) for `need` more GPUs: one node if possible, else as few nodes as possible."""
     avail = available(free, type_of_node, gpu_type)
     node = best_node(avail, need, rack_of_node, near_rack)
     if node >= 0:
@@ -161,7 +160,7 @@ def choose(
 def whole_nodes(
     avail: IntArray, size: IntArray, need: int, rack_of_node: IntArray, domain_of_node: IntArray
 ) -> IntArray:
-    """Idle nodes taken whole, largest first, for as much of `need` as they hold without remainder."""
+    """Take idle nodes whole, largest first, as long as each fits into the rest of `need`."""
     idle = np.zeros(len(avail), np.int32)
     for node in range(len(avail)):
         if avail[node] == size[node]:

@@ -1,12 +1,12 @@
-"""Which parameter server holds which parameters: the assignment of Optimus (EuroSys'18), and two others.
+"""Assignment of parameter blocks to parameter servers: that of Optimus (EuroSys'18), and two baselines.
 
-It keeps small (i) the largest difference of parameter bytes between two servers, (ii) the requests of a
-step in all, and (iii) the largest difference of requests between two servers. With avg = total / servers
-and blocks in decreasing size:
+Optimus minimises (i) the largest difference of parameter bytes between two servers, (ii) the total number of
+requests per step, and (iii) the largest difference of requests between two servers. With
+avg = total / servers, and blocks in decreasing size:
 
-    size <= 1 % of avg   to the server with fewest requests
-    size <= avg          best fit: where least of avg is left that still holds it, else the least loaded
-    size >  avg          in slices: servers by increasing load, each filled up to avg, the last best fit
+    size <= 1 % of avg   to the server with the fewest requests
+    size <= avg          best fit: the fullest server that holds it without exceeding avg, else the least loaded
+    size >  avg          in slices: servers by increasing load, each filled up to avg; the last slice best fit
 
 Each piece is one request.
 """
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from shoal.core.errors import ShoalError
 from shoal.placement.validate import whole
 
-#: A block below this part of the average load of a server is given by number of requests, not by size.
+#: Blocks up to this fraction of a server's average load are assigned by number of requests, not by size.
 TINY = 0.01
-#: MXNet cuts blocks of this many elements or more over all servers, and hashes keys with this prime.
+#: MXNet splits blocks with this many elements or more over all servers, and hashes keys with this prime.
 MXNET_BIG, MXNET_PRIME = 10**6, 9973
 
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Elements and requests of each server, and the pieces: (block, server, elements)."""
+    """Elements and requests of each server, and the pieces as (block, server, elements)."""
 
     load: NDArray[np.int64]
     requests: NDArray[np.int64]
@@ -39,10 +39,6 @@ class Assignment:
     @property
     def max_load_difference(self) -> int:
         return int(self.load.max() - self.load.min())
-
-    @property
-    def max_request_difference(self) -> int:
-        return int(self.requests.max() - self.requests.min())
 
     @property
     def total_requests(self) -> int:
@@ -102,7 +98,7 @@ def _slice(at: _Servers, block: int, size: int, average: float) -> None:
 
 
 def mxnet(blocks: Sequence[int], servers: int) -> Assignment:
-    """MXNet: small blocks hashed by key, large ones cut equally over all servers."""
+    """MXNet's assignment: small blocks are hashed by key, large ones split equally over all servers."""
     at = _Servers(blocks, servers)
     for key, size in enumerate(blocks):
         if size < MXNET_BIG:
@@ -115,7 +111,7 @@ def mxnet(blocks: Sequence[int], servers: int) -> Assignment:
 
 
 def round_robin(blocks: Sequence[int], servers: int) -> Assignment:
-    """TensorFlow: the servers take turns, whatever the sizes."""
+    """TensorFlow's assignment: round robin over the servers, regardless of size."""
     at = _Servers(blocks, servers)
     for key, size in enumerate(blocks):
         at.give(key, key % servers, size)

@@ -1,4 +1,4 @@
-"""What a placement is: it turns shares into GPUs on nodes, keeping what can be kept."""
+"""The placer interface. A placer turns shares into GPUs on nodes and keeps running jobs in place if it can."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from shoal.core.view import View
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where the jobs are to be. A job whose share fits nowhere is named, with what would have fit."""
+    """The result of one placement."""
 
-    #: New placement of each job (by job id) that starts, changes or moves; others stay as they are.
+    #: New placement of each job (by id) that starts, changes or moves. Other jobs keep theirs.
     placements: dict[int, Placement]
-    #: Jobs (by id) that got fewer GPUs than decided because no placement held them: the number they got.
+    #: GPUs that a job (by id) got, for jobs that got fewer than decided because their share did not fit.
     cut: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """The answer for a job that fits nowhere."""
+    """Result for a job that fits nowhere, with the reason."""
 
     because: str
 
@@ -32,11 +32,11 @@ class Placer(Protocol):
     """Chooses GPUs for the shares of a decision."""
 
     def place(self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]) -> Placed:
-        """`current` is where each running job (by id) is now."""
+        """Place the shares. `current` is the placement of each running job, by id."""
 
 
 class PoolPlacer:
-    """All GPUs are alike and nowhere in particular: any share that is within the supply fits."""
+    """Placer for a cluster without nodes: every share within the supply fits."""
 
     def place(self, view: View, decision: Decision, supply: Supply, current: dict[int, Placement]) -> Placed:
         return _NOTHING

@@ -1,12 +1,12 @@
-"""Starting the next job early on a GPU whose job is about to end (Liquid, TPDS'21, as its code decides).
+"""Pre-scheduling: launch the next job on a GPU whose job is about to end (Liquid, TPDS'21, authors' code).
 
-A job spends a while before its first use of the GPU (`pre`) and after its last (`post`). When nothing is
-vacant and the cluster is busy enough, a job of one worker may be launched on a GPU with exactly one job if
+A job runs for some time before its first use of the GPU (`pre`) and after its last (`post`). If no GPU is
+vacant and the cluster is busy enough, a job with one worker may be launched on a GPU with exactly one job if
 
     elapsed > total - post - pre of the new job - 15 s
 
-It prepares and waits; it is let in when the GPU has been below 10 % for two reports in a row and has the
-memory it needs, or is all but empty.
+The new job prepares and waits. It may use the GPU once utilisation was below 10 % in two consecutive reports
+and the GPU has the memory it needs, or is almost empty.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import numpy as np
 from shoal.placement.placer import Unplaced
 from shoal.placement.validate import amount
 
-#: Below this the GPU counts as idle, and after that many reports in a row it is.
+#: A GPU is idle after this many consecutive reports below this utilisation.
 IDLE_UTILISATION, IDLE_REPORTS = 0.10, 2
-#: With no more than this in use, memory is no obstacle whatever the job asks for.
+#: A GPU with less memory in use than this counts as empty, whatever the job needs.
 EMPTY_MB = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The job on a GPU: how long it has run and will run, and how long it will not need the GPU at its end.
+    """The job on a GPU: elapsed and total run time, and the time after its last use of the GPU.
 
-    `alone` is false when more than one job is on the GPU, or none.
+    `alone` is false if the GPU has several jobs, or none.
     """
 
     elapsed_s: float
@@ -40,7 +40,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class PreRule:
-    """When launching early is allowed. `busy_from` above 1 turns it off; the experiments use 0.5."""
+    """When pre-scheduling is allowed. `busy_from` above 1 turns it off; the paper's experiments use 0.5."""
 
     busy_from: float = 0.5
     extra_s: float = 15.0
@@ -54,7 +54,7 @@ _USUAL = PreRule()
 
 
 def may_launch_early(running: Running, pre_s: float, extra_s: float = 15.0) -> bool:
-    """The rule above for one GPU. Unknown times (nan), and those that cannot be, never qualify."""
+    """The rule above for one GPU. Unknown (nan) or invalid times never qualify."""
     times = (running.elapsed_s, running.total_s, running.post_s, pre_s)
     if not running.alone or not all(0.0 <= time_s < np.inf for time_s in times):
         return False
@@ -67,7 +67,7 @@ def find_ending_gpu(
     gpus_wanted: int = 1,
     rule: PreRule = _USUAL,
 ) -> int | Unplaced:
-    """The first GPU whose job ends soon enough, or why there is none; None stands for a vacant GPU."""
+    """The first GPU whose job ends soon enough, or why there is none. None in `gpus` is a vacant GPU."""
     if gpus_wanted != 1:
         return Unplaced(f"only jobs with one GPU are launched early, and it wants {gpus_wanted}")
     if any(g is None for g in gpus):
@@ -81,7 +81,7 @@ def find_ending_gpu(
 
 
 def may_enter(utilisations: Sequence[float], free_mb: float, used_mb: float, need_mb: float) -> bool:
-    """Whether a job that waits on the GPU may begin, by its reports of utilisation so far."""
+    """Whether a pre-scheduled job may begin, given the GPU's reports of utilisation so far."""
     last = utilisations[-IDLE_REPORTS:]
     idle = len(last) == IDLE_REPORTS and all(u < IDLE_UTILISATION for u in last)
     return idle and (free_mb > need_mb or used_mb < EMPTY_MB)

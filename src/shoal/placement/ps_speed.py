@@ -1,15 +1,15 @@
-"""How fast a parameter-server job runs by where its tasks are.
+"""The speed of a parameter-server job by the placement of its tasks.
 
 `step_time_s` is the model of the DL2 simulator, by the author of Optimus. For a worker on node n, with P
-servers and W workers in all and P_n, W_n of them on n,
+servers and W workers in total, of which P_n and W_n are on n,
 
     inside  = intra / max(P_n, W_n)                                        to the servers on its node
     between = min(inter / (P - P_n), inter / (W - min W_m over nodes m with a server))   to the others
     step    = compute + 2 (size / P) / the slower of the two
 
-and the slowest worker counts. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server and two
-workers, which no formula in its paper explains: two workers on one node apart from the server (p:ww) are
-slowest by far. `slowdown` makes one factor of both, for the simulator.
+The slowest worker determines the step. `layout` and `LAYOUT_TIME_S` are Liquid's measurements of one server
+and two workers. No formula in the paper explains them: two workers on one node apart from the server (p:ww)
+are by far the slowest. `slowdown` combines both into one factor for the simulator.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.placement.validate import amount, whole
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What a step of a model computes and moves."""
+    """Compute time, size and bandwidths of one step of a model."""
 
     compute_s: float
     size_mb: float
@@ -53,12 +53,12 @@ TRAFFIC: Mapping[str, Traffic] = {
 
 
 def step_time_s(traffic: Traffic, tasks: Iterable[tuple[int, int]]) -> float:
-    """Seconds per step with these (servers, workers) on each node in use."""
+    """Seconds per step, given (servers, workers) on each node in use."""
     tasks = [(whole("servers on a node", p, 0), whole("workers on a node", w, 0)) for p, w in tasks]
     tasks = [t for t in tasks if t[0] + t[1] > 0]
     servers, workers = sum(p for p, _ in tasks), sum(w for _, w in tasks)
     if servers < 1 or workers < 1:
-        raise ShoalError(f"{servers} servers and {workers} workers do not train: it takes one of each")
+        raise ShoalError(f"training needs at least one server and one worker, not {servers} and {workers}")
     fewest_beside_a_server = min(w for p, w in tasks if p > 0)
     piece_mb = traffic.size_mb / servers
     slowest = 0.0
@@ -75,11 +75,9 @@ def step_time_s(traffic: Traffic, tasks: Iterable[tuple[int, int]]) -> float:
     return traffic.compute_s + slowest
 
 
-#: The layouts of one server and two workers, a colon between nodes.
+#: The layouts of one server and two workers; a colon separates nodes.
 LAYOUTS = ("pww", "p:w:w", "pw:w", "p:ww")
-#: Seconds that Liquid's jobs take on one GPU, on two GPUs, and in each layout.
-ONE_GPU_TIME_S: Mapping[str, float] = {"vgg16": 220.0, "resnet50": 146.0, "inception3": 253.0}
-TWO_GPU_TIME_S: Mapping[str, float] = {"vgg16": 227.0, "resnet50": 164.0, "inception3": 257.0}
+#: Seconds that Liquid's jobs took in each layout.
 LAYOUT_TIME_S: Mapping[str, Mapping[str, float]] = {
     "vgg16": dict(zip(LAYOUTS, (510.0, 810.0, 767.0, 1190.0))),
     "resnet50": dict(zip(LAYOUTS, (203.0, 210.0, 204.0, 255.0))),
@@ -88,7 +86,7 @@ LAYOUT_TIME_S: Mapping[str, Mapping[str, float]] = {
 
 
 def layout(ps_nodes: Sequence[int], worker_nodes: Sequence[int]) -> str:
-    """Which of the measured layouts this placement is."""
+    """The measured layout that this placement has."""
     if len(ps_nodes) != 1 or len(worker_nodes) != 2:
         raise ShoalError(
             f"measured are one server and two workers, not {len(ps_nodes)} and {len(worker_nodes)}; "
@@ -107,15 +105,15 @@ def layout_time_s(model: str, ps_nodes: Sequence[int], worker_nodes: Sequence[in
 
 
 def tasks_by_node(placement: Placement, servers: int, *, apart: bool = False) -> list[tuple[int, int]]:
-    """(servers, workers) on each node of a job whose workers are placed so.
+    """(servers, workers) on each node of a job with this placement of workers.
 
-    Servers take no GPU. They are dealt to the nodes of the workers, where most of them are first; `apart`,
-    they are all on one node without workers.
+    Servers need no GPU. They are distributed evenly over the nodes of the workers, starting with the node
+    that has the most workers. With `apart`, they are all on one node without workers.
     """
     whole("the servers of a job", servers, 0)
     workers = sorted((whole("the GPUs on a node", gpus, 1) for _, gpus in placement), reverse=True)
     if not workers:
-        raise ShoalError("a job without a placement has its tasks nowhere")
+        raise ShoalError("a job without a placement has no tasks on any node")
     if apart:
         return [(servers, 0), *((0, w) for w in workers)]
     k = len(workers)
@@ -123,10 +121,10 @@ def tasks_by_node(placement: Placement, servers: int, *, apart: bool = False) ->
 
 
 def slowdown(model: str, placement: Placement, servers: int, *, apart: bool = False) -> float:
-    """Times as long as on one node that a step takes; 1 where nothing was measured of the model.
+    """The step time relative to that on one node; 1 if the model was not measured.
 
-    Liquid's measured layouts for one server and two workers of a model it measured, else the step-time model
-    with the constants of DL2. Never below 1: the speeds of a profile are those of a packed share.
+    Uses Liquid's measured layouts for one server and two workers of a model that Liquid measured, else the
+    step-time model with DL2's constants. Never below 1: profiles give the speed of a packed share.
     """
     if not placement:
         return 1.0
@@ -142,12 +140,12 @@ def slowdown(model: str, placement: Placement, servers: int, *, apart: bool = Fa
 
 
 def is_measured(model: str) -> bool:
-    """Whether anything is known of what a parameter-server job of this model loses by its place."""
+    """Whether the slowdown by placement is known for parameter-server jobs of this model."""
     return model in LAYOUT_TIME_S or _plain(model) in _TRAFFIC_BY_PLAIN_NAME
 
 
 def _plain(model: str) -> str:
-    """`ResNet-50` and `resnet50` are the same."""
+    """A normalised name: `ResNet-50` and `resnet50` are the same model."""
     return model.lower().replace("-", "").replace("_", "")
 
 

@@ -1,10 +1,10 @@
-"""Placements by name: those of Shoal, and those that other packages add by an entry point.
+"""Placements by name: the built-in ones, and those that other packages register as entry points.
 
 A named placement is a class (or an object) with a `name`, a `summary`, a frozen dataclass `Options`, and
 
     make(setting, options) -> Placer
 
-On the command line it is written with its options after colons: `moving:horizon_s=600:max_moves=2`.
+On the command line, options follow the name after colons: `moving:horizon_s=600:max_moves=2`.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ ENTRY_POINT_GROUP = "shoal.placements"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a placement may rest on."""
+    """What a placement may use: the cluster, and what is known about the jobs and the policy."""
 
     cluster: Cluster
-    #: Whether the policy resizes jobs; if not, a share fits as decided or not at all.
+    #: Whether the policy resizes jobs. If not, a share is placed as decided or not at all.
     elastic: bool = True
-    #: What the scheduler believes of its jobs now, by id: a live mapping, not a copy.
+    #: Returns the scheduler's current profiles by job id (the live mapping, not a copy).
     profiles: Callable[[], Mapping[int, Profile]] = field(default=dict)
-    #: Seconds without progress that moving a job costs here.
+    #: Seconds without progress that a move costs a job.
     move_s: float = 30.0
-    #: Whether parameter servers are on a node of their own, not beside their workers.
+    #: Whether parameter servers run on a node of their own instead of beside their workers.
     servers_apart: bool = False
-    #: Whether a job (by id) can go on elsewhere without losing what it has done.
+    #: Whether a job (by id) can move without losing its progress.
     may_move: Callable[[int], bool] = lambda job_id: True
-    #: The policy's name, for one that has a placement of its own.
+    #: The policy's name: `auto` chooses a placement by it.
     policy: str = ""
 
     def speed(self, job_id: int, gpu_type: str, placement: Placement, servers: int) -> float:
-        """The believed speed of a job at a placement; 0 if nothing is known of it."""
+        """The estimated speed of a job at a placement; 0 if the job has no profile."""
         profile = self.profiles().get(job_id)
         if profile is None:
             return 0.0
@@ -64,7 +64,7 @@ class Setting:
 
 
 class NamedPlacement(Protocol):
-    """What the registry holds."""
+    """A placement in the registry."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -78,7 +78,7 @@ _PLACEMENTS = Named("placement", ENTRY_POINT_GROUP, BUILT_IN)
 
 
 def placement_names() -> list[str]:
-    """All placements that can be named."""
+    """The names of all placements."""
     return _PLACEMENTS.names()
 
 
@@ -93,7 +93,7 @@ def placement_class(name: str) -> type[NamedPlacement]:
 
 
 def parse_placement(word: str) -> tuple[type[NamedPlacement], Any]:
-    """The class and the options of a placement as it is written: NAME or NAME:key=value:key=value."""
+    """Parse NAME or NAME:key=value:key=value into a class and its options."""
     name, *pairs = word.split(":")
     cls = placement_class(name)
     given = {}
@@ -106,6 +106,6 @@ def parse_placement(word: str) -> tuple[type[NamedPlacement], Any]:
 
 
 def make_placer(word: str, setting: Setting) -> Placer:
-    """A placer ready to place."""
+    """Make the placer that `word` names."""
     cls, options = parse_placement(word)
     return cls.make(setting, options)

@@ -1,12 +1,12 @@
-"""Whether a job may run on a GPU that another uses (Liquid, TPDS'21, as its code decides).
+"""Whether a job may be co-located on a GPU in use (Liquid, TPDS'21, following the authors' code).
 
-Only for jobs of one worker on one GPU, and only when the cluster is busy enough. A GPU in use qualifies if
+Only jobs with one worker on one GPU share, and only when the cluster is busy enough. A GPU in use qualifies if
 
     memory total > memory allocated + memory of the job
     predicted utilisation of the job and of all jobs on the GPU < limit (1.3: 130 %)
 
-The first that qualifies is taken. Jobs that share a GPU no longer tell what they would do alone, so
-their measurements must not train the resource estimates.
+The first GPU that qualifies is taken. Measurements of co-located jobs do not show what a job needs alone, so
+they must not train the resource estimates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shoal.placement.validate import amount
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU: memory, and the predicted utilisation (0..1) of each job on it."""
+    """One GPU: its memory, and the predicted utilisation (0..1) of each job on it."""
 
     memory_mb: float
     allocated_mb: float = 0.0
@@ -34,7 +34,7 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class SharingRule:
-    """When sharing is allowed. `busy_from` above 1 turns it off; the experiments use 0.75."""
+    """When sharing is allowed. `busy_from` above 1 turns sharing off; the paper's experiments use 0.75."""
 
     busy_from: float = 0.75
     max_utilisation: float = 1.3

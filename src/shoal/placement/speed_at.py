@@ -1,7 +1,7 @@
-"""How fast a job runs with its share at a placement: one rule for the simulator and for whoever moves jobs.
+"""The speed of a job at a placement. The simulator and the moving placer share this rule.
 
-A profile that was measured by nodes tells it itself. What a parameter-server job without one loses by its place
-is known for some models (`ps_speed`).
+A profile measured by number of nodes gives the speed directly. For a parameter-server job without such a
+profile, `ps_speed` knows the slowdown by placement for some models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.placement.ps_speed import slowdown
 def speed_at(
     profile: Profile, gpu_type: str, gpus: int, placement: Placement, servers: int = 0, *, apart: bool = False
 ) -> float:
-    """Iterations per second; without a placement as packed. `apart`: servers are on a node of their own."""
+    """Iterations per second, packed if `placement` is empty. `apart`: servers have a node of their own."""
     if not servers or (profile.by_servers is None and profile.tells_nodes):
         return profile.speed(gpu_type, gpus, len(placement))
     if profile.by_servers is None:

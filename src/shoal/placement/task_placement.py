@@ -1,15 +1,15 @@
-"""Where the tasks of parameter-server jobs go: the placement of Optimus (EuroSys'18), and two baselines.
+"""Placement of the tasks of parameter-server jobs: that of Optimus (EuroSys'18), and two baselines.
 
-Its principle: for a synchronous job with p servers and w workers on equal nodes, speed is greatest on
-the smallest number of nodes of which each hosts the same number of servers and the same number of
-workers. Every server then talks to the fewest workers that are elsewhere, w - w/k, and no two differ.
+Principle: a synchronous job with p servers and w workers on equal nodes is fastest on the smallest number k
+of nodes that all host the same number of servers and the same number of workers. Every server then has the
+smallest number of remote workers, w - w/k, and all servers have the same number.
 
-    jobs in increasing p + w; nodes by what they have free, most first
-    for k = 1, 2, ...: deal server i and worker i to node i mod k of the k freest; stop when all fit
-    if no k does: servers and workers in turn to the first node that holds them, until nothing fits;
-    with at least one of each the job goes on smaller, otherwise it waits
+    jobs in increasing p + w; nodes by free resources, most first
+    for k = 1, 2, ...: assign server i and worker i to node i mod k of the k freest nodes; stop when all fit
+    if no k fits: assign servers and workers alternately to the first node that holds them until none fits;
+    with at least one of each the job runs with fewer tasks, otherwise it waits
 
-More than max(p, w) nodes would leave one empty, so k ends there.
+k is at most max(p, w): with more nodes, one would stay empty.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IntArray = NDArray[np.int32]
 FloatArray = NDArray[np.float64]
 
 _ROUNDING = 1e-9
-#: The most tasks that are placed at once.
+#: Maximum number of tasks in one call.
 MOST_TASKS = 10**8
 
 
@@ -40,7 +40,7 @@ class TaskPlacement:
     node: IntArray
     ps: IntArray
     workers: IntArray
-    #: By job: what was placed, at most what was asked for.
+    #: By job: the number of tasks placed, at most the number requested.
     placed_ps: IntArray
     placed_workers: IntArray
 
@@ -60,10 +60,10 @@ def place(
     rule: str = "optimus",
     order_by: int = 0,
 ) -> TaskPlacement:
-    """Place all jobs. `free` is [node, resource], the needs of one task are [job, resource].
+    """Place all jobs. `free` is indexed [node, resource], the needs of one task [job, resource].
 
-    rule: "optimus"; "least-loaded": each task to the node with most free; "round-robin": each task to
-    the next node, in a circle. `order_by` is the resource by which a node counts as free.
+    rule: "optimus"; "least-loaded": each task goes to the freest node; "round-robin": each task goes to
+    the next node. `order_by` is the resource that decides which node is freest.
     """
     free = np.ascontiguousarray(free, np.float64).copy()
     ps_needs = np.ascontiguousarray(ps_needs, np.float64)
@@ -87,7 +87,7 @@ def _check(
     free: FloatArray, ps: IntArray, workers: IntArray, ps_needs: FloatArray, worker_needs: FloatArray
 ) -> None:
     if free.ndim != 2 or ps.ndim != 1 or workers.ndim != 1:
-        raise ShoalError("free resources are rows of nodes, and servers and workers one number for each job")
+        raise ShoalError("free resources need one row per node, and servers and workers one number per job")
     jobs, resources = len(ps), free.shape[1]
     if ps_needs.shape != (jobs, resources) or worker_needs.shape != (jobs, resources):
         raise ShoalError(f"needs must be given for {jobs} jobs and {resources} resources")
@@ -99,7 +99,7 @@ def _check(
     if not (np.isfinite(free).all() and np.isfinite(ps_needs).all() and np.isfinite(worker_needs).all()):
         raise ShoalError("free resources and needs must be finite numbers")
     if (ps_needs < 0).any() or (worker_needs < 0).any():
-        raise ShoalError("a task cannot need less than nothing of a resource")
+        raise ShoalError("the needs of a task must not be negative")
 
 
 @kernel
@@ -118,7 +118,7 @@ def _take(free: FloatArray, ps: int, workers: int, ps_need: FloatArray, worker_n
 
 @kernel
 def _dealt(tasks: int, k: int, i: int) -> int:
-    """How many of `tasks`, dealt to k nodes in turn, node i gets."""
+    """How many of `tasks` node i gets if they are assigned to k nodes in turn."""
     return tasks // k + (1 if i < tasks % k else 0)
 
 
@@ -133,7 +133,7 @@ def _optimus(
     order_by: int,
 ) -> IntArray:
     rows = np.empty((int((ps + workers).sum()), 4), np.int32)
-    n = np.int64(0)  # no literal, for which what is called would be compiled on its own
+    n = np.int64(0)  # a literal would make numba compile the callees a second time
     nodes = [(float(-free[m, order_by]), m) for m in range(len(free))]
     heapify(nodes)
     chosen = np.empty(len(free), np.int64)
@@ -161,7 +161,7 @@ def _optimus(
         if not fits:
             before = n
             n = np.int64(_first_fit(free, rows, n, job, p, w, ps_need, worker_need))
-            if n > before:  # what is free has changed in the middle of the heap
+            if n > before:  # first fit changed the keys of nodes inside the heap
                 nodes = [(float(-free[m, order_by]), m) for m in range(len(free))]
                 heapify(nodes)
     return rows[:n]
@@ -178,9 +178,9 @@ def _first_fit(
     ps_need: FloatArray,
     worker_need: FloatArray,
 ) -> int:
-    """Servers and workers in turn to the first node that holds them; undone without one of each.
+    """Assign servers and workers alternately to the first node that holds them; undo it without one of each.
 
-    Tasks of one kind are alike, so a node that refused one refuses the next: two pointers suffice.
+    All tasks of one kind are equal, so a node without room for one has none for the next: two pointers suffice.
     """
     start, ps_at, worker_at = n, 0, 0
     none, one = np.int64(0), np.int64(1)
@@ -231,7 +231,7 @@ def _one_by_one(
     order_by: int,
     circular: bool,
 ) -> IntArray:
-    """Each task alone, servers and workers in turn; a job that does not fit as a whole waits."""
+    """Assign each task by itself, servers and workers alternately; a job that does not fit as a whole waits."""
     rows = np.empty((int((ps + workers).sum()), 4), np.int32)
     n, following, nodes = 0, 0, len(free)
     for job in jobs:

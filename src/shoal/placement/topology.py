@@ -1,17 +1,17 @@
-"""What it costs two containers to talk, by where they are (Liquid, TPDS'21).
+"""The communication cost between two containers, by their nodes (Liquid, TPDS'21).
 
     Cost(n1, n2) = 0                            on the same node
                    number of nodes in the rack    in the same rack
                    number of nodes in the domain  across racks of a domain
                    CROSS_DOMAIN * all nodes       across domains
 
-The paper only says that placements across domains are to be avoided; the authors' code weighs rack, domain
-and beyond as 1 : 4 : 40, hence the factor of ten over the dearest link inside a domain.
+The paper only says that placements across domains are to be avoided. The authors' code weighs rack, domain
+and other domains as 1 : 4 : 40, hence the factor of ten over the most expensive link inside a domain.
 
-A parameter-server job pays for each pair of a server and a worker. An all-reduce job pays for the links of
-one ring through its nodes, those of a rack and of a domain next to each other: in a ring every worker
-sends the same amount to its neighbour only, so links inside a node are free, and the order given is the
-cheapest there is.
+The cost of a parameter-server job is the sum over all pairs of a server and a worker. The cost of an
+all-reduce job is the sum over the links of one ring through its nodes, in which the nodes of a rack and of a
+domain are neighbours. In a ring, every worker sends the same amount to one neighbour only, so links inside a
+node are free, and this order is the cheapest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CROSS_DOMAIN = 10.0
 
 @dataclass(frozen=True, eq=False)
 class Topology:
-    """Rack and domain of each node, and what a link inside each costs."""
+    """Rack and domain of each node, and the cost of a link inside each rack and domain."""
 
     rack_of_node: IntArray
     domain_of_node: IntArray
@@ -52,7 +52,7 @@ class Topology:
         )
 
     def among(self, nodes: IntArray) -> Topology:
-        """The same for some of the nodes; links cost what they cost among all."""
+        """The topology of a subset of the nodes. Link costs stay those of the whole cluster."""
         return replace(self, rack_of_node=self.rack_of_node[nodes], domain_of_node=self.domain_of_node[nodes])
 
     def cost(self, a: int, b: int) -> float:
@@ -66,7 +66,7 @@ class Topology:
         return self.cross_cost
 
     def cost_to(self, others: IntArray) -> FloatArray:
-        """For each node, the sum of the costs to `others` (nodes, repeated as often as they count)."""
+        """For each node, the sum of the costs to `others` (nodes; a node may occur several times)."""
         nodes = len(self.rack_of_node)
         on_node = np.bincount(others, minlength=nodes)
         in_rack = np.bincount(self.rack_of_node[others], minlength=len(self.rack_cost))[self.rack_of_node]

@@ -1,4 +1,4 @@
-"""Numbers that a placement can do something with; others are refused in a sentence that says which would do."""
+"""Argument checks. An error message names the value and the range that is valid."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from operator import index
 
 from shoal.core.errors import ShoalError
 
-#: More of anything than any cluster has.
+#: Upper limit for counts: more than any cluster has.
 MANY = 10**9
 
 
 def whole(what: str, value: object, least: int, most: int = MANY) -> int:
-    """A whole number within these bounds."""
+    """Return `value` if it is an integer in this range, else raise."""
     try:
         number = index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -23,7 +23,7 @@ def whole(what: str, value: object, least: int, most: int = MANY) -> int:
 
 
 def amount(what: str, value: float, least: float = 0.0, most: float = math.inf) -> float:
-    """A finite number that is not below `least` nor above `most`."""
+    """Return `value` if it is a finite number in this range, else raise."""
     if not (math.isfinite(value) and least <= value <= most):
         up = "up" if math.isinf(most) else f"to {most:g}"
         raise ShoalError(f"{what} must be a number from {least:g} {up}, not {value}")

@@ -90,10 +90,9 @@ class Scheduler:
         self._users = {user.name: i for i, user in enumerate(cluster.users)}
         self._decision: Decision | None = None
         self._cut: dict[int, int] = {}
+        self._planned_events = 0
         #: Jobs that lost GPUs to an event since the last plan, with what they had before.
-        self._before: dict[int, Before] = {}
-        #: Number of the first event that is in no plan yet.
-        self._first_event = 0
+        self.unplanned: dict[int, Before] = {}
 
     # -- the cycle ---------------------------------------------------------------------------------
 
@@ -155,18 +154,22 @@ class Scheduler:
             gpus[self.view.row(job_id)] = got
         return replace(decision, gpus=gpus)
 
+    def continue_from(self, plans: int, events_seen: int) -> None:
+        """Number the next plan and the next event after those of another scheduler."""
+        self.plans, self.events_seen, self._planned_events = plans, events_seen, events_seen
+
     def _plan(
         self, now_s: float, changes: NDArray[np.int64], wake_s: float, where: dict[int, Placement]
     ) -> Plan:
         forced: dict[int, Cause] = {}
-        if self._before:
-            after = {job_id: self._after(job_id) for job_id in self._before}
-            changes = whole_difference(changes, self._before, after)
+        if self.unplanned:
+            after = {job_id: self._after(job_id) for job_id in self.unplanned}
+            changes = whole_difference(changes, self.unplanned, after)
             where = where | {job_id: now.placement for job_id, now in after.items() if now.placement}
-            forced = {job_id: was.cause for job_id, was in self._before.items()}
-            self._before = {}
-        causes = range(self._first_event, self.events_seen)
-        self._first_event = self.events_seen
+            forced = {job_id: was.cause for job_id, was in self.unplanned.items()}
+            self.unplanned = {}
+        causes = range(self._planned_events, self.events_seen)
+        self._planned_events = self.events_seen
         self.plans += 1
         return Plan(self.plans - 1, now_s, changes, wake_s, causes, self.cluster.gpu_types, where, forced)
 
@@ -238,7 +241,7 @@ class Scheduler:
             self.view.unpark(event.job_id, self.held.pop(event.job_id))
             row = self.view.row(event.job_id)
             self.view.changed_s[row] = now_s
-            self._set_limits(event.job_id)
+            self.update_limits(event.job_id)
             self.policy.joined(event.job_id, now_s)
 
     def _on_rescaled(self, event: Rescaled, now_s: float) -> None:
@@ -251,14 +254,14 @@ class Scheduler:
         requested = min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max)
         self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
         if event.job_id in self.view:
-            self._set_limits(event.job_id)
+            self.update_limits(event.job_id)
 
     def _on_measured(self, event: Measured, now_s: float) -> None:
         if event.job_id not in self.jobs:
             return  # it has ended meanwhile
         self.profiles[event.job_id] = event.profile
         if event.job_id in self.view:
-            self._set_limits(event.job_id)
+            self.update_limits(event.job_id)
             self._forget_old_profiles()
 
     def _forget_old_profiles(self) -> None:
@@ -266,7 +269,7 @@ class Scheduler:
         if self.view.profiles_known > _FEW_PROFILES + 4 * len(self.view):
             self.view.forget_profiles()
             for job_id in self.view.job_ids.tolist():
-                self._set_limits(job_id)
+                self.update_limits(job_id)
 
     def _on_capped(self, event: Capped, now_s: float) -> None:
         if event.job_id not in self.jobs:
@@ -275,9 +278,9 @@ class Scheduler:
         if event.gpus is not None:
             self.caps[event.job_id] = event
         if event.job_id in self.view:
-            self._set_limits(event.job_id)
+            self.update_limits(event.job_id)
 
-    def _set_limits(self, job_id: int) -> None:
+    def update_limits(self, job_id: int) -> None:
         """Let a job's row follow its profile and its range, as far as the autoscaler lets it grow."""
         row, job, profile = self.view.row(job_id), self.jobs[job_id], self.profiles[job_id]
         cap = self.caps.get(job_id)
@@ -340,20 +343,20 @@ class Scheduler:
             return  # it ended before this scheduler knew of it: a late message, not a mistake
         self.placements.pop(job_id, None)
         self.caps.pop(job_id, None)
-        self._before.pop(job_id, None)
+        self.unplanned.pop(job_id, None)
         del self.jobs[job_id], self.profiles[job_id]
 
-    def revoke(self, job_id: int, node: int, now_s: float) -> None:
-        """Take all GPUs from a job whose node no longer offers them. The next plan contains the command."""
+    def revoke(self, job_id: int, node: int | None, now_s: float) -> None:
+        """Take all GPUs from a job whose node no longer has them. The next plan contains the command."""
         self._release(self.view.row(job_id), Cause(CauseKind.NODE_LOST, None, node), now_s)
 
     def _release(self, row: int, cause: Cause, now_s: float) -> None:
         """Take all GPUs from the row, because of an event. `_plan` turns this into a command."""
         view = self.view
         job_id = int(view.job_ids[row])
-        if view.gpus[row] and job_id not in self._before:
+        if view.gpus[row] and job_id not in self.unplanned:
             had = share_of(view, job_id, self.placements)
-            self._before[job_id] = Before(had.gpus, had.gpu_type, had.servers, had.placement, cause)
+            self.unplanned[job_id] = Before(had.gpus, had.gpu_type, had.servers, had.placement, cause)
         view.attained_gpu_s[row] += view.gpus[row] * (now_s - view.changed_s[row])
         view.changed_s[row] = now_s
         view.remaining[row] = view.remaining_now(now_s)[row]

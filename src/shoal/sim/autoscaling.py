@@ -1,7 +1,7 @@
-"""Jobs of a simulation whose size the autoscaler searches while they run (`knowledge.size_search`).
+"""Simulated jobs whose size the autoscaler searches while they run (`knowledge.size_search`).
 
-A job's steps are seen with noise, `decide_every_steps` of them at a share; then the search decides. A job that
-waits for a size it asked for, or has settled, is looked at every `RECHECK_S`, and whenever its share changes.
+The search observes `decide_every_steps` steps at a share, with noise, and then decides. A job that waits for a
+requested size, or has settled, is checked every `RECHECK_S` and whenever its share changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RECHECK_S = 600.0
 
 
 class SizeSearches:
-    """One search for each job that asks for it."""
+    """One search for each job that requests it."""
 
     def __init__(
         self,
@@ -50,11 +50,11 @@ class SizeSearches:
         self._found_s: dict[int, float] = {}
 
     def begin(self, j: int) -> list[Capped]:
-        """What the scheduler is to be told of a job that arrives."""
-        return [self._told(j)] if j in self.searches else []
+        """Events for the scheduler when a job arrives."""
+        return [self._event(j)] if j in self.searches else []
 
     def next_s(self, j: int, gpus: int, rate: float) -> float | None:
-        """Seconds of training with this share until the search of a job should decide; None: never."""
+        """Seconds of training at this share until the search should decide; None: never."""
         search = self.searches.get(j)
         if search is None or rate <= 0:
             return None
@@ -62,24 +62,24 @@ class SizeSearches:
         return max(RECHECK_S, steps_s) if search.engine.rests_at(gpus) else steps_s
 
     def decide(self, j: int, gpus: int, rate: float, elapsed_s: float, left: float) -> list[Capped]:
-        """A job has trained for some steps at this rate."""
+        """Let the search decide after some steps at this rate; returns the events for the scheduler."""
         search = self.searches[j]
         for factor in np.exp(self.rng.normal(0.0, self.noise, search.engine.steps_due(gpus))).tolist():
             search.observe(gpus, factor / rate)
-        hold = search.decide(Progress(elapsed_s, left))
-        if hold is None:
+        cap = search.decide(Progress(elapsed_s, left))
+        if cap is None:
             return []
         self._changes += 1
-        if not hold.searching:
+        if not cap.searching:
             self._found_s.setdefault(j, elapsed_s)
-        return [self._told(j)]
+        return [self._event(j)]
 
-    def _told(self, j: int) -> Capped:
-        hold = self.searches[j].hold
-        return Capped(j, hold.gpus, hold.why)
+    def _event(self, j: int) -> Capped:
+        cap = self.searches[j].cap
+        return Capped(j, cap.gpus, cap.why)
 
     def figures(self) -> dict[str, Any]:
-        """How many jobs, how many found a size, how often a hold changed, and how long the first find took."""
+        """Number of jobs, of jobs that found a size and of cap changes, and the median time of the first search."""
         found = list(self._found_s.values())
         return {
             "jobs": len(self.searches),

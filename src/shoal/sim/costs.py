@@ -1,4 +1,4 @@
-"""What a reconfiguration costs a job in the simulator: nothing, a stop and restart, or next to nothing."""
+"""Cost models of a reconfiguration in the simulator."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ KINDS = ("none", "restart", "concurrent", "suspend")
 
 @dataclass(frozen=True)
 class Costs:
-    """How long training stands still for a new share.
+    """How long a change of share stops training.
 
-    none: not at all. restart: the job stops, and starts again at the new size
-    as many seconds later as its model is known to take, or else `restart_s`.
-    concurrent: newcomers prepare for `prepare_s` while the old workers train on, then all stand still for
-    `pause_s`; a newer target replaces one that is still being prepared at once. suspend: Gandiva's, a job
-    that goes on where it was suspended loses `resume_s`, one that goes on elsewhere or at another size
-    `migrate_s` (OSDI'18: suspend and resume under 0.1 s for image models and up to 1 s for large ones;
-    migration to a warmed-up node under 1 s for most, 3.5 s for the largest). The first start is free in
-    all: the traces' durations contain it.
+    none: not at all.
+    restart: the job stops and restarts at the new size. This takes the measured time of its model, else `restart_s`.
+    concurrent: new workers prepare for `prepare_s` while the old ones train, then all pause for `pause_s`. A newer
+    target replaces a pending one at once.
+    suspend: Gandiva's model. A job that resumes where it was suspended loses `resume_s`; one that resumes elsewhere
+    or at another size loses `migrate_s` (OSDI'18: suspend and resume take less than 0.1 s for image models and up to
+    1 s for large ones; migration to a warmed-up node less than 1 s for most models and 3.5 s for the largest).
+
+    The first start is free in all models: the durations of the traces include it.
     """
 
     kind: Literal["none", "restart", "concurrent", "suspend"] = "none"
@@ -58,7 +59,7 @@ class Costs:
 
     @property
     def move_s(self) -> float:
-        """Seconds without progress of a job that goes on elsewhere at the same size."""
+        """Seconds without progress when a job moves to other GPUs at the same size."""
         return {
             "none": 0.0,
             "restart": self.restart_s,

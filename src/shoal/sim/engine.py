@@ -1,7 +1,7 @@
-"""A virtual cluster in virtual time that obeys the scheduler's commands.
+"""A simulated cluster that carries out the scheduler's commands in virtual time.
 
-It gets the same commands as a real executor and answers with the same events. Between events nothing is
-computed: a job's progress is settled only when its share changes, and its end is one entry in a heap.
+It receives the same commands as a real executor and returns the same events. It is event-driven: the progress
+of a job is updated only when its share changes, and its end is one entry in a heap.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 FINISH, _SWITCH, _MEASURE, _SEARCH = 0, 1, 2, 3
 _INF = math.inf
 
-#: A share and where it is: (GPUs, type, placement, servers).
+#: A share and its placement: (GPUs, type, placement, servers).
 Allocation = tuple[int, str, Placement, int]
 
-#: Called now and then with (simulated time, jobs done, jobs in all); returns False to stop.
+#: Called regularly with (simulated time, finished jobs, all jobs); returns False to stop.
 Progress = Callable[[float, int, int], bool]
 
 
@@ -73,37 +73,37 @@ class Simulation:
         self.whole_seconds = whole_seconds
         self.timeline = timeline
         users = cluster.users
-        #: Who was due what and got what; there is nothing to share out fairly with one user.
+        # Fair sharing needs at least two users.
         start_s = self.jobs[0].submit_s if self.jobs else 0.0
         names = tuple(u.name for u in users)
         self.ledger = Ledger(names, cluster.gpu_types, start_s=start_s) if len(users) > 1 else None
         self._tickets = np.array([u.tickets for u in users])
         self.record = RunRecord.empty(policy.name, self.jobs, cluster.total_gpus)
         n = len(self.jobs)
-        # The truth about each job: iterations left at `since`, the rate from then on, and the share that
-        # trains (which lags behind the scheduler's while newcomers prepare).
+        # The true state of each job: remaining iterations at `since`, the rate from then on, and the share
+        # that trains (which lags behind the scheduler's while new workers prepare).
         self._left = [job.iterations or 0.0 for job in self.jobs]
         self._rate = [0.0] * n
         self._since = [0.0] * n
         self._gpus = [0] * n
-        self._spot: list[Allocation] = [(0, "", (), 0)] * n
+        self._allocation: list[Allocation] = [(0, "", (), 0)] * n
         self._version = [0] * n
         self._waiting_from = [job.submit_s for job in self.jobs]
-        #: Where a job is being led while newcomers prepare, and when they are ready.
+        #: The pending share of a job while its new workers prepare, and when they are ready.
         self._target: dict[int, tuple[Allocation, float]] = {}
         self._heap: list[tuple[float, int, int, int, int]] = []
         self._pushed = 0
-        self._used = 0  # GPUs given out
-        self._given = [0] * n
+        self._used = 0  # GPUs in use
+        self._granted = [0] * n
         self._changes = self.record.changes.data
-        self._running = 0  # jobs that have any
+        self._running = 0  # jobs with GPUs
         self._speed_tables: dict[tuple[int, str], list[float]] = {}
-        #: Whether parameter servers are on a node of their own, not beside their workers.
+        #: Whether parameter servers run on a node of their own instead of beside their workers.
         self.servers_apart = servers_apart
         self._meter = None if cluster.pooled else FragmentationMeter(cluster)
 
     def _searches_for(self, policy: Policy, seed: int) -> SizeSearches | None:
-        """The autoscaler, where jobs ask for it and the policy resizes them."""
+        """The autoscaler, if jobs request it and the policy resizes jobs."""
         if not policy.elastic or not any(job.autoscale for job in self.jobs):
             return None
         from shoal.sim.autoscaling import SizeSearches
@@ -116,13 +116,14 @@ class Simulation:
     def run(
         self, progress: Progress | None = None, every: int = 100, interrupt: Interrupt | None = None
     ) -> RunRecord:
-        """Run to the end of the trace, or until `progress` says to stop.
+        """Run to the end of the trace, or until `progress` returns False.
 
-        Who looks at `interrupted` afterwards may hand in an `interrupt`: the record is of what is known by then.
+        With an `interrupt`, Ctrl-C ends the run early: the record then holds the results so far, and its
+        `interrupted` is set.
         """
         record = self.record
         collects = gc.isenabled()
-        gc.disable()  # a run makes no cycles, and looking for them among 100,000 jobs takes a tenth of its time
+        gc.disable()  # a run makes no reference cycles, and collecting among 100,000 jobs takes 10 % of the time
         try:
             self._run(progress, every, interrupt or Interrupt())
         except (KeyboardInterrupt, SystemError) as error:
@@ -152,7 +153,7 @@ class Simulation:
     def _run(self, progress: Progress | None, every: int, interrupt: Interrupt) -> None:
         jobs, heap, record, scheduler = self.jobs, self._heap, self.record, self.scheduler
         submit_s = [self._tick(job.submit_s) for job in jobs]
-        obey = self._obey_at_once if self._is_plain() else self._obey_all
+        apply = self._apply_directly if self._is_simple() else self._apply_commands
         total, arrived, done = len(jobs), 0, 0
         now, wake_s = 0.0, _INF
         while done < total:
@@ -160,22 +161,10 @@ class Simulation:
             next_end = heap[0][0] if heap else _INF
             now = min(next_arrival, next_end, wake_s)
             if now == _INF:
-                break  # what is left can never run; the caller sees it by its missing finish time
+                break  # the other jobs can never run; their finish time stays nan
             events: list[Event] = []
-            while heap and heap[0][0] <= now:
-                _, _, kind, j, version = heappop(heap)
-                if version != self._version[j]:
-                    continue  # a newer command has overtaken this one
-                if kind == FINISH:
-                    self._finish(j, now)
-                    events.append(Finished(j))
-                    done += 1
-                elif kind == _SWITCH:
-                    self._switch(j, now)
-                elif kind == _MEASURE:
-                    events += self._measure(j)
-                else:
-                    events += self._search(j, now)
+            if next_end <= now:
+                done += self._process_due(now, events)
             while arrived < total and submit_s[arrived] <= now:
                 events.append(Submitted(arrived, jobs[arrived], self.known.profile(arrived)))
                 if self._searches:
@@ -186,10 +175,10 @@ class Simulation:
                     continue
                 events.append(Timer())
             plan = scheduler.step(now, events)
-            obey(plan, now)
-            wake_s = self._tick(min(plan.wake_s, self._after(now)))
+            apply(plan, now)
+            wake_s = self._tick(min(plan.wake_s, self._after_plan(now)))
             if len(heap) > 4 * self._running + 256:
-                self._forget_overtaken()
+                self._drop_stale_entries()
             if self.ledger:
                 self._account(now)
             if self.timeline:
@@ -199,7 +188,7 @@ class Simulation:
                 record.waiting.append(arrived - done - self._running)
             record.end_s = now
             if not (self._running or heap or len(plan.changes) or arrived < total):
-                break  # nothing runs, comes or was started: a policy that wakes up finds it so for ever
+                break  # no job runs or will arrive: further timers of the policy would change nothing
             stop = interrupt.asked
             if not stop and progress is not None and scheduler.plans % every == 0:
                 stop = not progress(now, done, total)
@@ -207,12 +196,31 @@ class Simulation:
                 record.interrupted = True
                 break
 
-    def _after(self, now: float) -> float:
-        """What else happens after a plan, for those who add to this; returns when to ask again."""
+    def _process_due(self, now: float, events: list[Event]) -> int:
+        """Process the heap entries up to `now`, add their events, and return the number of finished jobs."""
+        heap, finished = self._heap, 0
+        while heap and heap[0][0] <= now:
+            _, _, kind, j, version = heappop(heap)
+            if version != self._version[j]:
+                continue  # a newer command has replaced this entry
+            if kind == FINISH:
+                self._finish(j, now)
+                events.append(Finished(j))
+                finished += 1
+            elif kind == _SWITCH:
+                self._switch(j, now)
+            elif kind == _MEASURE:
+                events += self._measure(j)
+            else:
+                events += self._search(j, now)
+        return finished
+
+    def _after_plan(self, now: float) -> float:
+        """Hook for subclasses, called after each plan. Returns when it wants to be called again."""
         return _INF
 
     def _tick(self, at_s: float) -> float:
-        """Event times as they are, or rounded up to whole seconds as the AFS authors' simulator does."""
+        """The event time, rounded up to whole seconds if requested, as in the AFS authors' simulator."""
         return float(math.ceil(at_s - 1e-9)) if self.whole_seconds and at_s != _INF else at_s
 
     def _push(self, at_s: float, kind: int, j: int) -> None:
@@ -220,8 +228,8 @@ class Simulation:
         at_s = self._tick(at_s) if self.whole_seconds else at_s
         heappush(self._heap, (at_s, self._pushed, kind, j, self._version[j]))
 
-    def _forget_overtaken(self) -> None:
-        """Drop entries that newer commands have overtaken, so that the heap stays as small as the cluster."""
+    def _drop_stale_entries(self) -> None:
+        """Drop entries that newer commands have replaced, so that the size of the heap follows the cluster's."""
         self._heap[:] = [entry for entry in self._heap if entry[4] == self._version[entry[3]]]
         heapify(self._heap)
 
@@ -240,11 +248,11 @@ class Simulation:
 
     # -- commands ----------------------------------------------------------------------------------
 
-    def _obey_all(self, plan: Plan, now: float) -> None:
+    def _apply_commands(self, plan: Plan, now: float) -> None:
         for command in plan.commands:
-            self._obey(command, now)
+            self._apply(command, now)
 
-    def _obey(self, command: Reconfigure, now: float) -> None:
+    def _apply(self, command: Reconfigure, now: float) -> None:
         j, share, verb = command.job, command.share, command.verb
         self._count(j, share.gpus)
         if self._meter:
@@ -268,21 +276,21 @@ class Simulation:
             record.first_start_s[j] = now
         if verb in ("start", "resume"):
             record.wait_s[j] += now - self._waiting_from[j]
-        spot = (share.gpus, share.gpu_type, command.placement, share.servers)
-        self._reach(j, spot, verb, pending, now)
+        allocation = (share.gpus, share.gpu_type, command.placement, share.servers)
+        self._change_share(j, allocation, verb, pending, now)
 
-    def _is_plain(self) -> bool:
-        """Whether shares change at once, as the scheduler knows they do, and nobody adds to that: most large runs."""
+    def _is_simple(self) -> bool:
+        """Whether shares change without delay or cost, and the scheduler knows the true speeds: most large runs."""
         added = self._meter or self._searches or type(self.known) is not KnownProfiles
         if type(self) is not Simulation or added or self.costs.kind != "none" or not self.cluster.pooled:
             return False
         return all(job.kind is Kind.ALL_REDUCE and job.iterations for job in self.jobs)
 
-    def _obey_at_once(self, plan: Plan, now: float) -> None:
-        """What `_obey_all` comes to in a plain run: what the scheduler knows of the jobs is all there is to know."""
+    def _apply_directly(self, plan: Plan, now: float) -> None:
+        """A fast equivalent of `_apply_commands` for simple runs, in which the scheduler's view is the true state."""
         if not len(plan.changes):
             return
-        record, given, versions, counts = self.record, self._given, self._version, self._changes
+        record, given, versions, counts = self.record, self._granted, self._version, self._changes
         used, running, pushed = self._used, self._running, self._pushed
         ends_s = self.scheduler.go_on(plan)
         if self.whole_seconds:
@@ -310,56 +318,62 @@ class Simulation:
         self._used, self._running, self._pushed = used, running, pushed
 
     def _count(self, j: int, gpus: int) -> None:
-        self._used += gpus - self._given[j]
-        self._running += (gpus > 0) - (self._given[j] > 0)
-        self._given[j] = gpus
+        self._used += gpus - self._granted[j]
+        self._running += (gpus > 0) - (self._granted[j] > 0)
+        self._granted[j] = gpus
 
-    def _reach(
-        self, j: int, spot: Allocation, verb: str, pending: tuple[Allocation, float] | None, now: float
+    def _change_share(
+        self, j: int, allocation: Allocation, verb: str, pending: tuple[Allocation, float] | None, now: float
     ) -> None:
-        """Lead the job from the share that trains to its new one, as the cost model says."""
+        """Change from the share that trains to the new one, with the delays of the cost model."""
         costs, had = self.costs, self._gpus[j]
-        if verb == "start" or costs.kind == "none" or (had and spot == self._spot[j]):
-            self._train(j, spot, now)
+        if verb == "start" or costs.kind == "none" or (had and allocation == self._allocation[j]):
+            self._train(j, allocation, now)
         elif costs.kind == "restart":
-            self._stand_still(j, spot, costs.restart_of(self.jobs[j].model), now)
+            self._pause_then_train(j, allocation, costs.restart_of(self.jobs[j].model), now)
         elif costs.kind == "suspend":
-            self._stand_still(j, spot, costs.resume_s if spot == self._spot[j] else costs.migrate_s, now)
-        elif had == 0:  # nobody trains meanwhile
-            self._stand_still(j, spot, costs.prepare_s + costs.pause_s, now)
-        elif spot[0] < had and spot[1] == self._spot[j][1]:  # a shrink needs no newcomer
-            self._stand_still(j, spot, costs.pause_s, now)
+            same = allocation == self._allocation[j]
+            self._pause_then_train(j, allocation, costs.resume_s if same else costs.migrate_s, now)
+        elif had == 0:  # no worker trains in the meantime
+            self._pause_then_train(j, allocation, costs.prepare_s + costs.pause_s, now)
+        elif allocation[0] < had and allocation[1] == self._allocation[j][1]:  # a shrink needs no new worker
+            self._pause_then_train(j, allocation, costs.pause_s, now)
         else:
-            self._prepare(j, spot, pending, now)
+            self._prepare(j, allocation, pending, now)
 
-    def _stand_still(self, j: int, spot: Allocation, seconds: float, now: float) -> None:
+    def _pause_then_train(self, j: int, allocation: Allocation, seconds: float, now: float) -> None:
         self.record.paused_s[j] += seconds
-        self._train(j, spot, now + seconds)
+        self._train(j, allocation, now + seconds)
 
     def _prepare(
-        self, j: int, spot: Allocation, pending: tuple[Allocation, float] | None, now: float
+        self, j: int, allocation: Allocation, pending: tuple[Allocation, float] | None, now: float
     ) -> None:
-        """Newcomers prepare while the old workers train on; those still wanted go on preparing."""
+        """New workers prepare while the old ones train. Workers that already prepare and are still needed go on."""
         ready = now + self.costs.prepare_s
-        if pending and pending[0][1] == spot[1] and spot[0] <= pending[0][0]:
+        if pending and pending[0][1] == allocation[1] and allocation[0] <= pending[0][0]:
             ready = max(pending[1], now)
-        self._target[j] = (spot, ready)
+        self._target[j] = (allocation, ready)
         end = self._since[j] + self._left[j] / self._rate[j] if self._rate[j] > 0 else _INF
         self._push(min(end, ready), FINISH if end <= ready else _SWITCH, j)
         self._observe(j, self._rate[j], self._since[j])
 
     def _switch(self, j: int, now: float) -> None:
-        """The newcomers of a job are ready: it goes on at its new share after a short pause."""
+        """The new workers are ready: the job continues at its new share after a short pause."""
         self._settle(j, now)
-        spot, _ = self._target.pop(j)
+        allocation, _ = self._target.pop(j)
         self._version[j] += 1
         self.record.paused_s[j] += self.costs.pause_s
-        self._train(j, spot, now + self.costs.pause_s)
+        self._train(j, allocation, now + self.costs.pause_s)
 
-    def _train(self, j: int, spot: Allocation, at_s: float) -> None:
-        """From `at_s` on the job trains with this share."""
-        rate = self._speed(j, spot)
-        self._gpus[j], self._spot[j], self._rate[j], self._since[j] = spot[0], spot, rate, at_s
+    def _train(self, j: int, allocation: Allocation, at_s: float) -> None:
+        """The job trains with this share from `at_s`."""
+        rate = self._speed(j, allocation)
+        self._gpus[j], self._allocation[j], self._rate[j], self._since[j] = (
+            allocation[0],
+            allocation,
+            rate,
+            at_s,
+        )
         self._observe(j, rate, at_s)
         self._push(at_s + self._left[j] / rate if rate > 0 else _INF, FINISH, j)
         if self.known.measure_after_s is not None:
@@ -371,8 +385,8 @@ class Simulation:
         self.scheduler.observe(j, self.known.remaining(j, self._left[j]), rate, at_s)
 
     def _measure(self, j: int) -> list[Event]:
-        """A job has trained a while at its share: its step time is measured, and beliefs follow."""
-        gpus, gpu_type, placement, servers = self._spot[j]
+        """Measure the step time of a job, and update the scheduler's profile."""
+        gpus, gpu_type, placement, servers = self._allocation[j]
         if self._rate[j] <= 0:
             return []
         estimate = self.known.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers)
@@ -385,13 +399,13 @@ class Simulation:
             self._push(at_s + wait_s, _SEARCH, j)
 
     def _search(self, j: int, now: float) -> Sequence[Event]:
-        """A job has trained some steps at its share: the autoscaler may want another one."""
+        """A job has trained some steps at its share: the autoscaler may choose another one."""
         assert self._searches
         self._settle(j, now)
         elapsed_s = now - float(self.record.first_start_s[j])
-        told = self._searches.decide(j, self._gpus[j], self._rate[j], elapsed_s, self._left[j])
+        events = self._searches.decide(j, self._gpus[j], self._rate[j], elapsed_s, self._left[j])
         self._search_after(j, now)
-        return told
+        return events
 
     def _settle(self, j: int, now: float) -> None:
         since = self._since[j]
@@ -400,14 +414,14 @@ class Simulation:
             self._left[j] = left if left > 0.0 else 0.0
             self._since[j] = now
 
-    def _speed(self, j: int, spot: Allocation) -> float:
-        gpus, gpu_type, placement, servers = spot
+    def _speed(self, j: int, allocation: Allocation) -> float:
+        gpus, gpu_type, placement, servers = allocation
         if len(placement) > 1 or servers:
             return speed_at(self.profiles[j], gpu_type, gpus, placement, servers, apart=self.servers_apart)
         return self._curve(j, gpu_type)[gpus]
 
     def _curve(self, j: int, gpu_type: str) -> list[float]:
-        """Speed by GPUs of a job that is in one place."""
+        """Speed by number of GPUs of a job on one node or in a pool."""
         profile = self.profiles[j]
         speeds = self._speed_tables.get((id(profile), gpu_type))
         if speeds is None:

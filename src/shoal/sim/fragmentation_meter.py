@@ -1,4 +1,4 @@
-"""How broken up the free GPUs of a simulated cluster are over time, and how spread out its jobs."""
+"""Fragmentation of the free GPUs over time, and the spread of jobs over nodes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shoal.core.plan import Placement, Reconfigure
 
 
 class FragmentationMeter:
-    """Follows the placements of a run. Figures are averages over time, weighed by what they are parts of.
+    """Follows the placements of a run. The figures are averages over time, weighted by free and by used GPUs.
 
-    fragmentation by size: the part of the free GPUs that jobs of that size within a node could not use.
-    spread: the part of the GPUs in use whose job spans more nodes than it would on an empty cluster.
+    fragmentation by size: the fraction of the free GPUs that jobs of this size within a node could not use.
+    spread: the fraction of the GPUs in use whose job spans more nodes than it would on an empty cluster.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -34,7 +34,7 @@ class FragmentationMeter:
         self.moves = 0
 
     def observe(self, command: Reconfigure) -> None:
-        """A job has been given another place, or none."""
+        """The placement of a job has changed."""
         self.forget(command.job)
         if command.verb == "migrate":
             self.moves += 1
@@ -43,7 +43,7 @@ class FragmentationMeter:
             self._add(command.placement, 1)
 
     def forget(self, job_id: int) -> None:
-        """A job has left its GPUs."""
+        """A job has released its GPUs."""
         before = self._placed.pop(job_id, None)
         if before:
             self._add(before, -1)
@@ -58,7 +58,7 @@ class FragmentationMeter:
             self._spread_gpus += sign * gpus
 
     def settle(self, now_s: float) -> None:
-        """Count what was true since the last time; call before anything changes."""
+        """Add the time since the last call; call it before each change."""
         lasted_s = 0.0 if self._since_s is None else now_s - self._since_s
         self._since_s = now_s
         if lasted_s <= 0:

@@ -1,7 +1,7 @@
-"""Synthetic traces: any number of jobs by seed, shaped like Microsoft's Philly cluster.
+"""Synthetic traces with the statistics of Microsoft's Philly cluster.
 
-Everything is drawn in arrays, each kind of quantity from a random stream of its own, so that another
-arrival process or user mix leaves sizes and durations as they were.
+Each quantity has its own random stream, so that another arrival process or user mix does not change sizes and
+durations.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ ARRIVALS: tuple[str, ...] = get_args(Arrivals)
 DAY_S = 86_400.0
 HOUR_S = 3_600.0
 
-#: Share of jobs by requested GPUs: counts in the 82,247 jobs of the flat Philly trace, sizes below 0.0005
-#: (12, 24, 64, 128) left out.
+#: Fraction of jobs by requested GPUs in the 82,247 jobs of the flat Philly trace, without sizes below 0.0005
+#: (12, 24, 64, 128).
 PHILLY_SIZES: Mapping[int, float] = MappingProxyType(
     {1: 0.93167, 2: 0.02210, 4: 0.02274, 8: 0.01998, 16: 0.00242, 32: 0.00081}
 )
 
-#: Jobs per hour of the day (UTC) over the mean, and per day of the week from Monday, of the same trace.
+#: Jobs per hour of the day (UTC), and per day of the week from Monday, relative to the mean of the same trace.
 PHILLY_HOURS = (
     1.27, 0.98, 1.12, 1.10, 0.70, 1.15, 1.67, 2.09, 1.11, 1.01, 1.02, 0.87,
     0.75, 0.70, 0.64, 0.65, 0.88, 0.67, 0.80, 0.73, 1.02, 0.92, 1.13, 1.01,
 )  # fmt: skip
 PHILLY_DAYS = (0.86, 1.07, 1.14, 1.29, 1.44, 0.61, 0.59)
 
-#: Jobs of one user come in bursts: on average this many, this far apart. In Philly half of all jobs follow
-#: the one before within 8 s, and the number of jobs per hour has a coefficient of variation near 2.
+#: Mean number of jobs in a burst of one user, and the mean gap between them. In Philly half of all jobs follow
+#: the previous one within 8 s, and the number of jobs per hour has a coefficient of variation near 2.
 BURST_JOBS = 20
 BURST_GAP_S = 8.0
 
 MOST_JOBS = 20_000_000
 
-#: Below, no two jobs would ever meet; above, all would come at once.
+#: Valid loads. Below, no two jobs would overlap; above, all would arrive at once.
 LOADS = (1e-6, 1e3)
 
 #: The longest job of the trace ran for 53.6 days.
@@ -56,14 +56,14 @@ LONGEST_S = 5_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """A mixture of lognormals: weights, and mean and deviation of the logarithm of seconds."""
+    """A mixture of lognormals: weights, and mean and standard deviation of the logarithm of seconds."""
 
     weight: tuple[float, ...]
     mu: tuple[float, ...]
     sigma: tuple[float, ...]
 
     def draw(self, count: int, longest_s: float, rng: np.random.Generator) -> FloatArray:
-        """`count` durations of 1 s to `longest_s`: the mixture given that it is not longer."""
+        """Draw `count` durations from 1 s to `longest_s`: the mixture, truncated at `longest_s`."""
         part = rng.choice(len(self.weight), count, p=np.array(self.weight) / sum(self.weight))
         mu, sigma = np.array(self.mu)[part], np.array(self.sigma)[part]
         below = ndtr((np.log(longest_s) - mu) / sigma)
@@ -71,10 +71,10 @@ class Durations:
         return np.maximum(drawn, 1.0)
 
 
-#: By the smallest size a mixture holds for. Fitted to the durations of the flat Philly trace by expectation
-#: maximisation on their logarithms (1,500 steps from equally spaced quantiles), with as many parts as bring
+#: Mixture by the smallest size for which it holds. Fitted to the durations of the flat Philly trace by expectation
+#: maximisation on their logarithms (1,500 steps from equally spaced quantiles), with enough components to bring
 #: the mean within 6 % and the distance between the distributions (Kolmogorov-Smirnov) to 0.04 or less.
-#: The sizes differ much: jobs of 8 GPUs or more are 2 % of all and take 60 % of the GPU time.
+#: Durations depend strongly on size: jobs of 8 GPUs or more are 2 % of all jobs and take 60 % of the GPU time.
 PHILLY_DURATIONS: Mapping[int, Durations] = MappingProxyType(
     {
         1: Durations(
@@ -95,11 +95,11 @@ class Recipe:
     gpus: int = 64
     load: float = 0.9
     arrivals: Arrivals = "poisson"
-    #: Names of users; how active each is falls off with its rank as 1/rank.
+    #: Names of users. The activity of a user is proportional to 1/rank.
     users: tuple[str, ...] = tuple(f"user{i}" for i in range(1, 21))
     sizes: Mapping[int, float] = field(default_factory=lambda: PHILLY_SIZES)
     longest_s: float = LONGEST_S
-    #: The GPU type on which durations count; None for the one of `common_type`.
+    #: The GPU type for which durations hold; None for that of `common_type`.
     gpu_type: str | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Recipe:
                 f"arrivals: there is no {self.arrivals!r}; {did_you_mean(self.arrivals, ARRIVALS)}"
             )
         if not self.users or len(set(self.users)) != len(self.users):
-            raise ShoalError("users: give at least one, and each name once")
+            raise ShoalError("users: give at least one name, and each name once")
         if not self.longest_s > 1:
             raise ShoalError(f"longest job: it must take more than 1 s, not {self.longest_s:g}")
         if not self.sizes or any(s < 1 or not 0 <= w < np.inf for s, w in self.sizes.items()):
@@ -156,7 +156,7 @@ def generate(recipe: Recipe, profiles: Mapping[str, Profile], rng: np.random.Gen
 
 
 def _sizes(recipe: Recipe, pool: ModelPool, rng: np.random.Generator) -> IntArray:
-    """Requested GPUs, out of the sizes that the cluster has and some model runs at."""
+    """Requested GPUs, among the sizes that fit the cluster and at which some model runs."""
     sizes = np.array([s for s, share in recipe.sizes.items() if share > 0], np.int64)
     runs = [any(c.min_gpus <= s <= c.max_gpus for c in pool.curves) for s in sizes.tolist()]
     sizes = sizes[np.array(runs, np.bool_) & (sizes <= recipe.gpus)]
@@ -179,18 +179,18 @@ def _durations(requested: IntArray, longest_s: float, rng: np.random.Generator) 
 
 
 def _arrivals(recipe: Recipe, span_s: float, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-    """Times in order from 0 to `span_s`, and the burst each job belongs to (one of its own if none)."""
+    """Times in order from 0 to `span_s`, and the burst of each job (without bursts, each job has its own)."""
     count = recipe.jobs
     if recipe.arrivals == "bursty":
         return _bursts(count, span_s, rng)
-    # Given their number, the arrivals of a Poisson process are independent draws from its rate.
+    # Given their number, the arrivals of a Poisson process are independent samples of its rate.
     at = np.sort(rng.random(count))
     submit_s = at * span_s if recipe.arrivals == "poisson" else _by_rate(at, span_s)
     return _stretched(submit_s, span_s), np.arange(count)
 
 
 def _by_rate(at: FloatArray, span_s: float) -> FloatArray:
-    """Quantiles `at` of a rate that follows the hours of the day and the days of the week."""
+    """Quantiles `at` of an arrival rate that depends on the hour of the day and the day of the week."""
     hours = int(np.ceil(span_s / HOUR_S)) + 1
     hour = np.arange(hours)
     rate = np.array(PHILLY_HOURS)[hour % 24] * np.array(PHILLY_DAYS)[hour // 24 % 7]
@@ -200,7 +200,7 @@ def _by_rate(at: FloatArray, span_s: float) -> FloatArray:
 
 
 def _bursts(count: int, span_s: float, rng: np.random.Generator) -> tuple[FloatArray, IntArray]:
-    """Bursts at random times, of geometrically many jobs at exponential distances."""
+    """Bursts at random times, with a geometric number of jobs and exponential gaps."""
     length = rng.geometric(1.0 / BURST_JOBS, count)
     burst = np.repeat(np.arange(count), length)[:count]
     starts = rng.random(burst[-1] + 1) * span_s
@@ -213,7 +213,7 @@ def _bursts(count: int, span_s: float, rng: np.random.Generator) -> tuple[FloatA
 
 
 def _stretched(submit_s: FloatArray, span_s: float) -> FloatArray:
-    """The same times moved and scaled to begin at 0 and end at `span_s`, so that the load is met exactly."""
+    """The times shifted and scaled to begin at 0 and end at `span_s`, so that the load is exact."""
     width = float(submit_s[-1] - submit_s[0])
     return np.asarray((submit_s - submit_s[0]) * (span_s / width if width > 0 else 0.0))
 

@@ -1,8 +1,8 @@
-"""What the scheduler believes of a job's speed, beside the truth the simulator runs it with.
+"""The scheduler's knowledge of the jobs' speed, which may differ from the true profiles of the simulation.
 
-true: the profiles themselves. wrong: off by a given error, drawn once per job and share, and so is the work
-that is left. learned: nothing is known at first; each time a job has trained a while at a share its step time
-is measured with noise, and a speed model is fitted to what the jobs of the same model have shown (`learned`).
+true: the true profiles. wrong: speeds and remaining work are off by a given error, drawn once per job and share.
+learned: nothing is known at first. After a job has trained for some time at a share, its step time is measured
+with noise, and a speed model is fitted to the measurements of all jobs of the same model (`learned_profiles`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Knowledge:
         kind, _, number = word.partition(":")
         default = {"true": 0.0, "wrong": 0.3, "learned": 0.05}
         if kind not in default:
-            raise ShoalError(f"--knowledge {word}: say true, wrong:ERROR or learned:NOISE")
+            raise ShoalError(f"--knowledge {word}: use true, wrong:ERROR or learned:NOISE")
         try:
             error = float(number) if number else default[kind]
         except ValueError:
@@ -45,9 +45,9 @@ class Knowledge:
 
 
 class KnownProfiles:
-    """The truth: every profile and length is known."""
+    """True knowledge: the scheduler knows every profile and the remaining work."""
 
-    #: Seconds a job trains at a share before it is measured; None: nothing is measured.
+    #: Seconds that a job trains at a share before it is measured; None: no measurements.
     measure_after_s: float | None = None
 
     def __init__(self, jobs: Sequence[Job], profiles: Sequence[Profile]) -> None:
@@ -55,22 +55,22 @@ class KnownProfiles:
         self.profiles = profiles
 
     def profile(self, j: int) -> Profile:
-        """What the scheduler is told of a job when it arrives."""
+        """The profile that the scheduler gets when a job arrives."""
         return self.profiles[j]
 
     def remaining(self, j: int, left: float) -> float:
-        """The work it is told is left."""
+        """The remaining work as the scheduler knows it, given the true value."""
         return left
 
     def measure(
         self, j: int, gpus: int, nodes: int, gpu_type: str, rate: float, servers: int = 0
     ) -> Profile | None:
-        """A job has trained a while: what is estimate of it now, None if nothing was learned."""
+        """Measure a job that has trained for some time: its new profile, or None if nothing was learned."""
         return None
 
 
 class WrongProfiles(KnownProfiles):
-    """Speeds and lengths off by a factor of log-normal size: about two in three are within the error."""
+    """Speeds and lengths with a log-normal error: about two in three factors are within the given error."""
 
     def __init__(
         self, jobs: Sequence[Job], profiles: Sequence[Profile], error: float, rng: np.random.Generator
@@ -87,11 +87,11 @@ class WrongProfiles(KnownProfiles):
         curves = {}
         for gpu_type, by_nodes in profile.curves.items():
             shares = len(by_nodes[0].speed)
-            # Errors at neighbouring shares go together, as those of a fitted curve do: a random tilt.
+            # Errors at neighbouring shares are correlated, as those of a fitted curve: a random slope.
             n = np.maximum(np.arange(shares), 1)
             tilt = rng.normal(0.0, sigma) * np.log(n) / max(np.log(shares), 1.0)
             off = np.exp(tilt + rng.normal(0.0, sigma))
-            # What it loses on more nodes is estimate wrong too.
+            # The slowdown on more nodes has an error too.
             node_off = np.exp(rng.normal(0.0, sigma)) if len(by_nodes) > 1 else 1.0
             curves[gpu_type] = {
                 nodes: SpeedCurve(
@@ -114,7 +114,7 @@ class WrongProfiles(KnownProfiles):
 
 
 def _slower(estimate: FloatArray, packed: FloatArray, spread: FloatArray, off: float) -> FloatArray:
-    """A estimate curve for several nodes, with its loss against the packed one wrong by a factor."""
+    """The estimated curve on several nodes: its slowdown against the packed one has an error too."""
     packed = packed[: len(spread)]
     loss = np.divide(spread, packed, out=np.ones_like(spread), where=(packed > 0) & (spread > 0))
     return np.asarray(estimate * loss ** (off - 1.0))
@@ -127,7 +127,7 @@ def known_profiles_for(
     cluster: Cluster,
     rng: np.random.Generator,
 ) -> KnownProfiles:
-    """What the scheduler of a run is to believe."""
+    """The scheduler's knowledge in a run."""
     if knowledge.kind == "wrong":
         return WrongProfiles(jobs, profiles, knowledge.error, rng)
     if knowledge.kind == "learned":

@@ -1,4 +1,4 @@
-"""Profiles learned online: noisy step times as jobs train, and speed models fitted to them."""
+"""Profiles learned online: speed models fitted to noisy step times of running jobs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from shoal.knowledge.speed_models import SYNC_PS
 from shoal.knowledge.unknown import Unknown
 from shoal.sim.known_profiles import KnownProfiles
 
-#: Before anything is measured: a speed-up of n^0.8, and one iteration per second on one GPU.
+#: Prior before any measurement: a speed-up of n^0.8, and one iteration per second on one GPU.
 SCALING = 0.8
-#: Placements on more nodes than that are believed to be as slow as on so many.
+#: Placements on more nodes are assumed to be as slow as on this many.
 MOST_NODES = 8
 
 
@@ -55,12 +55,12 @@ class LearnedProfiles(KnownProfiles):
 
 
 class _Workers:
-    """Speed by GPUs, nodes and type, by the all-reduce model."""
+    """Speed by GPUs, nodes and type, with the all-reduce model."""
 
     def __init__(self, profile: Profile, cluster: Cluster) -> None:
         longest = max(c[0].max_gpus for c in profile.curves.values())
         self.gpu_types = cluster.gpu_types
-        #: Numbers of nodes that are told apart; a pool has none.
+        #: Numbers of nodes with a curve of their own; none in a pool.
         self.nodes = () if cluster.pooled else range(1, min(len(cluster.nodes), longest, MOST_NODES) + 1)
         self.estimator = SpeedEstimator(longest, int(cluster.gpus_of_node.max()))
         guess = np.arange(longest + 1, dtype=np.float64) ** SCALING
@@ -85,7 +85,7 @@ class _Workers:
 
 
 def _filled(speed: FloatArray) -> FloatArray | None:
-    """Where the fit says nothing the guess goes on from the nearest share that is known."""
+    """Fill unknown speeds by extrapolating from the nearest known share; None if none is known."""
     known = np.flatnonzero(speed[1:] > 0) + 1
     if not len(known):
         return None
@@ -95,14 +95,14 @@ def _filled(speed: FloatArray) -> FloatArray | None:
 
 
 class _Servers:
-    """Speed by servers and workers, by Optimus' model of synchronous training."""
+    """Speed by servers and workers, with Optimus' model of synchronous training."""
 
     def __init__(self, profile: Profile, cluster: Cluster) -> None:
         assert profile.by_servers is not None
         self.most_servers, self.most_workers = profile.by_servers.shape
         self.online = OnlineSpeed(SYNC_PS)
         ps, workers = 1.0 + np.arange(self.most_servers), 1.0 + np.arange(self.most_workers)
-        # More servers help a little at first: without that, none beyond the first would ever be tried.
+        # The prior lets more servers help a little: otherwise the policy would never try a second one.
         self.estimate = Profile.of_servers(profile.model, np.outer(ps**0.2, workers ** (SCALING - 0.2)))
 
     def learn(self, gpus: int, nodes: int, gpu_type: str, servers: int, seconds: float) -> Profile | None:

@@ -1,4 +1,4 @@
-"""What happened in a simulation, as arrays: by job, and over time."""
+"""The record of a simulation as arrays, by job and over time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IntArray = NDArray[np.int64]
 
 @dataclass
 class RunRecord:
-    """Filled by the engine. Times of jobs that did not finish are nan."""
+    """Filled by the engine. Finish times of unfinished jobs are nan."""
 
     policy: str
     jobs: tuple[Job, ...]
@@ -26,27 +26,27 @@ class RunRecord:
     wait_s: FloatArray
     gpu_s: FloatArray
     changes: IntArray
-    #: Time that training stood still for reconfigurations.
+    #: Time that reconfigurations stopped training.
     paused_s: FloatArray
     decisions: int = 0
     events: int = 0
     wall_s: float = 0.0
     interrupted: bool = False
     end_s: float = 0.0
-    #: Over time, one entry per decision: (time, GPUs in use, jobs waiting, jobs active).
+    #: One entry per decision: (time, GPUs in use, waiting jobs, active jobs).
     times_s: list[float] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     active: list[int] = field(default_factory=list)
-    #: Each change of a share: (time, job, GPUs).
+    #: One entry per change of a share: (time, job, GPUs).
     change_s: list[float] = field(default_factory=list)
     change_job: list[int] = field(default_factory=list)
     change_gpus: list[int] = field(default_factory=list)
-    #: Which of these (by position) are a guest's coming or leaving: the GPU is its host's, and no share changes.
-    guest_changes: list[int] = field(default_factory=list)
-    #: The fairness ledger in samples, for plots; None with one user.
+    #: The positions of those entries at which a co-located job joins or leaves a GPU. No share changes there.
+    colocation_changes: list[int] = field(default_factory=list)
+    #: Samples of the fairness ledger, for plots; None with one user.
     ledger_over_time: dict[str, Any] | None = None
-    #: What the policy recorded beyond shares (ledger, trades, ...), JSON-able.
+    #: What the policy recorded besides shares (ledger, trades, ...), as JSON values.
     extra: dict[str, Any] = field(default_factory=dict)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""From files and names to the figures of a run: what `shoal sim run` and `compare` do."""
+"""Load the inputs of a simulation, run it, and compute its figures: `shoal sim run` and `compare`."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from shoal.sim.summary import summary
 
 @dataclass(frozen=True)
 class Setup:
-    """All that one run depends on; the same setup gives the same result."""
+    """Everything that a run depends on. The same setup gives the same result."""
 
     jobs: Path
     profiles: Path
     policy: str
-    #: As `placement.registry` reads it: a name, and options after colons.
+    #: A name, and options after colons (see `placement.registry`).
     placement: str = "auto"
     gpus: int | None = None
     cluster: Path | None = None
@@ -62,19 +62,19 @@ class Setup:
     whole_seconds: bool = False
     interpolation: Interpolation = "time"
     timeline: bool = True
-    #: Jobs request what is worth it by their profile, not what the trace says.
+    #: Jobs request the number of GPUs that their profile makes worthwhile, not that of the trace.
     auto_gpus: bool = False
-    #: How the size of jobs that do not say so themselves is searched while they run; empty: not at all.
+    #: The autoscaler of jobs that do not name one; empty for none.
     autoscale: str = ""
-    #: What a worker of each model does with its GPU (needs.csv), and what may be made of it.
+    #: How a worker of each model uses its GPU (needs.csv), for co-location and pre-scheduling.
     needs: Path | None = None
     share: bool = False
     pre_schedule: bool = False
-    #: Whether parameter servers are on a node of their own, not beside their workers.
+    #: Whether parameter servers run on a node of their own instead of beside their workers.
     servers_apart: bool = False
 
     def described(self) -> dict[str, Any]:
-        """What a run depends on, as plain data: what is not asked for is left out."""
+        """The setup as plain data, without options that are not set."""
         costs = {"none": (), "restart": ("restart_s",), "concurrent": ("prepare_s", "pause_s")}
         seconds = costs.get(self.costs.kind, ("resume_s", "migrate_s"))
         own = self.costs.restart_by_model if self.costs.kind == "restart" else {}
@@ -112,7 +112,7 @@ class Inputs:
     jobs: tuple[Job, ...]
     profiles: dict[str, Profile]
     cluster: Cluster
-    #: What a worker of each model does with its GPU, where the setup says so.
+    #: How a worker of each model uses its GPU, if the setup has a needs file.
     uses: Mapping[str, Use] | None = None
 
 
@@ -126,9 +126,9 @@ class Result:
 def load(setup: Setup) -> Inputs:
     """Read and check the files of a setup."""
     if (setup.gpus is None) == (setup.cluster is None):
-        raise ShoalError("say how large the cluster is: --gpus N, or --cluster FILE (one of the two)")
+        raise ShoalError("give the size of the cluster: --gpus N, or --cluster FILE (one of the two)")
     if setup.needs is None and (setup.share or setup.pre_schedule):
-        raise ShoalError("say what jobs do with their GPUs: --needs FILE (model,gpu_util,gpu_mem_mb)")
+        raise ShoalError("say how jobs use their GPUs: --needs FILE (model,gpu_util,gpu_mem_mb)")
     profiles = read_profiles(setup.profiles, setup.interpolation)
     cluster = read_cluster(setup.cluster) if setup.cluster else _pool(setup.gpus or 0, profiles)
     jobs = read_jobs(setup.jobs, profiles, cluster, setup.profiles)
@@ -141,10 +141,10 @@ def load(setup: Setup) -> Inputs:
 
 
 def _with_right_share(job: Job, profile: Profile, cluster: Cluster) -> Job:
-    """The job, requesting the last GPU that still adds half of a GPU's worth (Liquid's `--gpus auto`).
+    """The job with the request of Liquid's `--gpus auto`: the last GPU that still adds half the speed of one GPU.
 
-    On a mixed cluster by its first type of GPU that the job may use. A job with no speed on one GPU keeps its
-    request: gains have no measure.
+    On a mixed cluster, the first GPU type that the job may use counts. A job without a speed on one GPU keeps its
+    request, because gains cannot be compared.
     """
     allowed = [t for t in job.gpu_types or cluster.gpu_types if t in cluster.gpu_types and profile.knows(t)]
     speed = profile.curve(allowed[0]).speed
@@ -153,14 +153,14 @@ def _with_right_share(job: Job, profile: Profile, cluster: Cluster) -> Job:
 
 
 def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:
-    """A pool of one type: the type that the profiles speak of, where they speak of one."""
+    """A pool of the GPU type that is common to the profiles."""
     if not 1 <= gpus <= MOST_GPUS:
         raise ShoalError(f"--gpus {gpus}: a cluster has at least one GPU and at most {MOST_GPUS:,}")
     return Cluster.pool(gpus, common_type(profiles))
 
 
 def check(setup: Setup, cluster: Cluster) -> None:
-    """Raise what is wrong with the policy's options and the placement of a setup, before anything runs."""
+    """Check the policy's options and the placement of a setup before a run."""
     _policy_of(setup)
     make_placer(setup.placement, Setting(cluster))
 
@@ -171,28 +171,28 @@ def _policy_of(setup: Setup) -> Policy:
 
 
 def remarks(setup: Setup, inputs: Inputs) -> list[str]:
-    """What a setup asks for that can have no effect, a line each."""
-    told = []
+    """Notes about options of a setup that have no effect, one line each."""
+    notes = []
     if setup.placement != "auto" and not _place_matters(inputs):
-        told.append(
-            "no profile here tells speed by nodes: a placement decides what fits where, not how fast jobs run"
+        notes.append(
+            "no profile gives speed by nodes: the placement decides which jobs fit, not how fast they run"
         )
     types, pool = {t for p in inputs.profiles.values() for t in p.gpu_types}, inputs.cluster.gpu_types[0]
     if setup.gpus and pool in types and len(types) > 1:
-        told.append(
-            f"the profiles know {listed(sorted(types - {ANY_TYPE}))}: --gpus {setup.gpus} is a pool of {pool}; "
-            "for others describe the nodes (--cluster)"
+        notes.append(
+            f"the profiles have speeds for {listed(sorted(types - {ANY_TYPE}))}; --gpus {setup.gpus} is a pool of "
+            f"{pool}; use --cluster to describe other GPUs"
         )
     asked = setup.autoscale or any(job.autoscale for job in inputs.jobs)
     if asked and not policy_class(setup.policy).elastic:
-        told.append(f"policy {setup.policy} does not resize jobs: the autoscaler has nothing to say")
+        notes.append(f"policy {setup.policy} does not resize jobs: the autoscaler has no effect")
     if inputs.uses is not None and (without := jobs_without(inputs.uses, inputs.jobs)):
-        told.append(without)
-    return told
+        notes.append(without)
+    return notes
 
 
 def _place_matters(inputs: Inputs) -> bool:
-    """Whether the speed of any job depends on where it is."""
+    """Whether the speed of any job depends on its placement."""
     used = {(job.model, job.kind) for job in inputs.jobs}
     return not inputs.cluster.pooled and any(
         inputs.profiles[model].tells_nodes or (kind is Kind.PARAMETER_SERVER and is_measured(model))
@@ -201,7 +201,7 @@ def _place_matters(inputs: Inputs) -> bool:
 
 
 class _EstimatedProfiles:
-    """What the scheduler of a run believes of its jobs; set once there is a scheduler."""
+    """The scheduler's profiles, for the placer, which is made before the scheduler."""
 
     profiles: Mapping[int, Profile] = MappingProxyType({})
 
@@ -212,7 +212,7 @@ class _EstimatedProfiles:
 def placer_for(
     setup: Setup, cluster: Cluster, policy: Policy, estimates: Callable[[], Mapping[int, Profile]]
 ) -> Placer:
-    """Where shares go, by the setup's placement; moves cost what its cost model says."""
+    """The placer of a setup. The cost of a move is that of the cost model."""
     setting = Setting(
         cluster, policy.elastic, estimates, setup.costs.move_s, setup.servers_apart, policy=policy.name
     )
@@ -220,7 +220,7 @@ def placer_for(
 
 
 def _make_simulation(setup: Setup, inputs: Inputs) -> Callable[..., Simulation]:
-    """The engine, or the one in which jobs use GPUs of others."""
+    """The engine, or its extension with co-location and pre-scheduling."""
     if inputs.uses is None:
         return Simulation
     return partial(
@@ -237,9 +237,9 @@ def run(
     inputs: Inputs | None = None,
     compiles: Callable[[], None] | None = None,
 ) -> Result:
-    """Run one policy over one trace; `compiles` is called where that takes longer because it is the first use.
+    """Run one policy over one trace. `compiles` is called if the first use has to compile kernels.
 
-    After Ctrl-C the record is of what is known by then, and says that it was interrupted.
+    After Ctrl-C the record holds the results so far, and `interrupted` is set.
     """
     inputs = inputs or load(setup)
     policy = _policy_of(setup)
@@ -272,7 +272,7 @@ def run(
 
 @contextmanager
 def _failing_by_itself(policy: type[Policy]) -> Iterator[None]:
-    """What a policy of another package raises is told in one line, with where that was."""
+    """Report an exception of a third-party policy in one line, with its place in the source."""
     try:
         yield
     except Exception as error:
@@ -286,6 +286,6 @@ def _failing_by_itself(policy: type[Policy]) -> Iterator[None]:
 
 
 def peak_memory_mb() -> float:
-    """The most memory this process has had."""
+    """The peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

@@ -1,4 +1,4 @@
-"""Figures of a simulation: what `shoal sim run -o json` prints."""
+"""The figures of a simulation that `shoal sim run -o json` prints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ FloatArray = NDArray[np.float64]
 
 
 def percentile(values: FloatArray, q: float) -> float:
-    """The value `q` per cent of the way from the smallest to the largest, or the next above: as the AFS authors do."""
+    """The `q`-th percentile without interpolation (the next larger value), as the AFS authors compute it."""
     return float(np.percentile(values, q, method="higher")) if len(values) else float("nan")
 
 
 def ideal_s(record: RunRecord, profiles: dict[str, Profile], gpu_type: str) -> FloatArray:
-    """Finish-time fairness' T_ideal: a job's total GPU-time over min(M / mean active jobs, its request)."""
+    """T_ideal of finish-time fairness: a job's total GPU time over min(M / mean active jobs, its request)."""
     active = np.array(record.active, np.float64)
     times = np.array(record.times_s)
     if len(times) > 1 and times[-1] > times[0]:
@@ -47,7 +47,7 @@ def summary(record: RunRecord, profiles: dict[str, Profile], gpu_type: str) -> d
     begin = float(submit.min()) if len(submit) else 0.0
     end = float(record.finish_s[done].max()) if len(jct) else begin
     if record.interrupted:
-        end = max(record.end_s, begin)  # what is known goes up to there
+        end = max(record.end_s, begin)  # the end of an interrupted run
     span = max(end - begin, 1e-9)
     by_user: dict[str, float] = {}
     for job, gpu_s in zip(record.jobs, record.gpu_s.tolist()):
@@ -93,14 +93,14 @@ def summary(record: RunRecord, profiles: dict[str, Profile], gpu_type: str) -> d
 
 
 def waited_s(record: RunRecord) -> FloatArray:
-    """Time without any GPU, up to the end of the run for jobs that still wait; nan if not submitted by then.
+    """Time without GPUs, up to the end of the run for jobs that still wait; nan for jobs not submitted by then.
 
-    The record counts a wait only when it is over.
+    The record adds a wait only when it is over.
     """
     submit = np.array([job.submit_s for job in record.jobs])
     last_s, last_gpus = submit.copy(), np.isfinite(record.first_start_s).astype(np.int64)
     which, from_back = np.unique(np.asarray(record.change_job, np.int64)[::-1], return_index=True)
-    entry = len(record.change_job) - 1 - from_back  # each job's last one: they are in order of time
+    entry = len(record.change_job) - 1 - from_back  # the last entry of each job: entries are in order of time
     last_s[which] = np.asarray(record.change_s, np.float64)[entry]
     last_gpus[which] = np.asarray(record.change_gpus, np.int64)[entry]
     out = record.wait_s.copy()
@@ -111,7 +111,7 @@ def waited_s(record: RunRecord) -> FloatArray:
 
 
 def per_job_rows(record: RunRecord) -> dict[str, Any]:
-    """A row per job, as columns; what is not known of a job is nan."""
+    """One row per job, as columns; unknown values are nan."""
     submit = np.array([job.submit_s for job in record.jobs])
     return {
         "job": [job.name for job in record.jobs],

@@ -1,128 +1,47 @@
-"""What users are owed or owe: GPU time beyond their part of each type, on all nodes together."""
+"""Accounts of the users: GPU time of each type that a user received beyond its share, over all nodes."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.cluster import User
-from shoal.core.compiled import kernel
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int32]
 
 
-@kernel
-def pass_of_jobs(
-    lag: FloatArray,
-    rate: FloatArray,
-    user: IntArray,
-    gpu_type: IntArray,
-    beyond: FloatArray,
-    part: FloatArray,
-    least_rate: float,
-    pull: float,
-) -> FloatArray:
-    """The pass each job goes by: its own among its user's jobs, plus `pull` times that of its user.
-
-    The job's own is lag / rate. The user's, beyond / part, counts what it had of the type on all nodes: who
-    is held short on one node is served first on the others. For users of one job on one node it is plain
-    stride. Jobs without a due come after all others.
-    """
-    out = np.empty(len(lag))
-    for i in range(len(lag)):
-        u, t = user[i], max(gpu_type[i], 0)
-        if rate[i] <= least_rate or part[u, t] <= 0.0:
-            out[i] = 1e15 + lag[i]
-        else:
-            out[i] = lag[i] / rate[i] + pull * beyond[u, t] / part[u, t]
-    return out
-
-
-def urgency(part: FloatArray, demand: FloatArray) -> FloatArray:
-    """How much more it counts to be behind for who can hardly make up for it: 1 / (1.1 - part / demand).
-
-    A user whose jobs should run nearly all the time can have little more than its part later on.
-    """
-    return np.asarray(1.0 / (1.1 - np.minimum(part / np.maximum(demand, 1e-9), 1.0)))
-
-
-@kernel
 def settle(gpus: FloatArray, part: FloatArray, span_s: float, beyond: FloatArray) -> None:
-    """Add what users had of each type beyond their part of what was given out, in `span_s` seconds.
+    """Add the GPU time that users received in `span_s` seconds beyond their share of the GPU time in use.
 
-    Of what was given out: GPUs that fell idle, as gangs did not fit, are owed by nobody.
+    Arrays are [user, type]. Shares are computed over GPUs in use. GPUs that stayed idle because no gang fitted count
+    for no user.
     """
-    users, types = part.shape
-    for t in range(types):
-        given = parts = 0.0
-        for u in range(users):
-            given += gpus[u, t]
-            parts += part[u, t]
-        given /= max(parts, 1e-12)
-        for u in range(users):
-            if part[u, t] > 0.0:
-                beyond[u, t] += (gpus[u, t] - part[u, t] * given) * span_s
+    in_use = gpus.sum(axis=0) / np.maximum(part.sum(axis=0), 1e-12)
+    beyond += np.where(part > 0, gpus - part * in_use, 0.0) * span_s
 
 
-@kernel
-def factors(beyond: FloatArray, part: FloatArray, over_s: float) -> FloatArray:
-    """1 - beyond / (part * over_s), within 0.1 .. 10; 1 for who has no part."""
-    out = np.empty(part.shape)
-    for u in range(part.shape[0]):
-        for t in range(part.shape[1]):
-            out[u, t] = 1.0
-            if part[u, t] > 0.0:
-                out[u, t] = min(max(1.0 - beyond[u, t] / (part[u, t] * over_s), 0.1), 10.0)
-    return out
+def limit_accounts(beyond: FloatArray, part: FloatArray, credit_s: float, least: float) -> None:
+    """Limit each account to `credit_s` seconds of the user's share, or `least` GPU-seconds if that is more.
 
-
-@kernel
-def keep_in_bounds(
-    beyond: FloatArray, part: FloatArray, credit_s: float, debt_s: float, least: float
-) -> None:
-    """Nobody is owed more than `credit_s` seconds of its part, or owes more than `debt_s`, and in all nothing is owed.
-
-    Neither bound is below `least` GPU-seconds: a small user may have to wait long for a large gang of its own. Where
-    gangs keep each other out, some are ahead for ever as nobody else fits beside others; were they to owe all of it,
-    it would weigh against those whom they run beside, who are behind.
-    What users who have left owe to those present, or are owed, is shared out in proportion to parts: so who
-    comes new stands where the others do on average. Who has no part of a type keeps what it has.
+    Accounts of users with a share sum to zero. What users that left owe, or are owed, is divided over the others in
+    proportion to shares, so a new user starts at the mean. Users without a share keep their account.
     """
-    users, types = part.shape
-    for t in range(types):
-        total = owed = 0.0
-        for u in range(users):
-            if part[u, t] > 0.0:
-                credit, debt = max(credit_s * part[u, t], least), max(debt_s * part[u, t], least)
-                beyond[u, t] = min(max(beyond[u, t], -credit), debt)
-                owed += beyond[u, t]
-                total += part[u, t]
-        for u in range(users):
-            if part[u, t] > 0.0:
-                beyond[u, t] -= part[u, t] * owed / total
-
-
-@kernel
-def gpus_of_users(gpus: IntArray, gpu_type: IntArray, user: IntArray, out: FloatArray) -> None:
-    """GPUs that each user has of each type."""
-    out[:] = 0.0
-    for i in range(len(user)):
-        out[user[i], max(gpu_type[i], 0)] += gpus[i]
+    limit = np.maximum(credit_s * part, least)
+    limited = np.where(part > 0, np.clip(beyond, -limit, limit), 0.0)
+    mean = limited.sum(axis=0) / np.maximum(part.sum(axis=0), 1e-12)
+    beyond[:] = np.where(part > 0, limited - part * mean, beyond)
 
 
 class Accounts:
-    """What users have and are due of each type since the last booking, and what that came to.
+    """What users have, and their shares, since the last settlement; and the accounts that result.
 
-    `beyond[user, type]`, in GPU-seconds, is what the user had of a type beyond its part of what was given out
-    of it, on whatever nodes.
+    `beyond[user, type]` is the GPU time, in GPU-seconds, that the user received of a type beyond its share of the GPU
+    time in use, on all nodes together.
     """
 
     def __init__(self, types: int) -> None:
         self.names: tuple[str, ...] = ()
-        #: When was booked last; None before the first time: nobody owes for what was before this policy.
+        #: Time of the last settlement. None before the first: earlier GPU time does not count.
         self.since_s: float | None = None
         self._users: tuple[User, ...] = ()
         self.tickets: FloatArray = np.zeros(0)
@@ -130,8 +49,8 @@ class Accounts:
         self.part: FloatArray = np.zeros((0, types))
         self.beyond: FloatArray = np.zeros((0, types))
 
-    def know(self, users: tuple[User, ...]) -> None:
-        """There are these users; who is new owes nothing and is owed nothing."""
+    def set_users(self, users: tuple[User, ...]) -> None:
+        """Update the list of users. New users start with an account of zero."""
         if users is self._users:
             return
         self._users = users
@@ -144,35 +63,36 @@ class Accounts:
             setattr(self, column, np.concatenate([before, nothing])[old])
         self.names = names
 
-    def book(self, now_s: float) -> float:
-        """Charge users for the time since the last booking; how long that is, in seconds."""
+    def settle(self, now_s: float) -> float:
+        """Charge users for the time since the last settlement. Returns the length of that time in seconds."""
         span_s = 0.0 if self.since_s is None else max(now_s - self.since_s, 0.0)
         settle(self.gpus, self.part, span_s, self.beyond)
         self.since_s = now_s
         return span_s
 
+    def passes(self) -> FloatArray:
+        """[user, type]: the pass of each user relative to the mean, beyond / part in seconds; inf without a share."""
+        some = self.part > 0
+        return np.where(some, self.beyond / np.where(some, self.part, 1.0), np.inf)
+
     def corrections(self, over_s: float) -> FloatArray:
-        """[user, type]: what to multiply parts with, so that who has had too little gets it back.
+        """[user, type]: factors for the shares, so that users that received too little catch up.
 
-        1 - beyond / (part * over_s): a user a tenth of `over_s` behind is given a tenth more. A steady
-        disadvantage, as of jobs on nodes that carry too much, so settles at a small debt instead of growing.
+        1 - pass / over_s: a user that is a tenth of `over_s` behind gets a tenth more. The factor stays between 0.1 and
+        10, so that no user is shut out or takes all.
         """
-        return np.asarray(factors(self.beyond, self.part, over_s))
+        pass_s = np.where(self.part > 0, self.passes(), 0.0)
+        return np.clip(1.0 - pass_s / over_s, 0.1, 10.0)
 
-    def go_on(
-        self,
-        gpus: IntArray,
-        gpu_type: IntArray,
-        user: IntArray,
-        part: FloatArray,
-        credit_s: float,
-        debt_s: float,
-        least: float = 0.0,
-    ) -> None:
-        """From now on jobs have these GPUs, and users these parts; for the bounds see `keep_in_bounds`."""
+    def set_shares(self, part: FloatArray, credit_s: float, least: float = 0.0) -> None:
+        """From now on users have these shares. See `limit_accounts` for the limits."""
         self.part = np.array(part, np.float64)
-        keep_in_bounds(self.beyond, self.part, credit_s, debt_s, least)
-        gpus_of_users(gpus, gpu_type, user, self.gpus)
+        limit_accounts(self.beyond, self.part, credit_s, least)
+
+    def set_gpus(self, gpus: IntArray, gpu_type: IntArray, user: IntArray) -> None:
+        """From now on jobs have these GPUs."""
+        self.gpus = np.zeros_like(self.part)
+        np.add.at(self.gpus, (user, np.maximum(gpu_type, 0)), gpus)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Fair shares between users by time slicing: the whole of Gandiva_fair."""
+"""Fair shares between users by time slicing: Gandiva_fair (Chaudhary et al., EuroSys'20)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.core.arrays import FloatArray, IntArray
+from shoal.core.arrays import BoolArray, FloatArray, IntArray
 from shoal.core.decision import Decision
 from shoal.core.errors import ShoalError
 from shoal.core.options import at_least_a_second
@@ -17,72 +16,61 @@ from shoal.core.reason import Code
 from shoal.core.supply import Supply
 from shoal.core.view import View
 from shoal.policies.base import Policy
-from shoal.policies.gandiva_fair import homes, kernels, relief
-from shoal.policies.gandiva_fair.accounts import Accounts, pass_of_jobs, urgency
+from shoal.policies.gandiva_fair import homes
+from shoal.policies.gandiva_fair.accounts import Accounts
 from shoal.policies.gandiva_fair.binding import Binding
-from shoal.policies.gandiva_fair.kernels import NO_RATE, BoolArray
+from shoal.policies.gandiva_fair.dues import NO_DUE, center_lags
 from shoal.policies.gandiva_fair.market import Market
 from shoal.policies.gandiva_fair.measuring import Measuring
 from shoal.policies.gandiva_fair.profiling import Rules
-from shoal.policies.gandiva_fair.round import Nodes, Round
+from shoal.policies.gandiva_fair.quantum import split_stride
+from shoal.policies.gandiva_fair.round import Round
+from shoal.policies.gandiva_fair.tables import Nodes, Rows
 
 _PROFILING = ("given", "user", "job")
 _TIES = ("oldest", "newest", "widest")
 
+#: Passes, in seconds, that come before and after those of all users.
+_FIRST = -1e10
+_LAST = 1e10
+
 
 @dataclass(frozen=True)
 class GandivaFairOptions:
-    #: Time slice. 60 s is Gandiva's: long against the pause of a switch, short against a person's patience.
+    #: Time slice. Gandiva uses 60 s: long compared with the pause of a switch, short for a person who waits.
     quantum_s: float = 60.0
     #: Whether users trade GPUs of different types.
     trading: bool = True
     #: Where speeds come from: given with the job, or measured per user or per job by visits to each type.
     profiling: str = "given"
-    #: How long a visit lasts at most, and how many there are at a time.
+    #: Longest duration of a visit, and the number of visits at a time.
     visit_s: float = 600.0
     visits: int = 4
-    #: What was measured longer ago than this is measured again.
+    #: Measurements older than this are repeated.
     stale_s: float = 7 * 86400.0
-    #: Load balancing: how often, how many migrations at most each time, the least gain in ticket load per
-    #: GPU, and how long a migrated job rests: a migration of 10 s costs it less than 2 % of the time.
+    #: Load balancing: interval, migrations per interval, least gain in ticket load per GPU, and how long a migrated
+    #: job is left alone. A migration takes about 10 s, so one in 600 s costs a job less than 2 % of its time.
     balance_s: float = 600.0
     migrations: int = 8
     min_gain: float = 0.05
     rest_s: float = 600.0
-    #: Who goes first of equals: oldest, newest or widest.
+    #: Which of two jobs with equal passes goes first: oldest, newest or widest.
     tie_order: str = "oldest"
-    #: How much a user's pass counts in the order of its jobs, next to the job's own among its siblings.
-    pull: float = 20.0
-    #: What a job had less or more than its siblings is forgotten over about this long; what users had is not.
-    forget_s: float = 3600.0
-    #: Parts of users that are behind or ahead are made larger or smaller, to get it back in about this long.
-    correct_s: float = 3600.0
-    #: What a user may be owed, and owe, at most, in quanta of its part; more is forgotten. Who is ahead on GPUs that
-    #: others cannot use is not to owe it for long.
+    #: The most that a user can be owed, or can owe, in quanta of its share (an hour). The rest is forgotten, so that a
+    #: user that could not be served for long does not take over the cluster later.
     credit_quanta: float = 60.0
-    debt_quanta: float = 10.0
-    #: On nodes, users this far behind their part, in quanta of all GPUs of the type, have jobs moved to where
-    #: they can run; a quarter of it, and their nodes choose sets of jobs in their favour.
-    relief_quanta: float = 0.2
-    #: On nodes, a job that has waited this many turns (quanta until it is due one) goes first.
+    #: A job that has waited for this many turns goes first. A turn is the mean time between two quanta of a job that
+    #: receives its due. This bounds the wait of every job.
     patience_turns: float = 8.0
-    #: Rounds of trades that are kept on record.
+    #: Rounds of trades that are kept for the report.
     keep_rounds: int = 1000
 
     def __post_init__(self) -> None:
         at_least_a_second("quantum_s", self.quantum_s, "gandiva-fair")
-        for name in (
-            "visit_s",
-            "balance_s",
-            "forget_s",
-            "correct_s",
-            "credit_quanta",
-            "debt_quanta",
-            "patience_turns",
-        ):
+        for name in ("visit_s", "balance_s", "credit_quanta", "patience_turns"):
             if not getattr(self, name) > 0:
                 raise ShoalError(f"option {name} of policy 'gandiva-fair' must be above 0")
-        for name in ("migrations", "visits", "min_gain", "rest_s", "pull", "relief_quanta"):
+        for name in ("migrations", "visits", "min_gain", "rest_s"):
             if not getattr(self, name) >= 0:
                 raise ShoalError(f"option {name} of policy 'gandiva-fair' must not be negative")
         for name, known in (("profiling", _PROFILING), ("tie_order", _TIES)):
@@ -96,16 +84,23 @@ class GandivaFairOptions:
 class GandivaFair(Policy):
     """GPU time in proportion to tickets, on mixed GPUs, by split stride, migration and trading.
 
-    A user's tickets entitle it to a part of every GPU type (water-filling over the users with jobs); trading
-    changes the parts; a part is divided equally among the user's jobs on that type. That gives each job its
-    due, the GPUs it should have on average. Jobs are bound to nodes. At the end of every quantum each node
-    runs gang-aware stride over its jobs, and gangs that span nodes are ordered against the nodes' aggregates
-    (Chaudhary et al., EuroSys'20). A pass is that of the user, for what it had on all nodes, and then that of
-    the job among its user's. Between quanta only free GPUs are given out. A balancer keeps the due per GPU
-    even over the nodes; idle GPUs take in waiting jobs from anywhere.
+    A user's tickets give it a share of every GPU type: weighted water-filling over the active users. Trading changes
+    the shares. A user's share of a type is divided equally among its jobs there; this is what each job is due.
 
-    State of each job: its lag in GPU-seconds, its home (node + 1; 0: none yet; -1: it spans nodes, see
-    `Binding`) and the GPUs it is due.
+    Jobs are bound to nodes. At the end of every quantum each node runs gang-aware stride: jobs run in ascending order
+    of their pass; a gang that does not fit is skipped and keeps its pass. A central scheduler orders the gangs that
+    span nodes against one aggregate per node. A load balancer keeps the ticket load per GPU even over the nodes. Idle
+    GPUs take waiting jobs from other nodes, and jobs move together where that lets a waiting gang run (Chaudhary et
+    al., EuroSys'20; Xiao et al., OSDI'18).
+
+    Gangs do not load nodes evenly, so stride on each node alone does not give users their shares of the cluster.
+    Three rules, not in the paper, correct this:
+    1. Jobs are sorted by the pass of their user, which counts GPU time on all nodes, and then by their own.
+    2. If a user is owed a quantum of a gang, the gang migrates to other nodes when it does not fit on its own.
+    3. A job that has waited for `patience_turns` turns goes first.
+
+    State of each job: its lag in GPU-seconds; its home (node + 1; 0: none yet; -1: it spans nodes, see `Binding`); and
+    the GPUs that it is due.
     """
 
     name = "gandiva-fair"
@@ -129,25 +124,26 @@ class GandivaFair(Policy):
     # -- the decision ------------------------------------------------------------------------------
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
-        """Read it top to bottom."""
+        # 1. Settle the accounts of users and jobs up to now.
         if self._gpu_types != view.gpu_types:
             self._gpu_types, self.accounts = view.gpu_types, Accounts(len(view.gpu_types))
-        # 1. book what everybody had since the last decision
-        self.accounts.know(supply.cluster.users)
-        self._book(view, now_s)
+        self.accounts.set_users(supply.cluster.users)
+        span_s = self.accounts.settle(now_s)
+        view.column("lag_gpu_s")[:] += (view.gpus - view.column("due_gpus")) * span_s
         if not len(view):
             self.market.close(len(supply.cluster.users), len(view.gpu_types))
-            self._go_on(view, view.gpus, view.gpu_type)
+            self._set_shares(view)
+            self.accounts.set_gpus(view.gpus, view.gpu_type, view.user)
             return Decision(np.zeros(0, np.int32), np.zeros(0, np.int32))
-        # 2. the users' parts of each type, after trading
+        # 2. Compute the users' shares of each type, after trading.
         r = self._round(view, supply, now_s)
-        # 3. bind jobs to types and nodes, and give each its due
+        self._set_shares(view)
+        # 3. Bind jobs to types and nodes, and compute what each is due.
         visits = self.measuring.send(view, r.types, r.speed, now_s) if r.new_quantum else {}
-        corrections = self.accounts.corrections(self.options.correct_s)
-        self.binding.bind(r, corrections, visits, lambda: self._order(view, self._passes(r)))
-        # 4. who runs: all anew at the end of a quantum, else on what is free
+        self.binding.bind(r, visits)
+        # 4. Choose the jobs that run: all anew at the end of a quantum, otherwise only on free GPUs.
         runs = self._run(r)
-        self._go_on(view, np.where(runs, r.size, 0).astype(np.int32), r.types)
+        self.accounts.set_gpus(np.where(runs, r.size, 0).astype(np.int32), r.types, view.user)
         return self._decision(r, runs)
 
     def _round(self, view: View, supply: Supply, now_s: float) -> Round:
@@ -165,140 +161,86 @@ class GandivaFair(Policy):
             self.quantum_end_s = (np.floor(now_s / quantum_s + 1e-9) + 1) * quantum_s
         home, types, spans = self.binding.look_up(view, nodes)
         return Round(
-            view,
-            nodes,
-            supply.gpus_of_type,
-            now_s,
-            new_quantum,
-            speed,
-            demand,
-            self.market.weights,
-            home,
-            types,
-            spans,
-            self.options.quantum_s,
-            -self.accounts.beyond / self.options.quantum_s,
-            urgency(self.market.weights.sum(axis=1), demand),
-            self.options.patience_turns,
+            view=view,
+            nodes=nodes,
+            pooled=supply.cluster.pooled,
+            gpus_of_type=supply.gpus_of_type,
+            now_s=now_s,
+            new_quantum=new_quantum,
+            speed=speed,
+            demand=demand,
+            weights=self.market.weights,
+            home=home,
+            types=types,
+            spans=spans,
         )
 
-    def _book(self, view: View, now_s: float) -> None:
-        span_s = self.accounts.book(now_s)
-        view.column("lag_gpu_s")[:] *= np.exp(-span_s / self.options.forget_s)
-        view.column("lag_gpu_s")[:] += (view.gpus - view.column("due_gpus")) * span_s
-
-    def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
-        o = self.options
-        self.accounts.go_on(
-            gpus,
-            types,
-            view.user,
-            self.market.weights,
-            float(o.credit_quanta * o.quantum_s),
-            float(o.debt_quanta * o.quantum_s),
-            2.0 * o.quantum_s * float(view.requested_gpus.max(initial=0)),
+    def _set_shares(self, view: View) -> None:
+        """A user must be able to save for its largest gang, and to owe as much after the gang ran: two quanta of it."""
+        quantum_s = self.options.quantum_s
+        largest_gpus = float(view.requested_gpus.max(initial=0))
+        self.accounts.set_shares(
+            self.market.weights, self.options.credit_quanta * quantum_s, 2.0 * quantum_s * largest_gpus
         )
 
     def _passes(self, r: Round) -> FloatArray:
-        view, pull = r.view, float(self.options.pull)
-        beyond = self.accounts.beyond
-        if not r.nodes.pooled:  # in a pool all can be served; on nodes gangs may keep each other out
-            beyond = np.where(beyond < 0, beyond * r.urgency[:, None], beyond)
-        passed = pass_of_jobs(r.lag, r.rate, view.user, r.types, beyond, r.weights, NO_RATE, pull)
-        if not r.nodes.pooled:
-            relief.put_first(passed, r.waited_turns, self.options.patience_turns)
-        if self.measuring.under_way:
-            passed[self.measuring.rows_on_visit(view)] = -1e15
-        return passed
+        """The pass of each row's user, in seconds; `_FIRST` or less for rows that must run, `_LAST` without a share."""
+        passes = self.accounts.passes()[r.view.user, np.maximum(r.types, 0)]
+        passes[(r.due <= NO_DUE) | np.isinf(passes)] = _LAST
+        waited_s = np.where(r.view.gpus == 0, r.now_s - r.view.changed_s, 0.0)
+        waited_turns = waited_s * r.due / (r.size * self.options.quantum_s)
+        starving = waited_turns > self.options.patience_turns
+        passes[starving] = _FIRST * waited_turns[starving]
+        passes[self.measuring.rows_on_visit(r.view)] = _FIRST
+        return np.asarray(passes.round(6))  # equal but for rounding: to the microsecond
 
-    def _order(self, view: View, passed: FloatArray) -> NDArray[np.int64]:
-        """Rows by pass, and in the tie order where equal but for rounding (a microsecond)."""
-        order, passed = self.options.tie_order, passed.round(6)
-        if order == "newest":
-            return np.lexsort((-view.job_ids, passed))
-        if order == "widest":
-            return np.lexsort((view.job_ids, -view.requested_gpus, passed))
-        return np.argsort(passed, kind="stable")
+    def _order(self, r: Round, passes: FloatArray) -> Rows:
+        """Rows by the pass of their user, then by their own, then in tie order. Rows of the view are by age."""
+        own = (r.lag / np.maximum(r.due, NO_DUE)).round(6)
+        if self.options.tie_order == "newest":
+            return np.lexsort((-r.view.job_ids, own, passes))
+        if self.options.tie_order == "widest":
+            return np.lexsort((-r.size, own, passes))
+        return np.lexsort((own, passes))
 
     def _run(self, r: Round) -> BoolArray:
-        """Who runs from now on; jobs that idle GPUs take in from elsewhere are bound there."""
+        """Which rows run from now on. Rows that migrate are bound to their new nodes."""
         view, bound = r.view, r.bound
-        kernels.compare_siblings(r.lag, r.rate, view.user, r.types, *r.weights.shape)
-        passed = self._passes(r)
-        order = self._order(view, passed)
+        center_lags(r.lag, r.due, view.user, r.types, *r.weights.shape)
+        passes = self._passes(r)
+        order = self._order(r, passes)
         keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus == r.size) & bound
-        due = bound & r.owned[view.user, np.maximum(r.types, 0)]
-        due[self.measuring.rows_on_visit(view)] = True
-        runs, free = self._stride(r, order, passed, due, keep)
-        if r.new_quantum and not r.nodes.pooled:
-            self._relieve(r, order, passed, due, runs, free)
-            self.binding.steer(r, passed, runs, free)
-        if not np.array_equal(due, bound):
-            # Jobs whose user has no part of their type to speak of run on what others leave.
-            self.binding.attract(r, order, runs, free, borrow=False)
-            runs, free = self._stride(r, order, passed, bound, runs)
-        self.binding.attract(r, order, runs, free, borrow=True)
+        shares_type = r.owned[view.user, np.maximum(r.types, 0)]
+        eligible = bound & shares_type
+        eligible[self.measuring.rows_on_visit(view)] = True
+        runs, free = self._stride(r, order, passes, eligible, keep)
+        own_types = np.where(r.owned[view.user].T, r.speed, 0.0)
+        self.binding.fill_idle(r, order, runs, free, own_types)
+        not_ahead = eligible & (passes <= 0)
+        self.binding.defragment(r, order, not_ahead, runs, free)
+        if len(r.speed) > 1:
+            # Jobs whose user has no share of a type run there on GPUs that the others leave idle.
+            runs, free = self._stride(r, order, passes, bound, runs)
+            self.binding.fill_idle(r, order, runs, free, r.speed)
         return runs
 
     def _stride(
-        self, r: Round, order: NDArray[np.int64], passed: FloatArray, eligible: BoolArray, keep: BoolArray
+        self, r: Round, order: Rows, passes: FloatArray, eligible: BoolArray, keep: BoolArray
     ) -> tuple[BoolArray, IntArray]:
-        runs, free = kernels.split_stride(
-            order,
-            passed,
-            np.maximum(r.rate, NO_RATE),
-            r.size,
-            r.home,
-            r.spans.start,
-            r.spans.node,
-            r.spans.gpus,
-            r.nodes.gpus,
-            eligible,
-            keep,
+        owed = -self.accounts.beyond[r.view.user, np.maximum(r.types, 0)]
+        behind = (owed >= r.size * self.options.quantum_s) | (passes <= _FIRST)
+        may_move, most = self.binding.may_move(r, behind & ~keep)
+        runs, free, moves = split_stride(
+            order, passes, r.jobs, r.spans, r.nodes, eligible, keep, behind, may_move, most
         )
+        self.binding.rebind(r, moves, rest=True)
         return runs, free
-
-    def _behind(self, r: Round, quanta: float) -> BoolArray:
-        """Rows of users who are this far behind their part of the type, in quanta of all of its GPUs."""
-        users = self.accounts.beyond < -quanta * self.options.quantum_s * r.gpus_of_type
-        return np.asarray(users[r.view.user, np.maximum(r.types, 0)])
-
-    def _relieve(
-        self,
-        r: Round,
-        order: NDArray[np.int64],
-        passed: FloatArray,
-        eligible: BoolArray,
-        runs: BoolArray,
-        free: IntArray,
-    ) -> None:
-        """Help users who have fallen behind: other sets on their nodes, and other nodes for their jobs."""
-        starving = passed < relief.FIRST
-        behind = starving | self._behind(r, 0.25 * self.options.relief_quanta)
-        if not (behind & ~runs).any():
-            return
-        relief.choose_sets(
-            order,
-            passed,
-            r.size,
-            r.home,
-            r.spans.start,
-            r.spans.node,
-            r.spans.gpus,
-            r.nodes.gpus,
-            eligible,
-            behind,
-            runs,
-            free,
-        )
-        far = starving | self._behind(r, self.options.relief_quanta)
-        self.binding.relieve(r, order, passed, eligible, far, runs, free)
 
     def _decision(self, r: Round, runs: BoolArray) -> Decision:
         gpus = np.where(runs, r.size, 0).astype(np.int32)
         codes = np.where(r.bound, 0, int(Code.INFEASIBLE)).astype(np.int8)
         placements: dict[int, Placement] | None = None
-        if not r.nodes.pooled:
+        if not r.pooled:
             changed = (gpus != r.view.gpus) & runs
             moved = np.array(list(r.moved), np.int64)
             changed[moved] = runs[moved]
@@ -319,7 +261,7 @@ class GandivaFair(Policy):
             idle_because="the GPUs left are too few for any waiting gang" if waits else None,
         )
 
-    # -- what people ask, and what must be remembered ----------------------------------------------
+    # -- questions and saved state -----------------------------------------------------------------
 
     def left(self, job_id: int, now_s: float) -> None:
         self.binding.left(job_id)
@@ -345,11 +287,11 @@ class GandivaFair(Policy):
         return self.market.entitled
 
     def traded(self) -> FloatArray:
-        """[user, type]: GPUs won (or, below 0, given away) by trading."""
+        """[user, type]: GPUs gained (below 0: given away) by trading."""
         return self.market.weights - self.market.entitled
 
     def report(self) -> dict[str, Any]:
-        """What the run has to tell beyond shares: trades, measured speeds, migrations."""
+        """Trades, measured speeds and migrations."""
         return {
             "trades": self.market.report(self.accounts.names, self._gpu_types),
             "profiles": self.measuring.report(self._gpu_types, self.accounts.names),

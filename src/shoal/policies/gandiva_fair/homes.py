@@ -1,37 +1,36 @@
-"""Where jobs are bound: to a GPU type that suits their user's part of it, and there to a node or several."""
+"""Where jobs are bound: to a GPU type that suits their user's shares, and to a node of that type."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import BoolArray, FloatArray, IntArray
 from shoal.core.compiled import inner, kernel
-from shoal.policies.gandiva_fair.kernels import NOWHERE, SPANS, BoolArray, FloatArray, IntArray
+from shoal.policies.gandiva_fair.tables import NOWHERE, SPANS, Jobs, Nodes, Rows, TypeTargets
 
 
 @kernel
-def look_up(
-    stored: FloatArray, size: IntArray, gpus_of_node: IntArray, type_of_node: IntArray
-) -> tuple[IntArray, IntArray, bool]:
-    """(home, type, does any span nodes) by what is remembered of each row; a node too small is no home.
+def look_up(stored: FloatArray, size: IntArray, nodes: Nodes) -> tuple[IntArray, IntArray, bool]:
+    """(home, GPU type, whether any gang spans nodes) from the stored column of each row.
 
-    `stored` is the node + 1, 0 for none, below 0 for a gang that spans nodes: its type is left open (-1).
+    `stored` is node + 1; 0 for no home; below 0 for a gang that spans nodes, whose type is left open (-1). A node that
+    is too small for the job, for instance because it is lost, is no home.
     """
     n = len(stored)
-    home, types, spanning = np.full(n, NOWHERE, np.int32), np.full(n, -1, np.int32), False
+    home, gpu_type, spanning = np.full(n, NOWHERE, np.int32), np.full(n, -1, np.int32), False
     for i in range(n):
         if stored[i] < 0.0:
             home[i], spanning = SPANS, True
         elif stored[i] > 0.0:
             s = int(stored[i]) - 1
-            if gpus_of_node[s] >= size[i]:
-                home[i], types[i] = s, type_of_node[s]
-    return home, types, spanning
+            if nodes.gpus[s] >= size[i]:
+                home[i], gpu_type[i] = s, nodes.gpu_type[s]
+    return home, gpu_type, spanning
 
 
 @kernel
-def set_adrift(home: IntArray, gpu_type: IntArray, speed: FloatArray) -> BoolArray:
-    """Who can run at all; a type that has become unusable for a job binds it no longer."""
+def unbind_unusable(home: IntArray, gpu_type: IntArray, speed: FloatArray) -> BoolArray:
+    """Which rows can run on any type. Rows bound to a type that they cannot use any more lose their home."""
     types, n = speed.shape
     can_run = np.zeros(n, np.bool_)
     for i in range(n):
@@ -46,9 +45,10 @@ def set_adrift(home: IntArray, gpu_type: IntArray, speed: FloatArray) -> BoolArr
 def speeds_by_type(
     speeds: FloatArray, speed_at: IntArray, type_max: IntArray, size: IntArray, gpus_of_type: IntArray
 ) -> FloatArray:
-    """[type, row]: speed of the gang on each type, 0 where it cannot run: not allowed, not enough GPUs.
+    """[type, row]: speed of the gang on each type; 0 where it may not run or where there are too few GPUs.
 
-    Where the profile ends below the gang on all types, those with the longest one do.
+    If the profiles of all types end below the gang size, the types with the longest profile count, with the speed at
+    the end of the profile.
     """
     types, n = speed_at.shape
     out = np.zeros((types, n))
@@ -67,10 +67,10 @@ def speeds_by_type(
 def demand_by_user(
     speed: FloatArray, user: IntArray, size: IntArray, users: int
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """(demand[user], may_use[user, type], speed[user, type]) of all that can run.
+    """(demand[user], may_use[user, type], speed[user, type]) of all jobs that can run.
 
-    A user's speed on a type is the geometric mean over its jobs, of one GPU; nan if one of them cannot run
-    there: who cannot use a type with all its jobs does not trade in it.
+    A user's speed on a type is the geometric mean of the speed of one GPU over its jobs. It is nan if one of the
+    jobs cannot run on the type: such a user does not trade in it.
     """
     types, n = speed.shape
     demand, may_use = np.zeros(users), np.zeros((users, types))
@@ -97,7 +97,7 @@ def demand_by_user(
 
 @kernel
 def targets(weights: FloatArray, demand: FloatArray) -> FloatArray:
-    """[user, type]: GPUs' worth of jobs to bind to each type, in proportion to the user's part of it."""
+    """[user, type]: GPUs' worth of jobs to bind to each type, in proportion to the user's share of it."""
     users, types = weights.shape
     out = np.zeros((users, types))
     for u in range(users):
@@ -111,106 +111,83 @@ def targets(weights: FloatArray, demand: FloatArray) -> FloatArray:
 
 
 @inner
-def _choose_type(i: int, u: int, size: int, speed: FloatArray, target: FloatArray, bound: FloatArray) -> int:
-    """The type for a job of user u: the fastest for it where the user's target has room for half the gang,
-    else the one with most room; -1 if it can run on none."""
+def _choose_type(i: int, want: TypeTargets) -> int:
+    """The fastest type on which the user's target has room for half the gang; else the type with the most room.
+
+    -1 if the job can run on no type.
+    """
+    u = want.user[i]
     best, roomiest = -1, -1
-    for t in range(speed.shape[0]):
-        if speed[t, i] <= 0.0:
+    for t in range(want.speed.shape[0]):
+        if want.speed[t, i] <= 0.0:
             continue
-        room = target[u, t] - bound[u, t]
-        if room >= 0.5 * size and (best < 0 or speed[t, i] > speed[best, i]):
+        room = want.target[u, t] - want.bound[u, t]
+        if room >= 0.5 * want.size[i] and (best < 0 or want.speed[t, i] > want.speed[best, i]):
             best = t
-        if roomiest < 0 or room > target[u, roomiest] - bound[u, roomiest]:
+        if roomiest < 0 or room > want.target[u, roomiest] - want.bound[u, roomiest]:
             roomiest = t
     return best if best >= 0 else roomiest
 
 
 @kernel
-def choose_types(
-    rows: NDArray[np.int64],
-    user: IntArray,
-    size: IntArray,
-    speed: FloatArray,
-    target: FloatArray,
-    bound: FloatArray,
-) -> IntArray:
-    """A type for each of `rows`, one after the other; `bound[user, type]` counts what is bound so far."""
+def choose_types(rows: Rows, want: TypeTargets) -> IntArray:
+    """A type for each of `rows`, one after the other."""
     out = np.full(len(rows), -1, np.int32)
     for k in range(len(rows)):
-        i = rows[k]
-        t = _choose_type(i, user[i], size[i], speed, target, bound)
-        out[k] = t
-        if t >= 0:
-            bound[user[i], t] += size[i]
+        out[k] = _choose_type(rows[k], want)
+        if out[k] >= 0:
+            want.bound[want.user[rows[k]], out[k]] += want.size[rows[k]]
     return out
 
 
 @kernel
 def retype(
-    order: NDArray[np.int64],
-    user: IntArray,
-    size: IntArray,
-    gpu_type: IntArray,
-    speed: FloatArray,
-    target: FloatArray,
-    bound: FloatArray,
-    movable: BoolArray,
-    most: int,
+    order: Rows, gpu_type: IntArray, movable: BoolArray, most: int, want: TypeTargets
 ) -> list[tuple[int, int]]:
-    """(row, type): jobs that move from a type where their user has too many to one where it has too few.
+    """(row, type): jobs that move from a type where their user has too many jobs to one where it has too few.
 
-    A move must be worth it: by half a gang at least on both sides, so it is not undone by the next.
+    A job moves only if both types are off their target by half its gang or more, so that no move is undone by the
+    next.
     """
     moves = [(0, 0) for _ in range(0)]
     for i in order:
         if len(moves) >= most:
             break
-        a, u = gpu_type[i], user[i]
-        if a < 0 or not movable[i] or bound[u, a] - target[u, a] < 0.5 * size[i]:
+        a, u, half = gpu_type[i], want.user[i], 0.5 * want.size[i]
+        if a < 0 or not movable[i] or want.bound[u, a] - want.target[u, a] < half:
             continue
         best = -1
-        for t in range(speed.shape[0]):
-            room = target[u, t] - bound[u, t] >= 0.5 * size[i]
-            if t != a and room and speed[t, i] > 0.0 and (best < 0 or speed[t, i] > speed[best, i]):
+        for t in range(want.speed.shape[0]):
+            fits = t != a and want.target[u, t] - want.bound[u, t] >= half and want.speed[t, i] > 0.0
+            if fits and (best < 0 or want.speed[t, i] > want.speed[best, i]):
                 best = t
         if best >= 0:
-            bound[u, a] -= size[i]
-            bound[u, best] += size[i]
+            want.bound[u, a] -= want.size[i]
+            want.bound[u, best] += want.size[i]
             moves.append((i, best))
     return moves
 
 
 @kernel
 def choose_nodes(
-    rows: NDArray[np.int64],
-    gpu_type: IntArray,
-    size: IntArray,
-    tickets: FloatArray,
-    type_of_node: IntArray,
-    gpus_of_node: IntArray,
-    free: IntArray,
-    load: FloatArray,
-) -> IntArray:
-    """A node of its type for each of `rows`; -1 where none is large enough.
+    rows: Rows, gpu_type: IntArray, jobs: Jobs, nodes: Nodes, free: IntArray, load: FloatArray
+) -> None:
+    """Give each of `rows` a home on a node of its type, where one is large enough. Updates `free` and `load`.
 
-    While a node has room for the gang now, the one with least to spare; else the one with the lowest ticket
-    load per GPU. Updates `free` and `load`.
+    If the gang fits on free GPUs now, it takes the node with the fewest of them that holds it. Otherwise it takes
+    the node with the lowest ticket load per GPU.
     """
-    out = np.full(len(rows), -1, np.int32)
-    for k in range(len(rows)):
-        i = rows[k]
-        fit, light = -1, -1
-        for s in range(len(gpus_of_node)):
-            if type_of_node[s] != gpu_type[i] or gpus_of_node[s] < size[i]:
+    for i in rows:
+        fit, light, size = -1, -1, jobs.size[i]
+        for s in range(len(nodes.gpus)):
+            if nodes.gpu_type[s] != gpu_type[i] or nodes.gpus[s] < size:
                 continue
-            if free[s] >= size[i] and (fit < 0 or free[s] < free[fit]):
+            if free[s] >= size and (fit < 0 or free[s] < free[fit]):
                 fit = s
             if light < 0 or load[s] < load[light]:
                 light = s
         chosen = fit if fit >= 0 else light
-        out[k] = chosen
         if chosen >= 0:
-            free[chosen] = max(free[chosen] - size[i], 0)
-            load[chosen] += tickets[i] / gpus_of_node[chosen]
-    return out
+            jobs.home[i] = chosen
+            free[chosen] = max(free[chosen] - size, 0)
+            load[chosen] += jobs.due[i] / nodes.gpus[chosen]

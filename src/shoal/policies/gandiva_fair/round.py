@@ -1,35 +1,19 @@
-"""One decision in the making: the jobs, the nodes, and what is settled about them so far."""
+"""The working data of one decision of gandiva-fair."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from shoal.core.supply import Supply
+from shoal.core.arrays import BoolArray, FloatArray, IntArray
 from shoal.core.view import View
-from shoal.policies.gandiva_fair.kernels import NOWHERE, BoolArray, FloatArray, IntArray
-from shoal.policies.gandiva_fair.spans import SpanArrays
+from shoal.policies.gandiva_fair.spans import gpus_of_nodes
+from shoal.policies.gandiva_fair.tables import NOWHERE, Jobs, Nodes, Spans
 
-
-@dataclass(frozen=True, slots=True)
-class Nodes:
-    """Nodes as fair sharing sees them: those of the cluster, or one per type where GPUs are a pool."""
-
-    gpus: IntArray
-    type_of: IntArray
-    pooled: bool
-
-    @classmethod
-    def of(cls, supply: Supply) -> Nodes:
-        if supply.cluster.pooled:
-            return cls(supply.gpus_of_type, np.arange(len(supply.gpus_of_type), dtype=np.int32), True)
-        return cls(supply.gpus_of_node, supply.cluster.type_of_node, False)
-
-
-#: Less than this part of all that a user has is nothing to bind jobs for.
-_CRUMB = 0.01
+#: A share of a type below this part of all that the user has is a rounding remainder of trading. The user binds no
+#: jobs for it.
+_REMAINDER = 0.01
 
 
 @dataclass(slots=True)
@@ -38,26 +22,25 @@ class Round:
 
     view: View
     nodes: Nodes
+    pooled: bool
     gpus_of_type: IntArray
     now_s: float
     new_quantum: bool
     #: [type, row]: speed of the gang there, as far as it is known; 0 where it cannot run.
     speed: FloatArray
-    #: Demand of each user in GPUs, and its part of each type.
+    #: GPUs that each user can use, and [user, type] its shares after trading.
     demand: FloatArray
     weights: FloatArray
-    #: Where each row is bound, and on which type; see `kernels`.
+    #: Where each row is bound, and on which GPU type: see `tables.Jobs`.
     home: IntArray
     types: IntArray
-    spans: SpanArrays
-    quantum_s: float
-    #: [user, type]: what users had too little of, in GPU quanta; and of each user, how much more that counts.
-    owed: FloatArray
-    urgency: FloatArray
-    #: Turns that each row may wait: see `waited_turns`.
-    patience_turns: float
-    #: Rows that change their place in this round.
+    spans: Spans
+    #: Rows that change their nodes in this decision.
     moved: set[int] = field(default_factory=set)
+
+    @property
+    def jobs(self) -> Jobs:
+        return Jobs(self.size, self.home, self.due)
 
     @property
     def size(self) -> IntArray:
@@ -68,35 +51,27 @@ class Round:
         return self.view.column("lag_gpu_s")
 
     @property
-    def rate(self) -> FloatArray:
-        """GPUs each row is due."""
+    def due(self) -> FloatArray:
+        """GPUs that each row is due."""
         return self.view.column("due_gpus")
 
     @property
-    def waited_turns(self) -> FloatArray:
-        """How long each row has waited, in turns: quanta until it is due a quantum of its gang."""
-        waited_s = np.where(self.view.gpus == 0, self.now_s - self.view.changed_s, 0.0)
-        return np.asarray(waited_s * self.rate / (self.size * self.quantum_s))
-
-    @property
     def owned(self) -> BoolArray:
-        """[user, type]: whether the user has a part of the type worth the name, not a crumb that trading left."""
-        return np.asarray(self.weights > _CRUMB * self.weights.sum(axis=1, keepdims=True))
+        """[user, type]: whether the user has a share of the type."""
+        return np.asarray(self.weights > _REMAINDER * self.weights.sum(axis=1, keepdims=True))
 
     @property
     def bound(self) -> BoolArray:
         return np.asarray(self.home != NOWHERE)
 
     def free(self, runs: BoolArray) -> IntArray:
-        """GPUs of each node that those who run leave."""
+        """GPUs of each node that are left when these rows run."""
         small = runs & (self.home >= 0)
-        taken = np.bincount(self.home[small], weights=self.size[small], minlength=len(self.nodes.gpus))
-        spanning = self.spans.gpus_of_nodes(runs.astype(np.float64), len(self.nodes.gpus))
-        return np.maximum(self.nodes.gpus - taken - spanning, 0).astype(np.int32)
+        count = len(self.nodes.gpus)
+        taken: FloatArray = gpus_of_nodes(self.spans, runs.astype(np.float64), count)
+        taken += np.bincount(self.home[small], weights=self.size[small], minlength=count)
+        return np.maximum(self.nodes.gpus - taken, 0).astype(np.int32)
 
     def spanning_tickets(self) -> FloatArray:
-        """Tickets that gangs over several nodes bring to each of them."""
-        return self.spans.gpus_of_nodes(self.rate / self.size, len(self.nodes.gpus))
-
-
-Rows = NDArray[np.int64]
+        """Tickets on each node of the gangs that span nodes."""
+        return gpus_of_nodes(self.spans, self.due / self.size, len(self.nodes.gpus))

@@ -1,42 +1,19 @@
-"""Gangs larger than any node: which nodes they are bound to, and with how many GPUs of each."""
+"""Gangs larger than any node: the nodes that they are bound to, and the GPUs on each of them."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.policies.gandiva_fair.kernels import NOWHERE, SPANS, FloatArray, IntArray
+from shoal.core.arrays import FloatArray, IntArray
+from shoal.policies.gandiva_fair.tables import NOWHERE, SPANS, Nodes, Spans
 
 #: (node, GPUs) of a gang that spans nodes, by ascending node.
 Span = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class SpanArrays:
-    """The spans of some rows end to end: row rows[k] holds gpus[j] of node[j], start[k] <= j < start[k+1]."""
-
-    rows: NDArray[np.int64]
-    start: IntArray
-    node: IntArray
-    gpus: IntArray
-
-    def gpus_of_nodes(self, factor: FloatArray, nodes: int) -> FloatArray:
-        """GPUs on each node, each row's times `factor[row]`."""
-        if not len(self.rows):
-            return np.zeros(nodes)
-        each = np.repeat(factor[self.rows], np.diff(self.start))
-        return np.bincount(self.node, weights=self.gpus * each, minlength=nodes).astype(np.float64)
-
-
-NO_SPANS = SpanArrays(
-    np.zeros(0, np.int64), np.zeros(1, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int32)
-)
-
-
-def number_spans(job_ids: NDArray[np.int64], home: IntArray, spans: dict[int, Span]) -> SpanArrays:
-    """Number the rows that span nodes (home SPANS - k for the k-th); who has no span is bound nowhere."""
+def number_spans(job_ids: NDArray[np.int64], home: IntArray, spans: dict[int, Span]) -> Spans:
+    """Number the rows that span nodes: home SPANS - k for the k-th. Rows without a span are bound nowhere."""
     rows = np.flatnonzero(home <= SPANS)
     kept: list[int] = []
     start: list[int] = [0]
@@ -51,7 +28,7 @@ def number_spans(job_ids: NDArray[np.int64], home: IntArray, spans: dict[int, Sp
         flat.extend(span)
         start.append(len(flat))
     table = np.array(flat, np.int32).reshape(-1, 2)
-    return SpanArrays(
+    return Spans(
         np.array(kept, np.int64),
         np.array(start, np.int32),
         np.ascontiguousarray(table[:, 0]),
@@ -59,17 +36,24 @@ def number_spans(job_ids: NDArray[np.int64], home: IntArray, spans: dict[int, Sp
     )
 
 
-def span_over(
-    size: int, gpu_type: int, type_of_node: IntArray, gpus_of_node: IntArray, free: IntArray, load: FloatArray
-) -> Span:
-    """Nodes for a gang: those with most GPUs idle if it can start at once, else the least loaded; or none."""
-    nodes = np.flatnonzero((type_of_node == gpu_type) & (gpus_of_node > 0))
-    if free[nodes].sum() >= size:
-        nodes, room = nodes[np.lexsort((nodes, -free[nodes]))], free
+def gpus_of_nodes(spans: Spans, factor: FloatArray, nodes: int) -> FloatArray:
+    """Sum over all spans of GPUs on each node times `factor[row]`."""
+    each = np.repeat(factor[spans.rows], np.diff(spans.start))
+    return np.bincount(spans.node, weights=spans.gpus * each, minlength=nodes).astype(np.float64)
+
+
+def span_over(size: int, gpu_type: int, nodes: Nodes, free: IntArray, load: FloatArray) -> Span:
+    """Nodes for a gang. Empty if the type has too few GPUs.
+
+    If the gang can start now, it takes the nodes with the most free GPUs, otherwise the nodes with the lowest load.
+    """
+    mine = np.flatnonzero((nodes.gpu_type == gpu_type) & (nodes.gpus > 0))
+    if free[mine].sum() >= size:
+        mine, room = mine[np.lexsort((mine, -free[mine]))], free
     else:
-        nodes, room = nodes[np.lexsort((nodes, load[nodes], -gpus_of_node[nodes]))], gpus_of_node
-    before = np.concatenate([[0], np.cumsum(room[nodes])])
+        mine, room = mine[np.lexsort((mine, load[mine], -nodes.gpus[mine]))], nodes.gpus
+    before = np.concatenate([[0], np.cumsum(room[mine])])
     if before[-1] < size:
         return ()
-    take = np.minimum(room[nodes], np.maximum(size - before[:-1], 0))
-    return tuple(sorted((int(s), int(g)) for s, g in zip(nodes, take) if g > 0))
+    take = np.minimum(room[mine], np.maximum(size - before[:-1], 0))
+    return tuple(sorted((int(s), int(g)) for s, g in zip(mine, take) if g > 0))

@@ -1,8 +1,8 @@
-"""The server's clock: seconds since 1970 that never go back, however the machine's clock is set meanwhile.
+"""The server's clock: seconds since 1970 that never go back, even if the machine's clock is set.
 
-Times are for people, lengths of time are measured. The machine's clock is read once, when a server starts; from
-then on only its steady clock counts. Workers' keepers tell how long ago something happened by the same steady
-clock. If the machine's clock was set while no server ran, `go_on` moves what is being counted onto the new one.
+The wall clock is read once, when the server starts; from then on the clock counts monotonic time. The keepers
+of workers report by the same monotonic clock how long ago something happened. If the wall clock was set while
+no server ran, `go_on` moves the times in the store onto the new clock.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, overload
 
 from shoal.executors.keeper import boot_id
+from shoal.server.loop import snapshot
 
 if TYPE_CHECKING:
     from shoal.server.store.store import Store
@@ -52,13 +53,15 @@ def go_on(store: Store, clock: Clock | None = None, boot: str | None = None) -> 
     clock = clock or Clock(store.last_event()[1])
     boot = boot_id() if boot is None else boot
     before: dict[str, Any] = store.get("clock") or {}
-    ledger = store.get("ledger")
+    ledger, saved = store.get("ledger"), store.get(snapshot.KEY)
     with store.change(clock.now_s()) as change:
         if boot and before.get("boot") == boot:
             jump_s = clock.offset_s - before["offset_s"]
             change.move_settled(jump_s)
             if ledger is not None:
                 change.put("ledger", _moved(ledger, jump_s))
+            if saved is not None and jump_s:
+                change.put(snapshot.KEY, snapshot.shifted(saved, jump_s))
         change.put("clock", {"boot": boot, "offset_s": clock.offset_s})
     return clock
 

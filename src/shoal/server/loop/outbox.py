@@ -1,8 +1,8 @@
-"""What the server is about to do: first it is written down, then it is done.
+"""The outbox: changes are written first and carried out afterwards.
 
-Changes, events and effects are put in as they are decided. `flush` writes them in one transaction and only then
-lets the effects happen. If the disk is full everything stays here and is tried again, so that memory, store and
-world cannot come apart.
+Changes, events and effects are put in as they are decided. `flush` writes them in one transaction and then runs
+the effects. If the disk is full, everything stays here and is tried again, so memory, store and processes stay
+consistent.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from shoal.server.loop import snapshot
 from shoal.server.loop.live_job import LiveJob, LiveWorker
 from shoal.server.store.store import Store, StoreDown, StoreFull
 
@@ -18,8 +19,13 @@ log = logging.getLogger("shoal.server")
 
 
 class Outbox:
-    def __init__(self, store: Store, now_s: Callable[[], float]) -> None:
-        self._store, self._now_s = store, now_s
+    def __init__(
+        self, store: Store, now_s: Callable[[], float], snapshot: Callable[[], dict[str, Any] | None]
+    ) -> None:
+        """`snapshot` gives the state of the scheduler, or None if it cannot be saved."""
+        self._store, self._now_s, self._snapshot = store, now_s, snapshot
+        self._snapshot_due = False
+        self._knowledge: dict[str, dict[str, Any]] = {}
         self._jobs: dict[int, LiveJob] = {}
         self._new_workers: list[dict[str, Any]] = []
         self._worker_changes: dict[str, dict[str, Any]] = {}
@@ -30,7 +36,20 @@ class Outbox:
         self.trouble: str | None = None
 
     def __bool__(self) -> bool:
-        return bool(self._jobs or self._new_workers or self._worker_changes or self._events or self._effects)
+        return self._has_rows or bool(self._effects)
+
+    @property
+    def _has_rows(self) -> bool:
+        rows = (self._jobs, self._new_workers, self._worker_changes, self._events, self._knowledge)
+        return self._snapshot_due or any(rows)
+
+    def snapshot_due(self) -> None:
+        """The state of the scheduler has changed: write it with the next transaction."""
+        self._snapshot_due = True
+
+    def knowledge(self, model: str, speed: dict[str, Any]) -> None:
+        """What is known of the speed of jobs with this model word has changed."""
+        self._knowledge[model] = speed
 
     def job(self, job: LiveJob) -> None:
         """The job has changed."""
@@ -59,7 +78,7 @@ class Outbox:
         self._events.append(row)
 
     def effect(self, act: Callable[[], None]) -> None:
-        """Do this once all that was put in so far is on record."""
+        """Run this after everything that was put in so far is written."""
         self._effects.append(act)
 
     def flush(self) -> bool:
@@ -84,14 +103,21 @@ class Outbox:
             self._flushing = False
 
     def _write(self) -> None:
-        if not (self._jobs or self._new_workers or self._worker_changes or self._events):
+        if not self._has_rows:
             return
+        value = self._snapshot() if self._snapshot_due else None
         with self._store.change(self._now_s()) as change:
             change.update_jobs([job.row() for job in self._jobs.values()])
             change.add_workers(self._new_workers)
             change.update_workers(self._worker_changes)
             for row in self._events:
                 change.event(**row)
+            for model, speed in self._knowledge.items():
+                change.put_knowledge(model, speed)
+            if value is not None:
+                change.put(snapshot.KEY, value)
+        self._snapshot_due = False
+        self._knowledge.clear()
         self._jobs.clear()
         self._new_workers.clear()
         self._worker_changes.clear()

@@ -143,9 +143,9 @@ class History:
             text = f"{given} and {has}: its new workers were starting"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence=evidence)
         if job.state is JobState.RUNNING and job.gpus < job.max_gpus:
-            told = (job.last or {}).get("data", {}).get("reason")
-            if told is not None:
-                return m.Reason(**told)
+            recorded = (job.last or {}).get("data", {}).get("reason")
+            if recorded is not None:
+                return m.Reason(**recorded)
             text = f"it had {job.gpus} of {job.max_gpus} GPUs; {were_free}"
             return m.Reason(code="NotWorthIt", sentence=text, evidence=evidence)
         return None

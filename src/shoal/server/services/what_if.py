@@ -174,7 +174,7 @@ class WhatIf:
         events: list[Event] = [Submitted(job_id, *self._imagined(spec, user, now_s))]
         if spec.autoscale:
             low = spec.range.min
-            least = SizeSearch(Autoscale.parse(spec.autoscale), low, low).hold
+            least = SizeSearch(Autoscale.parse(spec.autoscale), low, low).cap
             events.append(Capped(job_id, least.gpus, least.why))
         plan = scheduler.step(now_s, events)
         outcome = scheduler.outcome(job_id, now_s)

@@ -49,13 +49,13 @@ class Why:
 
     def over(self, job: m.Job) -> m.Why:
         """Of a job that has ended."""
-        told = f": {job.message}" if job.message else ""
+        how = f": {job.message}" if job.message else ""
         ref = m.JobRef(
             id=job.id, name=job.name, user=job.user, state=job.state, gpus=0, target_gpus=0,
             min_gpus=job.min_gpus, max_gpus=job.max_gpus,
         )  # fmt: skip
         is_ = "was " if job.state is JobState.CANCELLED else ""
-        sentence = f"{job.name} {is_}{job.state.value}{told}"
+        sentence = f"{job.name} {is_}{job.state.value}{how}"
         return m.Why(job=ref, reason=None, sentence=sentence, policy=self._loop.policy_name)
 
     def _sentence(self, job: LiveJob, reason: m.Reason | None, may_see: bool) -> str:

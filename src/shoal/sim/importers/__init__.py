@@ -1,4 +1,4 @@
-"""Published trace formats, each read by one function, all converted in the same way."""
+"""Importers of published trace formats: one reader per format, and one conversion for all."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["FORMATS", "Conversion", "Format", "Speeds", "Trace", "Wishes", "conv
 
 @dataclass(frozen=True)
 class Format:
-    """A published format: how its jobs are read and, where it comes with speeds, its profiles."""
+    """A published format: the reader of its jobs and, if it includes speeds, of its profiles."""
 
     name: str
     about: str
     read: Callable[[str | Path], Trace]
     profiles: Callable[[str | Path], Speeds] | None = None
-    #: The files that are read for the path of a trace, and for that of its throughputs.
+    #: The files that are read for the path of a trace, and for the path of its throughputs.
     reads: Callable[[Path], Iterable[Path]] = lambda path: (path,)
     reads_speeds: Callable[[Path], Iterable[Path]] = lambda path: (path,)
 
@@ -55,7 +55,7 @@ FORMATS = {
 
 
 def format_named(name: str) -> Format:
-    """The format of that name, or an error that suggests one."""
+    """The format with this name; the error suggests a similar one."""
     try:
         return FORMATS[name]
     except KeyError:

@@ -1,13 +1,13 @@
 """Alibaba's PAI trace of 2020 (cluster-trace-gpu-v2020): `pai_task_table.csv`, with `pai_job_table.csv`.
 
-Published without header lines; files with one are read too. The task table has `job_name, task_name,
+The published files have no header lines; files with one can be read too. The task table has `job_name, task_name,
 inst_num, status, start_time, end_time, plan_cpu, plan_mem, plan_gpu, gpu_type`, the job table `job_name,
 inst_id, user, status, start_time, end_time`. Times are seconds; `plan_gpu` is in percent of a GPU per
-instance. A job is the sum of its tasks: it asks for Σ inst_num · plan_gpu / 100 GPUs, rounded up, and
-runs from the first start to the last end of its tasks with GPUs. Users and the time of submission come
-from the job table next to the task table; without it, the first start counts and there are no users. The
-same holds for single jobs that it does not list; how many they are is told. A time of 0 is none, as in
-Alibaba's own analysis.
+instance. A job is the sum of its tasks: it requests Σ inst_num · plan_gpu / 100 GPUs, rounded up, and
+runs from the first start to the last end of its tasks with GPUs. Users and submission times come from the job
+table next to the task table. Without it, jobs are submitted at their first start and there are no users. The
+same holds for jobs that it does not list; a note gives their number. A time of 0 means unknown, as in Alibaba's
+own analysis.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ TASK_COLUMNS = (
     "job_name", "task_name", "inst_num", "status", "start_time", "end_time",
     "plan_cpu", "plan_mem", "plan_gpu", "gpu_type",
 )  # fmt: skip
-#: No time of a trace is as far from its beginning: thirty million years.
+#: Upper limit of times in a trace: thirty million years.
 _LONGEST_S = 1e15
 JOB_COLUMNS = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
 
 
 def read_alibaba_pai(path: str | Path) -> Trace:
-    """The jobs of a PAI task table, or of the directory that holds the tables."""
+    """Read the jobs of a PAI task table, or of the directory that contains the tables."""
     path, job_table = tables_of(Path(path))
     table = _read(path, TASK_COLUMNS)
     problems = Problems(table, keep_all=True)
     tasks = _tasks(table, problems)
     good = good_rows(table, problems)
-    # A job one of whose tasks cannot be read would come out smaller than it was: all of it is bad.
+    # Without a task that cannot be read, a job would be smaller than it was: the whole job is bad.
     spoilt = tasks.filter(~good)["job"].unique()
     left_out: dict[str, int] = {}
     tasks = tasks.filter(good)
@@ -52,7 +52,7 @@ def read_alibaba_pai(path: str | Path) -> Trace:
     notes = []
     parts = jobs.filter(pl.col("gpus") != pl.col("gpus").ceil()).height
     if parts:
-        notes.append(f"{parts:,} jobs asked for parts of GPUs: rounded up to whole ones")
+        notes.append(f"{parts:,} jobs requested fractions of GPUs: rounded up to whole GPUs")
     jobs = jobs.with_columns(requested_gpus=pl.col("gpus").ceil().cast(pl.Int64))
     jobs = jobs.drop("gpus", "unstarted", "unfinished")
     bad = bad_rows(problems)
@@ -63,14 +63,14 @@ def read_alibaba_pai(path: str | Path) -> Trace:
         jobs, more_bad = _with_users(jobs, users, left_out, notes)
         bad += more_bad
     else:
-        notes.append("no pai_job_table.csv beside it: no users, and jobs are submitted when they start")
+        notes.append("no pai_job_table.csv next to it: no users, and jobs are submitted when they start")
     return Trace(
         path, jobs, len(table), left_out, bad, tuple(notes), table.kind_of_place, rows_beside=rows_beside
     )
 
 
 def tables_of(path: Path) -> tuple[Path, Path]:
-    """The task table and the job table, which need not be there, of a directory or beside a task table."""
+    """The task table and the (optional) job table, in a directory or next to a task table."""
     tasks = path / "pai_task_table.csv" if path.is_dir() else path
     return tasks, tasks.with_name(tasks.name.replace("task", "job"))
 
@@ -90,7 +90,7 @@ def _read(path: Path, columns: tuple[str, ...]) -> Table:
 
 
 def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
-    """Tasks with GPUs; start and end are null where they are not known."""
+    """Tasks with GPUs; start and end are null if unknown."""
     start, end = (_seconds(table, problems, column) for column in ("start_time", "end_time"))
     backwards = (end < start).fill_null(False).to_numpy()
     problems.add(
@@ -110,7 +110,7 @@ def _tasks(table: Table, problems: Problems) -> pl.DataFrame:
 
 
 def _seconds(table: Table, problems: Problems, column: str) -> pl.Series:
-    """A column of times in seconds; null where there is none (or 0), or what is there is noted as bad."""
+    """A column of times in seconds; null if missing, 0, or invalid (then added to the problems)."""
     text = column_of_numbers(table, column)
     parsed = text.cast(pl.Float64, strict=False)
     good = (parsed.abs() < _LONGEST_S).fill_null(False)
@@ -139,9 +139,9 @@ def _jobs(tasks: pl.DataFrame) -> pl.DataFrame:
 def _with_users(
     jobs: pl.DataFrame, table: Table, left_out: dict[str, int], notes: list[str]
 ) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
-    """The jobs with the user and the time of submission of the job table.
+    """The jobs with the user and the submission time of the job table.
 
-    A job whose only row there is bad is left out with it; one that has no row keeps its first start.
+    A job whose only row there is bad is omitted; a job without a row keeps its first start.
     """
     problems = Problems(table, keep_all=True)
     job = names(table, problems, "job_name")

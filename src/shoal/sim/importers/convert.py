@@ -1,4 +1,4 @@
-"""From a published trace to the native format: order, models, iterations; and a full account of it."""
+"""Convert a published trace to the native format: order, models, iterations, and a report of what was omitted."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from shoal.sim.inputs.size_limits import no_profile
 
 @dataclass(frozen=True)
 class Conversion:
-    """A native trace, and what became of every row of the one it was made from."""
+    """A native trace, and what happened to every row of the original."""
 
     jobs: pl.DataFrame
     rows: int
     left_out: Mapping[str, int]
     bad: tuple[BadRow, ...]
     notes: tuple[str, ...]
-    #: What the numbers of bad rows count: "line", "row" or "record".
+    #: The unit of the numbers of bad rows: "line", "row" or "record".
     place: str
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """How to convert: the options of `shoal sim import`."""
+    """The options of `shoal sim import`."""
 
     seed: int = 0
     #: Only these virtual clusters; empty for all.
     vcs: tuple[str, ...] = ()
     #: The largest request kept; None for any.
     gpus: int | None = None
-    #: The GPU type on which the trace's durations count; None for the one of `common_type`.
+    #: The GPU type for which the trace's durations hold; None for that of `common_type`.
     gpu_type: str | None = None
-    #: Draw models from the profiles even where the trace names them.
+    #: Draw models from the profiles even if the trace names them.
     assign: bool = False
     skip_bad: bool = False
-    #: Where the profiles come from, for the error about a model that they do not have.
+    #: The file of the profiles, for the error about a model without one.
     profiles_file: Path | None = None
 
 
 def convert(trace: Trace, profiles: Mapping[str, Profile], wishes: Wishes | None = None) -> Conversion:
-    """The native jobs of a trace.
+    """Convert a trace to native jobs.
 
-    Jobs are ordered by submission (then by duration and size, as in the AFS evaluation) and times count from
-    the first. A job whose trace names no model gets one by `assign_models`; its iterations are those that
-    take its service time at its requested size: iterations = service_s / seconds_per_iteration(requested).
-    A job that no model fits, or that would do less than one iteration, is left out and counted.
+    Jobs are ordered by submission (then by duration and size, as in the AFS evaluation), and times count from
+    the first submission. A job without a model gets one by `assign_models`; its iterations follow from its
+    service time at its requested size: iterations = service_s / seconds_per_iteration(requested). A job without
+    a suitable model, or with less than one iteration, is omitted and counted.
     """
     wishes = wishes or Wishes()
     if not wishes.skip_bad:
         refuse_bad_rows(trace)
     if wishes.assign and "service_s" not in trace.jobs.columns:
-        message = "its jobs count the steps of their own models, not seconds; leave --assign out"
+        message = "its jobs count the steps of their own models, not seconds; omit --assign"
         raise InputError(message, file=str(trace.path))
     trace = only_clusters(trace, wishes.vcs)
     left_out = dict(trace.left_out)
@@ -98,9 +98,9 @@ def _in_order(jobs: pl.DataFrame) -> pl.DataFrame:
 def _with_models(
     jobs: pl.DataFrame, pool: ModelPool, wishes: Wishes, model_field: str, without: Sequence[str]
 ) -> tuple[pl.DataFrame, tuple[BadRow, ...]]:
-    """The jobs with the position of their model in the pool (-1: none fits); unknown names are bad.
+    """The jobs with the position of their model in the pool (-1: none fits); unknown names are bad rows.
 
-    Models `without` a speed on the GPU type wished for are in the profiles, but not in the pool.
+    Models `without` a speed on the chosen GPU type are in the profiles but not in the pool.
     """
     requested = jobs["requested_gpus"].to_numpy()
     if "model" not in jobs.columns or wishes.assign:
@@ -147,9 +147,9 @@ def _with_work(
 
 
 def _with_names(jobs: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
-    """Jobs with names and users: `unknown` for whom the trace does not say, job1, job2, ... by their place.
+    """Jobs with names and users. Missing users become `unknown`, missing names job1, job2, ... by position.
 
-    The reader of a trace wants names that differ; where the trace's own do not, none of them is kept.
+    Names must be unique when the trace is read. If those of the trace are not, all of them are dropped.
     """
     notes: list[str] = []
     if "user" in jobs.columns and (missing := jobs["user"].null_count()):
@@ -158,7 +158,9 @@ def _with_names(jobs: pl.DataFrame) -> tuple[pl.DataFrame, tuple[str, ...]]:
     if "job" not in jobs.columns:
         return jobs, tuple(notes)
     if missing := jobs["job"].null_count():
-        notes.append(f"{missing:,} jobs have no name: called by their place in the result (job1, job2, ...)")
+        notes.append(
+            f"{missing:,} jobs have no name: named by their position in the result (job1, job2, ...)"
+        )
         by_place = pl.Series([f"job{i}" for i in range(1, jobs.height + 1)], dtype=pl.String)
         jobs = jobs.with_columns(job=pl.coalesce("job", by_place))
     same = jobs.filter(pl.col("job").is_duplicated())

@@ -1,4 +1,4 @@
-"""Traces of the Tiresias family: GPUs, seconds of submission, seconds of duration, perhaps a model."""
+"""Traces like those of Tiresias: GPUs, submission and duration in seconds, and optionally a model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """ElasticFlow's traces, csv.
 
-Columns `job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu, duration`; the raw traces
-published with it have `submission_time` and no model. As with Tiresias, the duration at the requested
-size is what is kept. A job's model is `MODEL-BATCH` where the profiles have that name, else `MODEL`;
+Columns: `job_id, submit_time, iteration, model_name, ddl, batch_size, num_gpu, duration`; the raw traces
+published with it have `submission_time` and no model. As with Tiresias, the conversion keeps the duration at
+the requested size. A job's model is `MODEL-BATCH` if the profiles have that name, else `MODEL`;
 `elasticflow_profiles` makes such profiles from the directory of throughputs (one csv per model, rows by
 global batch size, iterations per second by number of GPUs). Deadlines are not used.
 """
@@ -59,7 +59,7 @@ def speed_files(path: Path) -> list[Path]:
 
 
 def _throughputs(path: Path) -> pl.DataFrame:
-    """Iterations per second by batch and GPUs; an empty cell was not measured."""
+    """Iterations per second by batch size and GPUs; empty cells were not measured."""
     columns = Columns(("global_batch_size",), allow_others=True)
     what = "table of throughputs"
     header = first_fields(check_text(read_head(path, what), path, what), columns.separator)
@@ -79,7 +79,7 @@ def _throughputs(path: Path) -> pl.DataFrame:
     problems.add(
         (~batch.is_first_distinct()).to_numpy(),
         "global_batch_size",
-        lambda row: f"the batch size {batch[row]} is already there in a line above",
+        lambda row: f"the batch size {batch[row]} already occurs in a line above",
     )
     speeds = {name: numbers(table, problems, name, default=0.0) for name in sizes}
     for name, speed in speeds.items():

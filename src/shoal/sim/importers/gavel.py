@@ -2,10 +2,10 @@
 
 Seven fields `job_type, command, num_steps_arg, needs_data_dir, total_steps, arrival_time, scale_factor`;
 nine `job_type, command, num_steps_arg, needs_data_dir, total_steps, scale_factor, priority_weight, SLO,
-arrival_time`; or ten, with `working_directory` after the command. Jobs name their model and count their
-work in steps, so nothing has to be assigned: the profiles come from Gavel's own throughputs
-(`simulation_throughputs.json`, steps per second by GPU type, model and number of GPUs; what it measured of
-jobs that share a GPU is not used).
+arrival_time`; or ten, with `working_directory` after the command. Jobs name their model and give their work in
+steps, so no models are assigned. The profiles come from Gavel's own throughputs
+(`simulation_throughputs.json`: steps per second by GPU type, model and number of GPUs; the measurements of
+co-located jobs are not used).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_gavel(path: str | Path) -> Trace:
 
 
 def gavel_profiles(path: str | Path) -> Speeds:
-    """Profiles from Gavel's throughputs; `unconsolidated` is read as each GPU on a node of its own."""
+    """Profiles from Gavel's throughputs; `unconsolidated` means each GPU on a node of its own."""
     path = Path(path)
     rows = []
     for gpu_type, by_job in _objects(path).items():
@@ -77,7 +77,7 @@ def gavel_profiles(path: str | Path) -> Speeds:
             where = f"{gpu_type} {key}"
             model, gpus = _job_key(key, path, gpu_type)
             throughput = _throughput(_mapping(speeds, path, where), path, where)
-            if gpus > 1 or not spread:  # one GPU cannot be spread: that is the row without `unconsolidated`
+            if gpus > 1 or not spread:  # one GPU cannot be spread over nodes
                 rows.append((model, gpus, throughput, gpu_type.removesuffix(_SPREAD), gpus if spread else 1))
     if not rows:
         raise InputError(_NOT_THROUGHPUTS, file=str(path))
@@ -93,7 +93,7 @@ _NOT_THROUGHPUTS = (
 
 
 def _objects(path: Path) -> dict[str, Any]:
-    """The JSON object in the file. A large file, or one of another kind, is not parsed."""
+    """The JSON object in the file. A file that is too large or of another kind is not parsed."""
     what = "table of throughputs"
     head = read_head(path, what, "speeds in JSON")
     if not head.lstrip().startswith(b"{"):
@@ -106,13 +106,13 @@ def _objects(path: Path) -> dict[str, Any]:
         message = f"is not valid JSON (it may be cut off): {error.msg}"
         raise InputError(message, file=str(path), line=error.lineno) from None
     except _Twice as error:
-        raise InputError("this key is there twice", file=str(path), field=str(error)[:80]) from None
+        raise InputError("this key occurs twice", file=str(path), field=str(error)[:80]) from None
     except (UnicodeDecodeError, RecursionError):
         raise InputError(_NOT_THROUGHPUTS, file=str(path)) from None
 
 
 class _Twice(Exception):
-    """A key that stands twice in one JSON object, where only the last would count."""
+    """A key that occurs twice in one JSON object; JSON readers would use only the last one."""
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def _job_key(key: str, path: Path, gpu_type: str) -> tuple[str, int]:
 
 
 def _throughput(speeds: dict[str, Any], path: Path, where: str) -> float:
-    """Steps per second of a job that has its GPUs for itself; 0 where it does not run."""
+    """Steps per second of a job that does not share its GPUs; 0 if it does not run."""
     if "null" not in speeds:
         message = 'there is no speed "null", that of the job alone'
         raise InputError(message, file=str(path), field=where)
@@ -152,7 +152,7 @@ def _throughput(speeds: dict[str, Any], path: Path, where: str) -> float:
     if not number or not (value == 0 or low <= value <= high):
         message = (
             f"{str(value)[:40]} is not a number of steps per second, 0 or {low:g} to {high:g}; "
-            "measure it, or take it out"
+            "measure it, or remove it"
         )
         raise InputError(message, file=str(path), field=where)
     return float(value)

@@ -1,7 +1,7 @@
 """SenseTime's Helios traces: `cluster_log.csv` of one cluster (Venus, Earth, Saturn, Uranus).
 
-Columns `job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration,
-queue`; times as 2020-06-09 18:41:01, duration in seconds. More than half of the jobs use no GPU.
+Columns: `job_id, user, vc, gpu_num, cpu_num, node_num, state, submit_time, start_time, end_time, duration,
+queue`; times look like 2020-06-09 18:41:01, durations are seconds. More than half of the jobs use no GPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Microsoft's Philly trace as the flat csv that later simulators share.
+"""Microsoft's Philly trace as the flat csv that later simulators use.
 
-Columns `timestamp` (2017-10-09 07:01:55), `duration` (seconds the job ran), `num_gpus`, `gpu_time`
-(their product, not used) and `cluster` (virtual cluster). Rows are in no order.
+Columns: `timestamp` (2017-10-09 07:01:55), `duration` (run time in seconds), `num_gpus`, `gpu_time`
+(their product, not used) and `cluster` (virtual cluster). Rows are not sorted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COLUMNS = Columns(("timestamp", "duration", "num_gpus"), ("gpu_time", "cluster")
 
 
 def read_philly_csv(path: str | Path) -> Trace:
-    """The jobs of the flat Philly csv; the virtual cluster stands for the user."""
+    """Read the jobs of the flat Philly csv; the virtual cluster is used as the user."""
     table = read_table(path, COLUMNS, what="Philly trace")
     problems = Problems(table, keep_all=True)
     jobs = pl.DataFrame(

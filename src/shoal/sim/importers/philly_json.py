@@ -2,8 +2,8 @@
 
 Each job has `jobid, user, vc, submitted_time, status` and `attempts`, a list of runs with `start_time`,
 `end_time` and `detail`, a list of machines with their `gpus`. Following the AFS authors, a job's size is
-that of its first attempt and its service time the sum over all attempts that have a start and an end,
-whatever the status: failed and killed jobs used GPUs too.
+that of its first attempt, and its service time is the sum over all attempts with a start and an end. This
+includes failed and killed jobs, which used GPUs too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FORM = "%Y-%m-%d %H:%M:%S"
 
 
 class _Malformed(Exception):
-    """A record that is not a job: the field, and what is wrong with it."""
+    """A record that is not a job: the field, and the error."""
 
     def __init__(self, field: str | None, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ def read_philly_json(path: str | Path) -> Trace:
 
 
 def _records(path: Path) -> list[Any]:
-    """The list in the file. Its first bytes must look like it: a large file of another kind is not parsed."""
+    """The list in the file. Its first bytes are checked, so that a large file of another kind is not parsed."""
     what = "cluster_job_log"
     head = read_head(path, what, "a JSON list of jobs").lstrip()
     if not head.startswith(b"["):
@@ -78,7 +78,7 @@ def _records(path: Path) -> list[Any]:
 
 
 def _job(record: Any) -> tuple[float, int, float, str]:
-    """(submit, GPUs, service seconds, why it is left out or "")."""
+    """(submission time, GPUs, service seconds, why the job is omitted or "")."""
     if not isinstance(record, dict):
         raise _Malformed(None, f"is not a job but {_shown(record)}")
     submit_s = _seconds(record, "submitted_time")
@@ -101,7 +101,7 @@ def _job(record: Any) -> tuple[float, int, float, str]:
 
 
 def _seconds(record: dict[str, Any], key: str) -> float | None:
-    """A time such as 2017-10-09 07:01:55, with or without its zone's name behind it; None where none is known."""
+    """A time such as 2017-10-09 07:01:55, optionally followed by the name of its zone; None if unknown."""
     text = record.get(key)
     if text is None or text in ("", "None"):
         return None
@@ -124,12 +124,12 @@ def _mappings(record: dict[str, Any], key: str) -> list[dict[str, Any]]:
     found = _list(record, key)
     for item in found:
         if not isinstance(item, dict):
-            raise _Malformed(key, f"holds {_shown(item)} where a mapping should be")
+            raise _Malformed(key, f"contains {_shown(item)} instead of a mapping")
     return found
 
 
 def _name(record: dict[str, Any], key: str) -> str | None:
-    """A name or a number that stands for one; None where there is none."""
+    """A name, or a number used as a name; None if missing."""
     value = record.get(key)
     if isinstance(value, bool | float | list | dict):
         raise _Malformed(key, f"{_shown(value)} is not a name")

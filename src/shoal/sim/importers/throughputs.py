@@ -1,4 +1,4 @@
-"""What the throughputs that come with a trace are made into, and how large such a file can be."""
+"""Profiles from the throughputs that are published with a trace."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import polars as pl
 from shoal.core.errors import InputError
 from shoal.sim.inputs.column_values import SECONDS_PER_ITERATION
 
-#: The published tables have about a megabyte; what is much larger is another file, given by mistake.
+#: The published tables have about a megabyte. A much larger file was probably given by mistake.
 MOST_BYTES = 64 << 20
 
-#: Iterations per second, least and most, of which a profile can be read back.
+#: Valid range of iterations per second: profiles outside of it could not be read again.
 THROUGHPUT = (1.0 / SECONDS_PER_ITERATION[1], 1.0 / SECONDS_PER_ITERATION[0])
 
 
@@ -27,7 +27,7 @@ class Speeds:
 
 
 def speeds_of(rows: Sequence[pl.DataFrame], path: Path) -> Speeds:
-    """Profiles of tables with `throughput`, iterations per second; 0 says that the size does not run."""
+    """Profiles of tables with `throughput` in iterations per second; 0 means that the size does not run."""
     table = pl.concat(rows)
     runs = table.filter(pl.col("throughput") > 0)
     if runs.is_empty():
@@ -40,7 +40,7 @@ def speeds_of(rows: Sequence[pl.DataFrame], path: Path) -> Speeds:
 
 
 def check_size(path: Path) -> None:
-    """The error of a file that is too large to be a table of throughputs, before it is read."""
+    """Raise if a file is too large to be a table of throughputs, before it is read."""
     if path.stat().st_size > MOST_BYTES:
         size_mb = path.stat().st_size >> 20
         raise InputError(f"is too large for a table of throughputs ({size_mb:,} MB)", file=str(path), line=1)

@@ -1,7 +1,7 @@
 """Tiresias' traces: csv with `job_id, num_gpu, submit_time, iterations, model_name, duration, interval`.
 
-`submit_time` and `duration` are seconds. Its simulator runs a job for its duration at the requested size,
-so that is what is kept: the iterations written are those that take as long with the profile given here.
+`submit_time` and `duration` are seconds. Tiresias' simulator runs a job for its duration at the requested size.
+The conversion keeps this duration: it computes the iterations that take as long with the given profile.
 """
 
 from __future__ import annotations

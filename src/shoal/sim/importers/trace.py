@@ -1,4 +1,4 @@
-"""What every importer makes of a published trace, before models are given to its jobs."""
+"""The common result of all importers: the jobs of a published trace, before models are assigned."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import polars as pl
 from shoal.core.errors import InputError, did_you_mean
 from shoal.sim.inputs.table import Problems, Table, error_at
 
-#: How many bad places an error lists before it says "and so on".
+#: How many bad rows an error lists before "and so on".
 _SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that does not say what its format promises. `line` is the record's number in JSON."""
+    """A row that violates its format. In JSON, `line` is the number of the record."""
 
     line: int
     field: str | None
     message: str
-    #: The table beside the trace in which it stands; None for the trace itself.
+    #: The additional table that contains the row; None for the trace itself.
     beside: Path | None = None
 
 
@@ -32,9 +32,8 @@ class Trace:
     """The jobs of a published trace.
 
     `jobs` has the columns line, submit_s, requested_gpus, and service_s (seconds at the requested size) or
-    iterations; where the trace knows them also job, user, vc (virtual cluster) and model. Rows that say
-    they are no training job of ours (no GPU, never ran) are counted in `left_out` by what they are; rows
-    that make no sense are in `bad`.
+    iterations, and, if the trace has them, job, user, vc (virtual cluster) and model. Rows that are no training
+    jobs (no GPU, never ran) are counted in `left_out` by reason; invalid rows are in `bad`.
     """
 
     path: Path
@@ -42,20 +41,20 @@ class Trace:
     rows: int
     left_out: Mapping[str, int] = field(default_factory=dict)
     bad: tuple[BadRow, ...] = ()
-    #: What a reader of the result should know: "12 jobs asked for parts of GPUs; rounded up".
+    #: Notes for the user: "12 jobs requested fractions of GPUs: rounded up to whole GPUs".
     notes: tuple[str, ...] = ()
-    #: What a place in the file is called: "line", "row" in Parquet, "record" in JSON.
+    #: The unit of places in the file: "line", "row" in Parquet, "record" in JSON.
     place: str = "line"
-    #: Rows of the tables that were read beside it.
+    #: Number of rows of each additional table.
     rows_beside: Mapping[Path, int] = field(default_factory=dict)
-    #: The trace's own name for what is `model` here.
+    #: The trace's own name of the column `model`.
     model_field: str = "model"
-    #: Where there are virtual clusters, the jobs counted in `left_out`, with the columns why and vc.
+    #: If there are virtual clusters: the jobs counted in `left_out`, with the columns why and vc.
     idle: pl.DataFrame | None = None
 
 
 def refuse_bad_rows(trace: Trace, *, remedy: str = "") -> None:
-    """Raise one error for all bad rows: how many, where, and what to do."""
+    """Raise one error for all bad rows: their number and places, and what to do."""
     if not trace.bad:
         return
     first = trace.bad[0]
@@ -72,7 +71,7 @@ def refuse_bad_rows(trace: Trace, *, remedy: str = "") -> None:
         first.line,
         first.field,
         f"{first.message} ({len(bad):,} of {rows:,} {'records' if trace.place == 'record' else 'rows'} "
-        f"cannot be used{more}); correct them, or leave them out with --skip-bad{remedy}",
+        f"cannot be used{more}); correct them, or skip them with --skip-bad{remedy}",
     )
 
 
@@ -91,14 +90,14 @@ def good_rows(table: Table, problems: Problems) -> pl.Series:
 
 
 def times(table: Table, problems: Problems, column: str, form: str = "%Y-%m-%d %H:%M:%S") -> pl.Series:
-    """A column of dates and times as seconds; rows with another form are noted."""
+    """A column of dates and times as seconds; rows with another form are added to the problems."""
     text = table.frame[column]
     if isinstance(text.dtype, pl.Datetime):  # from Parquet
         parsed = text.cast(pl.Datetime("ms"))
     elif text.dtype in (pl.String, pl.Null):
         parsed = text.cast(pl.String).str.to_datetime(form, strict=False, time_unit="ms")
     else:
-        raise InputError(f"holds {text.dtype}, not dates with times", file=str(table.path), field=column)
+        raise InputError(f"contains {text.dtype}, not dates with times", file=str(table.path), field=column)
     problems.add(text.is_null().to_numpy(), column, lambda row: "a value is missing here")
     problems.add(
         (parsed.is_null() & text.is_not_null()).to_numpy(),
@@ -109,7 +108,7 @@ def times(table: Table, problems: Problems, column: str, form: str = "%Y-%m-%d %
 
 
 def leave_out(jobs: pl.DataFrame, left_out: dict[str, int], why: str, condition: pl.Expr) -> pl.DataFrame:
-    """The jobs for which `condition` does not hold; the others are counted under `why`."""
+    """Remove the jobs for which `condition` holds, and count them under `why`."""
     kept = jobs.filter(~condition)
     if kept.height < jobs.height:
         left_out[why] = left_out.get(why, 0) + jobs.height - kept.height
@@ -117,37 +116,37 @@ def leave_out(jobs: pl.DataFrame, left_out: dict[str, int], why: str, condition:
 
 
 def trace_of(table: Table, problems: Problems, jobs: pl.DataFrame) -> Trace:
-    """The rows of a table as a trace: bad ones apart, and those that ran on no GPU or for no time."""
+    """The rows of a table as a trace, without bad rows and jobs that used no GPU or ran for no time."""
     jobs, idle = _without_idle(jobs.filter(good_rows(table, problems)))
     left_out, bad = count_idle(idle), bad_rows(problems)
     return Trace(table.path, jobs, len(table), left_out, bad, place=table.kind_of_place, idle=idle)
 
 
 def _without_idle(jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """The jobs that had GPUs for some time; and the others, with `why` they are left out."""
+    """The jobs that used GPUs for some time; and the others, with the reason (`why`) for omitting them."""
     no_gpu, no_time = pl.col("requested_gpus") == 0, pl.col("service_s") <= 0
     why = pl.when(no_gpu).then(pl.lit("used no GPU")).when(no_time).then(pl.lit("ran for no time"))
-    told = jobs.with_columns(why=why)
+    jobs_with_reason = jobs.with_columns(why=why)
     keeps = pl.col("why").is_null()
-    return told.filter(keeps).drop("why"), told.filter(~keeps)
+    return jobs_with_reason.filter(keeps).drop("why"), jobs_with_reason.filter(~keeps)
 
 
 def count_idle(idle: pl.DataFrame) -> dict[str, int]:
-    """How many jobs are left out, by why."""
+    """The number of omitted jobs by reason."""
     return dict(idle.group_by("why", maintain_order=True).len().iter_rows())
 
 
 def only_clusters(trace: Trace, wanted: tuple[str, ...]) -> Trace:
-    """The part of a trace that belongs to some virtual clusters; whatever is of another counts as that alone."""
+    """The part of a trace in some virtual clusters; rows of other clusters are counted under that reason only."""
     if not wanted:
         return trace
     if trace.idle is None or "vc" not in trace.jobs.columns:
-        raise InputError("this format has no virtual clusters; leave --vc out", file=str(trace.path))
+        raise InputError("this format has no virtual clusters; omit --vc", file=str(trace.path))
     there = pl.concat([trace.jobs["vc"], trace.idle["vc"]]).drop_nulls().unique().to_list()
     for name in wanted:
         if name not in there:
             raise InputError(
-                f"no job is of cluster {name!r}; {did_you_mean(name, there)}",
+                f"no job belongs to cluster {name!r}; {did_you_mean(name, there)}",
                 file=str(trace.path),
                 field="vc",
             )

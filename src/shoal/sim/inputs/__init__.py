@@ -1,4 +1,4 @@
-"""What the simulator reads and writes: jobs, profiles and clusters as files, checked line by line."""
+"""The simulator's files: jobs, profiles and clusters. Readers check them and report errors by line."""
 
 from shoal.sim.inputs.cluster_file import read_cluster
 from shoal.sim.inputs.jobs_file import cluster_with_users_of, read_jobs

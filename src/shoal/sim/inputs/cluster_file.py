@@ -27,7 +27,7 @@ _MOST_BYTES = 8 << 20
 
 
 def read_cluster(path: str | Path) -> Cluster:
-    """The cluster described in a YAML file, every error with its line."""
+    """Read a cluster from a YAML file. Errors name the line."""
     path = Path(path)
     what = "cluster description"
     check_text(read_head(path, what, "`nodes:`"), path, what)
@@ -51,7 +51,7 @@ def _compose(path: Path) -> yaml.Node:
 
 
 def _text(node: yaml.Node) -> str:
-    """A value as it stands in the file."""
+    """A value as written in the file."""
     return str(node.value) if isinstance(node, yaml.ScalarNode) else "a list or mapping"
 
 
@@ -103,7 +103,7 @@ class _Reader:
         return [Node(each, gpus, gpu_type, rack, domain) for each in names]
 
     def users(self, node: yaml.Node | None) -> list[tuple[str, float, yaml.Node]]:
-        """(name, tickets, place) from a list of users or a mapping of names to tickets."""
+        """(name, tickets, YAML node) from a list of users or a mapping of names to tickets."""
         if node is None or self.is_null(node):
             return []
         if isinstance(node, yaml.MappingNode):
@@ -129,7 +129,7 @@ class _Reader:
             if name not in known:
                 raise self.error(key, f"unknown key; {did_you_mean(name, known)}", printable(name))
             if name in keys:
-                raise self.error(key, "this key is there twice", name)
+                raise self.error(key, "this key occurs twice", name)
             keys[name] = value
         return keys
 

@@ -1,4 +1,4 @@
-"""Columns of a table as arrays of numbers and names, each bad value noted with its place."""
+"""Columns of a table as arrays of numbers and names. Each invalid value is added to the problems with its row."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import polars as pl
 from shoal.core.errors import InputError
 from shoal.sim.inputs.table import BoolArray, FloatArray, IntArray, Problems, Table
 
-#: Above this a number of GPUs is a slip, and a speed curve of that length would not fit in memory.
+#: A larger number of GPUs is an error, and a speed curve of that length would not fit in memory.
 MOST_GPUS = 1_000_000
 
-#: Least and most of what can be meant. Beyond them is a slip or another unit, and sums of such numbers are lost
-#: to rounding: a nanosecond to 30 years per iteration, and submissions over 300 years.
+#: Valid ranges: a nanosecond to 30 years per iteration, and submissions over 300 years. Numbers beyond them are
+#: errors or in another unit, and sums of them would lose precision.
 SECONDS_PER_ITERATION = (1e-9, 1e9)
 ITERATIONS = (1e-9, 1e15)
 SUBMIT_S = (0.0, 1e10)
 
 
 def column_of_numbers(table: Table, column: str) -> pl.Series:
-    """A column as it is, unless Parquet says that it holds something else (a date is not a number)."""
+    """A column of numbers or text; an error if its Parquet type is neither (a date is not a number)."""
     series = table.frame[column]
     if series.dtype.is_numeric() or series.dtype in (pl.String, pl.Null):
         return series
     raise InputError(
-        f"holds {series.dtype.base_type()}, not numbers; convert the column",
+        f"contains {series.dtype.base_type()}, not numbers; convert the column",
         file=str(table.path),
         field=column,
     )
@@ -33,7 +33,7 @@ def column_of_numbers(table: Table, column: str) -> pl.Series:
 def numbers(
     table: Table, problems: Problems, column: str, *, default: float | None = None, above: float | None = None
 ) -> FloatArray:
-    """A column of finite numbers of 0 or more (`above`: strictly above it); 1 stands for bad ones."""
+    """A column of finite numbers >= 0 (or > `above`). Invalid values become 1 and are added to the problems."""
     series = column_of_numbers(table, column)
     parsed = series.cast(pl.Float64, strict=False)
     empty = series.is_null().to_numpy()
@@ -54,7 +54,7 @@ def numbers(
 def check_within(
     values: FloatArray, problems: Problems, column: str, bounds: tuple[float, float]
 ) -> FloatArray:
-    """The numbers of a column; those out of bounds are noted, and 1 stands for them."""
+    """The numbers of a column. Those out of bounds become 1 and are added to the problems."""
     low, high = bounds
     outside = (values < low) | (values > high)
     problems.add(
@@ -68,7 +68,7 @@ def check_within(
 def counts(
     table: Table, problems: Problems, column: str, *, default: int | None = None, least: int = 1
 ) -> IntArray:
-    """A column of whole numbers of 1 (`least`) or more, such as GPUs."""
+    """A column of integers >= `least`, such as GPUs."""
     series = column_of_numbers(table, column)
     parsed = series.cast(pl.Float64, strict=False)
     empty = series.is_null().to_numpy()
@@ -89,30 +89,28 @@ def counts(
 def names(
     table: Table, problems: Problems, column: str, *, default: str | None = None, optional: bool = False
 ) -> pl.Series:
-    """A column of names; null where there is none and they are optional."""
+    """A column of names; null for missing names if they are optional."""
     series = table.frame[column]
     if series.dtype.is_temporal() or series.dtype in (pl.Boolean, pl.Binary):
         raise InputError(
-            f"holds {series.dtype.base_type()}, not names; convert the column",
+            f"contains {series.dtype.base_type()}, not names; convert the column",
             file=str(table.path),
             field=column,
         )
     series = series.cast(pl.String)
-    # Only Parquet tells an empty text from none: in csv both are none.
+    # Only Parquet distinguishes empty text from null; in csv both are null.
     empty = (series.str.strip_chars() == "").fill_null(False).to_numpy()
     if default is None and not optional:
         problems.add(empty | series.is_null().to_numpy(), column, lambda row: "a value is missing here")
     else:
-        problems.add(
-            empty, column, lambda row: "the text is empty; leave the value out (null), or give a name"
-        )
+        problems.add(empty, column, lambda row: "the text is empty; use null, or give a name")
     if optional:
         return series
     return series.fill_null("" if default is None else default)
 
 
 def positions_of(values: pl.Series) -> tuple[list[str], IntArray]:
-    """The distinct values in order of first appearance, and for each row which one it has."""
+    """The distinct values in order of first appearance, and the index of each row's value."""
     distinct = values.unique(maintain_order=True)
     index = pl.DataFrame({"value": distinct, "index": np.arange(len(distinct))})
     joined = values.to_frame("value").join(index, on="value", how="left", maintain_order="left")
@@ -126,5 +124,5 @@ def strings(column: pl.Series) -> list[str]:
 
 
 def where_in(index: IntArray, bad: list[bool]) -> BoolArray:
-    """Rows whose distinct value is marked bad."""
+    """The rows whose distinct value is marked bad."""
     return np.array(bad, np.bool_)[index] if bad else np.zeros(len(index), np.bool_)

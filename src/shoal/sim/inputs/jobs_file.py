@@ -1,8 +1,8 @@
 """jobs.csv (or Parquet): one job per row, in order of submission.
 
-Columns `submit_s, model, iterations, requested_gpus, max_gpus`, and optionally `job, user, min_gpus,
-gpu_types` (separated by `|`), `kind` (all-reduce, parameter-server), `weight`, `autoscale` (how the autoscaler
-searches its size, such as `efficiency:threshold=0.5`).
+Columns: `submit_s, model, iterations, requested_gpus, max_gpus`, and optionally `job, user, min_gpus,
+gpu_types` (separated by `|`), `kind` (all-reduce, parameter-server), `weight`, `autoscale` (the heuristic of
+the autoscaler, such as `efficiency:threshold=0.5`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COLUMNS = Columns(
 )
 DEFAULT_USER = "default"
 
-#: A file above this size is looked at by its first rows before all of it is read.
+#: For a file above this size, the first rows are checked before the whole file is read.
 _LARGE_BYTES = 64 << 20
 _FIRST_ROWS = 10_000
 
@@ -51,10 +51,10 @@ def read_jobs(
     cluster: Cluster,
     profiles_file: str | Path | None = None,
 ) -> tuple[Job, ...]:
-    """The jobs of a trace, checked against the profiles and the cluster they shall run with.
+    """Read the jobs of a trace and check them against the profiles and the cluster.
 
-    A job's range is cut to what its profile and the cluster allow; a request outside of that is an error. One about
-    a model without a profile names the file of the profiles, where it is given.
+    A job's range is limited to what its profile and the cluster allow; a request outside of that is an error. The
+    error about a model without a profile names `profiles_file`, if given.
     """
     path = Path(path)
     if path.exists() and path.stat().st_size > _LARGE_BYTES:
@@ -67,7 +67,7 @@ def read_jobs(
 
 
 def cluster_with_users_of(cluster: Cluster, jobs: Iterable[Job]) -> Cluster:
-    """The cluster with the users of the jobs, one ticket each, unless it names its own."""
+    """The cluster with the users of the jobs, one ticket each, unless it has users of its own."""
     if cluster.users:
         return cluster
     return cluster.with_users(User(name) for name in dict.fromkeys(job.user for job in jobs))
@@ -100,7 +100,7 @@ def _jobs(rows: _Checked) -> tuple[Job, ...]:
         rows.name, rows.submit_s, bounds, rows.requested_gpus, rows.user, rows.model,
         rows.iterations, rows.kind, rows.gpu_types, rows.weight, repeat(1.0), rows.autoscale,
     )  # fmt: skip
-    # A million new objects would make the collector scan all of them again and again for nothing.
+    # With a million new objects, the garbage collector would scan all of them many times for nothing.
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -215,7 +215,7 @@ def _mistake_in(word: str) -> str | None:
 
 
 def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
-    """Each job's user: one of the cluster's where it names any, else whoever the file says."""
+    """The user of each job: one of the cluster's users if it has any, else any name."""
     named = [user.name for user in cluster.users]
     default = named[0] if len(named) == 1 else DEFAULT_USER
     if table.has("user"):
@@ -224,7 +224,7 @@ def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
         raise table.header_error(
             "user",
             f"this column is missing, and the cluster names users ({printable(', '.join(named)[:80])}): "
-            "say whose each job is, or leave the users out of the cluster",
+            "name the user of each job, or remove the users from the cluster",
         )
     else:
         return [default] * len(table)
@@ -240,7 +240,7 @@ def _users(table: Table, problems: Problems, cluster: Cluster) -> list[str]:
 
 
 def _job_names(table: Table, problems: Problems) -> list[str]:
-    """The names given, `job1`, `job2`, ... where there are none; all different."""
+    """The names of the jobs, `job1`, `job2`, ... for those without; all different."""
     numbered = pl.Series([f"job{i}" for i in range(1, len(table) + 1)])
     if not table.has("job"):
         return strings(numbered)

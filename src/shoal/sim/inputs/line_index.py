@@ -1,8 +1,8 @@
-"""Where the rows of a text table stand: the line of each record and how many fields it has.
+"""The line number and the number of fields of each record of a text table.
 
-A csv reader fills short rows with nothing and counts rows, not lines. People need the line their editor
-shows, and a row that lacks fields is a truncated file, not a row of defaults. So the structure is scanned
-apart from the values: with array operations where no field is quoted, else with the standard csv reader.
+A csv reader fills short rows with nulls and counts rows, not lines. Users need the line that their editor shows,
+and a row with missing fields is a truncated file, not a row of defaults. The structure is therefore scanned
+separately from the values: with array operations if no field is quoted, else with the standard csv reader.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from shoal.core.errors import InputError
 IntArray = NDArray[np.int64]
 
 _BLOCK_BYTES = 16 << 20
-#: No line of a table is longer; a reader would hold all of an endless one in memory, several times.
+#: Longest valid line. A reader would hold a longer one in memory several times.
 LONGEST_LINE = 1 << 20
 NEWLINE, RETURN = ord("\n"), ord("\r")
 
 
 @dataclass(frozen=True)
 class LineIndex:
-    """One entry per record, the header's included: line it starts on, and fields (0: a blank line)."""
+    """One entry per record, including the header: its first line, and its number of fields (0: a blank line)."""
 
     line: IntArray
     fields: IntArray
-    #: Whether the last line lacks its newline, as in a file that was cut off.
+    #: Whether the last line has no newline, as in a truncated file.
     open_end: bool
 
 
@@ -50,9 +50,9 @@ def scan_lines(
 
 
 def _check_length(path: Path, data: mmap.mmap) -> None:
-    """The error of the first line that is too long.
+    """Raise for the first line that is too long.
 
-    A newline is sought from the end of each stretch of that length, so that little of the file is looked at.
+    The search for a newline starts at the end of each block of that length, so that it reads little of the file.
     """
     start = 0
     while len(data) - start > LONGEST_LINE:
@@ -64,13 +64,13 @@ def _check_length(path: Path, data: mmap.mmap) -> None:
 
 
 def _line_at(data: mmap.mmap, byte: int) -> int:
-    """The line on which a byte stands."""
+    """The line number of a byte."""
     blocks = range(0, byte, _BLOCK_BYTES)
     return 1 + sum(data[start : min(start + _BLOCK_BYTES, byte)].count(b"\n") for start in blocks)
 
 
 def _scan_plain(data: mmap.mmap, separator: int, open_end: bool) -> LineIndex:
-    """No field is quoted: every newline ends a record."""
+    """Scan a file without quoted fields: every newline ends a record."""
     counts: list[IntArray] = []
     start = 0
     while start < len(data):
@@ -101,7 +101,7 @@ def _fields_of_block(block: NDArray[np.uint8], separator: int) -> IntArray:
 
 
 def _scan_quoted(path: Path, separator: str, max_records: int | None, open_end: bool) -> LineIndex:
-    """Fields may hold separators and newlines: the csv reader tells records apart."""
+    """Scan a file with quoted fields, which may contain separators and newlines, with the csv reader."""
     line: list[int] = []
     fields: list[int] = []
     with path.open(newline="\n", encoding="utf-8-sig", errors="replace") as file:
@@ -116,14 +116,14 @@ def _scan_quoted(path: Path, separator: str, max_records: int | None, open_end: 
                     break
         except csv.Error as error:
             if "new-line" in str(error):
-                message = "a lone carriage return stands in this line; end lines with a newline"
+                message = "this line contains a lone carriage return; end lines with a newline"
                 raise InputError(message, file=str(path), line=begins) from None
-            # A field beyond all measure: it has swallowed the lines that follow.
+            # An extremely long field: an unclosed quote has swallowed the lines that follow.
             raise unclosed_quote(path, begins) from None
     return LineIndex(np.array(line, np.int64), np.array(fields, np.int64), open_end)
 
 
 def unclosed_quote(path: Path, line: int) -> InputError:
-    """The error of a field that opens with a quotation mark and never ends."""
+    """The error about a quoted field that is not closed."""
     message = "a quoted field is not closed: a quotation mark is missing, or the file is cut off"
     return InputError(message, file=str(path), line=line)

@@ -1,4 +1,4 @@
-"""The models that jobs of a trace may have: how fast each is, and which one a job gets that names none."""
+"""The models of the jobs of a trace: their speeds, and the assignment of models to jobs that name none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shoal.sim.inputs.table import FloatArray, IntArray
 
 @dataclass(frozen=True)
 class ModelPool:
-    """The models jobs may have, and their speed on the GPU type on which the trace's durations count."""
+    """The models that jobs may have, and their speed on the GPU type for which the trace's durations hold."""
 
     models: tuple[str, ...]
     curves: tuple[SpeedCurve, ...]
@@ -26,12 +26,12 @@ class ModelPool:
 
     @classmethod
     def of(cls, profiles: Mapping[str, Profile], gpu_type: str | None = None) -> ModelPool:
-        """All models of the profiles that know `gpu_type` (default: the one of `common_type`)."""
+        """All models with a speed on `gpu_type` (default: that of `common_type`)."""
         if gpu_type is not None:
             named = {t for p in profiles.values() for t in p.gpu_types if t != ANY_TYPE}
             if not named:
                 raise ShoalError(
-                    f"--gpu-type {gpu_type}: the profiles do not tell GPU types apart; leave it out"
+                    f"--gpu-type {gpu_type}: the profiles do not distinguish GPU types; omit the option"
                 )
             if gpu_type not in named:
                 raise ShoalError(
@@ -48,7 +48,7 @@ class ModelPool:
         )
 
     def speed(self, model: IntArray, gpus: IntArray) -> FloatArray:
-        """Iterations per second of each (model, share); 0 where the profile does not know the share."""
+        """Iterations per second of each (model, share); 0 if the profile does not have the share."""
         width = max(c.max_gpus for c in self.curves) + 2  # the last column stands for all that is larger
         table = np.zeros((len(self.curves), width))
         for row, curve in zip(table, self.curves):
@@ -61,10 +61,10 @@ class ModelPool:
 
 
 def common_type(profiles: Mapping[str, Profile]) -> str:
-    """The GPU type of a cluster that nobody described, and of the traces made for it.
+    """The GPU type of a pool (`--gpus N`), and of the traces made for it.
 
-    `gpu` where every profile has speeds for any type; else, of the types that all of them know, the one on which
-    they have the most shares, so that as few jobs as possible are too large for it; of several the first.
+    It is `gpu` if every profile has speeds for any type. Else it is, among the types that all profiles have, the one
+    with the most shares, so that as few jobs as possible are too large for it; ties go to the first.
     """
     known = profiles.values()
     if all(ANY_TYPE in p.curves for p in known):
@@ -79,11 +79,11 @@ def _shares(curve: SpeedCurve) -> int:
 
 
 def assign_models(requested: IntArray, pool: ModelPool, draw: Callable[[IntArray], IntArray]) -> IntArray:
-    """A model for each job, uniform over those of the pool that run at the requested size; -1 for none.
+    """A model for each job, uniform over the models that run at the requested size; -1 if there is none.
 
-    `draw` gives for each upper bound a random whole number below it. With numpy's legacy generator and
-    seed 0 (`RandomState(0).randint`), one draw per job in the order of the trace, this is the very
-    assignment behind the published AFS results (sim.py of the authors' simulator).
+    `draw` returns a random integer below each upper bound. With numpy's legacy generator and seed 0
+    (`RandomState(0).randint`), one draw per job in the order of the trace, this is the assignment of the
+    published AFS results (sim.py of the authors' simulator).
     """
     fits = np.stack([_runs(curve, requested) for curve in pool.curves], axis=1)
     choices = fits.sum(axis=1)
@@ -100,7 +100,7 @@ def _runs(curve: SpeedCurve, requested: IntArray) -> NDArray[np.bool_]:
 
 
 def named_models(jobs: pl.DataFrame, pool: ModelPool) -> IntArray:
-    """The models the trace names, as positions in the pool: `variant` before `model`; -1 for unknown ones."""
+    """The models that the trace names, as positions in the pool: `variant` if known, else `model`, else -1."""
     index = {name: i for i, name in enumerate(pool.models)}
 
     def positions(column: str) -> IntArray:

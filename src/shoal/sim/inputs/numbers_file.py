@@ -1,4 +1,4 @@
-"""A file of numbers, one per line after an optional header: what `--option name=@FILE` stands for."""
+"""A file of numbers, one per line after an optional header, for `--option name=@FILE`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from shoal.core.errors import InputError
 from shoal.sim.inputs.table import NOT_UTF8, check_text, printable, read_head
 
-#: Some millions of numbers; what is larger is another file, given by mistake.
+#: Some millions of numbers. A larger file was probably given by mistake.
 MOST_BYTES = 64 << 20
 _WHAT = "list of numbers"
 
 
 def read_numbers(path: Path) -> list[float]:
-    """The numbers of a file, each finite and 0 or more; blank lines are skipped."""
+    """Read the numbers of a file, each finite and not negative. Blank lines are skipped."""
     lines = [(at, text.strip()) for at, text in enumerate(_text(path).split("\n"), 1) if text.strip()]
     numbers = lines[1:] if lines and _is_header(lines[0][1]) else lines
     if not numbers:
@@ -40,7 +40,7 @@ def _text(path: Path) -> str:
 
 
 def _is_header(text: str) -> bool:
-    """Whether the first line is a name. One such as `1,2` is a mistake and would be lost as a header."""
+    """Whether the first line is a name. A line such as `1,2` is an error, not a header."""
     try:
         float(text)
     except ValueError:
@@ -55,7 +55,7 @@ def _number(text: str, path: Path, line: int) -> float:
         message = f"{_shown(text)} is not a number; write one number per line"
         raise InputError(message, file=str(path), line=line) from None
     if not 0 <= value < math.inf:
-        message = f"must be finite and not negative, not {_shown(text)}; correct it, or take it out"
+        message = f"must be finite and not negative, not {_shown(text)}; correct it, or remove it"
         raise InputError(message, file=str(path), line=line)
     return value
 

@@ -1,6 +1,7 @@
 """placements.csv: seconds per step by placement and batch, as Pollux (OSDI'21) published them.
 
-`placement,local_bsz,step_time[,sync_time]`; a placement is the GPUs on each node as digits: 22 is two on each of two.
+`placement,local_bsz,step_time[,sync_time]`; a placement is the GPUs on each node as digits: 22 is two GPUs on each of
+two nodes.
 """
 
 from __future__ import annotations
@@ -20,16 +21,18 @@ from shoal.sim.inputs.table import Columns, Problems, read_table
 COLUMNS = Columns(("placement", "local_bsz", "step_time"), ("sync_time",))
 
 
-#: A measurement: placement, batch of one GPU, seconds per step.
+#: A measurement: placement, batch size per GPU, seconds per step.
 Measured = tuple[str, float, float]
 
 
 def measured_profiles(parts: Sequence[tuple[str, Path, float]]) -> tuple[list[pl.DataFrame], list[str]]:
-    """The rows of profiles.csv of each (model, file, global batch), and what to know of them."""
+    """The rows of profiles.csv for each (model, file, global batch), and notes about them."""
     models = [model for model, _, _ in parts]
     for model in models:
         if models.count(model) > 1:
-            raise ShoalError(f"{model} is given twice; a model has one profile: give the other another name")
+            raise ShoalError(
+                f"{model} is given twice; a model has one profile: use another name for one of them"
+            )
     frames, notes = [], []
     for model, path, global_batch in parts:
         measured = _read(path)
@@ -56,7 +59,7 @@ def _read(path: Path) -> list[Measured]:
 
 
 def _profile_rows(model: str, measured: list[Measured], global_batch: float) -> pl.DataFrame:
-    """The rows of profiles.csv of a model that trains with this global batch, by GPUs and nodes."""
+    """The rows of profiles.csv, by GPUs and nodes, of a model that trains with this global batch."""
     rows = iteration_times(model, measured, global_batch)
     gpus, nodes, seconds = (list(column) for column in zip(*rows))
     return pl.DataFrame(
@@ -65,13 +68,13 @@ def _profile_rows(model: str, measured: list[Measured], global_batch: float) -> 
 
 
 def _beyond(model: str, measured: list[Measured], global_batch: float) -> list[str]:
-    """That no placement was measured with so large a batch: then all times are multiples of measured ones."""
+    """A note if no placement was measured with so large a batch: all times are then multiples of measured ones."""
     most, gpus = max((batch * _gpus(placement), _gpus(placement)) for placement, batch, _ in measured)
     if global_batch <= most:
         return []
     steps = math.ceil(global_batch / most)
     return [
-        f"{model}: a batch of {global_batch:g} is above all that were measured (at most {most:g}, on {gpus} GPUs); "
+        f"{model}: a batch of {global_batch:g} is larger than any measured one (at most {most:g}, on {gpus} GPUs); "
         f"an iteration counts as {steps:,} steps there, and as more on fewer GPUs"
     ]
 

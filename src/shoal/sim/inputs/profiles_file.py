@@ -25,11 +25,10 @@ Pairs = dict[tuple[int, int], float]
 
 
 def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> dict[str, Profile]:
-    """The profile of each model, in the order of the file.
+    """Read the profile of each model, in the order of the file.
 
-    Points need not be complete: shares between two measured points are interpolated, shares below the
-    smallest or above the largest cannot run. An empty `gpu_type` holds for every type, an empty `nodes`
-    for a share packed on as few nodes as possible.
+    Shares between two measured points are interpolated; shares below the smallest or above the largest cannot
+    run. An empty `gpu_type` means every type, an empty `nodes` a share packed on as few nodes as possible.
     """
     table = read_table(path, COLUMNS, what="table of profiles")
     if not len(table):
@@ -77,9 +76,9 @@ def read_profiles(path: str | Path, interpolation: Interpolation = "time") -> di
 
 
 def _of_servers(points: Pairs) -> FloatArray | None:
-    """Iterations per second by [servers - 1, workers - 1], up to the most of each; None where one cannot be told.
+    """Iterations per second by [servers - 1, workers - 1], up to the largest of each; None if one is unknown.
 
-    Optimus' model of synchronous training is fitted to the pairs, if they are enough; measured ones stand.
+    Optimus' model of synchronous training is fitted to the pairs, if there are enough. Measured pairs override it.
     """
     known = OnlineSpeed(SYNC_PS, assume=False)
     for (servers, workers), seconds in points.items():
@@ -91,7 +90,7 @@ def _of_servers(points: Pairs) -> FloatArray | None:
 def _more_pairs(model: str, points: Pairs) -> str:
     servers, workers = _most(points)
     return (
-        f"{model!r} was measured with {counted(len(points), 'pair')} of servers and GPUs, too few to tell the others; "
+        f"{model!r} was measured with {counted(len(points), 'pair')} of servers and GPUs, too few to predict others; "
         f"measure {len(SYNC_PS.terms)} or more, or all {servers * workers} up to {counted(servers, 'server')} "
         f"and {counted(workers, 'GPU')}"
     )
@@ -102,7 +101,7 @@ def _most(points: Pairs) -> tuple[int, int]:
 
 
 def profiles_of(frame: pl.DataFrame, interpolation: Interpolation = "time") -> dict[str, Profile]:
-    """The profiles of a table that was made here and needs no checks, with the columns of profiles.csv."""
+    """The profiles of a generated table with the columns of profiles.csv, without checks."""
     full = frame.select(
         "model",
         pl.col("gpu_type").fill_null(ANY_TYPE)

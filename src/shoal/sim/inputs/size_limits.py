@@ -1,4 +1,4 @@
-"""How large each job of a trace may be: what its profile and the GPUs it accepts allow."""
+"""The sizes that each job of a trace may have, by its profile and the GPUs it accepts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from shoal.sim.inputs.table import BoolArray, IntArray, Problems, Table
 
 @dataclass(frozen=True)
 class Limits:
-    """What each job's profile and the cluster's GPUs allow, by the model and the types the job accepts."""
+    """The smallest and largest size of each job, by its model and the GPU types it accepts."""
 
     smallest: IntArray
     largest: IntArray
-    #: The largest share the profile alone, and the cluster alone, would allow.
+    #: The largest share that the profile alone, and the cluster alone, allows.
     in_profile: IntArray
     in_cluster: IntArray
     gpu_types: list[tuple[str, ...]]
     model: pl.Series
     usable: BoolArray
-    #: " on v100": the types of GPU on which a row's limits hold, where its profile tells types apart.
+    #: " on v100": the GPU types for which a row's limits hold, if its profile distinguishes types.
     where: Callable[[int], str]
 
     @classmethod
@@ -110,7 +110,7 @@ class Limits:
 
 
 def no_profile(model: str, known: Iterable[str], file: str | Path | None) -> str:
-    """What is said of a model that the profiles do not have, with the file they were read from, if any."""
+    """The message about a model without a profile, with the file of the profiles, if known."""
     where = f" in {file}" if file else ""
     return f"no profile for model {model!r}{where}; {did_you_mean(model, known)}"
 
@@ -128,7 +128,7 @@ def _on_types(profile: Profile, accepted: tuple[str, ...], cluster: Cluster) -> 
 
 
 def _missing_types(profile: Profile | None, accepted: tuple[str, ...], cluster: Cluster) -> tuple[str, ...]:
-    """Types of the cluster that the job may use and its profile says nothing of."""
+    """GPU types of the cluster that the job may use but its profile does not have."""
     if profile is None:
         return ()
     return tuple(t for t in cluster.gpu_types if (not accepted or t in accepted) and not profile.knows(t))
@@ -145,7 +145,7 @@ def _say_missing(model: str, missing: tuple[str, ...], accepted: tuple[str, ...]
 def _bounds(
     profile: Profile | None, accepted: tuple[str, ...], cluster: Cluster
 ) -> tuple[int, int, int, int]:
-    """Smallest share with a known speed, largest in the profile, largest in the cluster, largest of both."""
+    """Smallest share with a known speed, largest in the profile, largest in the cluster, smaller of the two."""
     if profile is None:
         return 0, 0, 0, 0
     smallest: list[int] = []
@@ -162,7 +162,7 @@ def _bounds(
 
 
 def _gpu_types(table: Table, problems: Problems, cluster: Cluster) -> tuple[list[tuple[str, ...]], IntArray]:
-    """The distinct lists of accepted types (empty: any), and which one each job has."""
+    """The distinct lists of accepted types (empty: any), and the index of each job's list."""
     if not table.has("gpu_types"):
         return [()], np.zeros(len(table), np.int64)
     texts, index = positions_of(table.frame["gpu_types"].cast(pl.String).fill_null(""))

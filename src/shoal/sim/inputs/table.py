@@ -1,7 +1,7 @@
-"""A table from a file, with the place of every value: the common ground of all readers and importers.
+"""A table read from a file, with the line of every row. All readers and importers use it.
 
-Values are checked a column at a time; of all the problems found, the one that stands first in the file
-is raised, so that what a person sees does not depend on the order of the checks.
+Values are checked column by column. Of all problems found, the first one in the file is raised, so that the error
+does not depend on the order of the checks.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ BoolArray = NDArray[np.bool_]
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
-#: What is looked at before a file is believed to be a table at all.
+#: Bytes that are checked to see whether a file is a table at all.
 HEAD_BYTES = 64 << 10
 _PARQUET_MAGIC = b"PAR1"
-NOT_UTF8 = "holds bytes that are not UTF-8 text; save the file as UTF-8"
+NOT_UTF8 = "contains bytes that are not UTF-8 text; save the file as UTF-8"
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns a format has."""
+    """The columns of a format."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
-    #: Published traces carry columns that say nothing here; in our own format they are mistakes.
+    #: Whether other columns are ignored. Published traces have unused columns; in our own format they are errors.
     allow_others: bool = False
-    #: Given when the file itself has no header line.
+    #: The columns of a file without a header line.
     headerless: tuple[str, ...] = ()
     separator: str = ","
-    #: Whether a quotation mark at the start of a field is one; shell commands in a field say no.
+    #: Whether fields may be quoted. False for formats with shell commands in a field.
     quotes: bool = True
 
     @property
@@ -49,14 +49,14 @@ class Columns:
 
 @dataclass
 class Table:
-    """The rows of a file as text columns (typed, from Parquet), and the line each stands on."""
+    """The rows of a file as text columns (typed, from Parquet), and the line of each row."""
 
     path: Path
     frame: pl.DataFrame
-    #: Line of each row; for Parquet, which has no lines, the number of the row from 1.
+    #: Line of each row; for Parquet, the number of the row from 1.
     line: IntArray
     has_lines: bool = True
-    #: Rows with a wrong number of fields, ascending, and what to say of one of them.
+    #: Rows with a wrong number of fields, ascending, and the message for such a row.
     ragged: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     ragged_message: Callable[[int], str] = str
 
@@ -67,7 +67,7 @@ class Table:
         return column in self.frame.columns
 
     def error(self, row: int, column: str | None, message: str) -> InputError:
-        """An error about one value, at its place in the file."""
+        """An error about one value, with its line."""
         return error_at(self.path, self.kind_of_place, int(self.line[row]), column, message)
 
     @property
@@ -75,11 +75,11 @@ class Table:
         return "line" if self.has_lines else "row"
 
     def place(self, row: int) -> str:
-        """Where a row stands, in words."""
+        """The place of a row, such as "line 7"."""
         return f"{self.kind_of_place} {self.line[row]}"
 
     def text(self, row: int, column: str) -> str:
-        """A value as it stands in the file, short and on one line: `1e400`, where the number would read inf."""
+        """A value as written in the file, shortened to one line: `1e400`, not inf."""
         return shortened(str(self.frame[column][row]))
 
     def header_error(self, column: str | None, message: str, *, below: int = 0) -> InputError:
@@ -89,7 +89,7 @@ class Table:
 
 
 def error_at(path: Path, place: str, number: int, field: str | None, message: str) -> InputError:
-    """An error at a line, which an editor can go to, or at a row or record, which can only be said."""
+    """An error at a line, which an editor can jump to, or at a row or record, which only the message names."""
     if place == "line":
         return InputError(message, file=str(path), line=number, field=field)
     return InputError(f"{place} {number}: {message}", file=str(path), field=field)
@@ -97,11 +97,11 @@ def error_at(path: Path, place: str, number: int, field: str | None, message: st
 
 @dataclass
 class Problems:
-    """What is wrong with a table, by row; the first of each row is kept."""
+    """The problems of a table; the first one of each row is kept."""
 
     table: Table
     found: dict[int, tuple[str | None, str]] = field(default_factory=dict)
-    #: Keep every bad row (importers count them) rather than only the first one (readers stop there).
+    #: Keep all bad rows (importers count them) instead of the first one (readers stop there).
     keep_all: bool = False
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class Problems:
             self.found.setdefault(int(row), (None, table.ragged_message(int(row))))
 
     def add(self, bad: BoolArray, column: str, message: Callable[[int], str]) -> None:
-        """Note the rows where `bad` holds."""
+        """Add a problem for each row in `bad`."""
         rows = np.flatnonzero(bad)
         for row in rows if self.keep_all else rows[:1]:
             self.found.setdefault(int(row), (column, message(int(row))))
@@ -122,7 +122,7 @@ class Problems:
 
 
 def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int | None = None) -> Table:
-    """Read a csv or Parquet file, whatever its name, whose columns are these. `what` names it in errors: "trace"."""
+    """Read a csv or Parquet file (by content, not by name). `what` names the file in errors, such as "trace"."""
     path = Path(path)
     head = read_head(path, what)
     if head.startswith(_PARQUET_MAGIC):
@@ -137,7 +137,7 @@ def read_table(path: str | Path, columns: Columns, *, what: str, max_rows: int |
 
 
 def read_head(path: Path, what: str, needs: str = "a header and at least one row") -> bytes:
-    """The first bytes of a file, or a clear error when there is nothing to read."""
+    """The first bytes of a file; an error if it cannot be read or is empty."""
     try:
         if path.is_dir():
             raise InputError(f"is a directory; give the {what} file in it", file=str(path))
@@ -160,7 +160,7 @@ def a(what: str) -> str:
 
 
 def check_text(head: bytes, path: Path, what: str) -> str:
-    """The head as text, or the error that this file is something else."""
+    """The head as text; an error if the file is not text."""
 
     def at_line(byte: int, message: str) -> InputError:
         return InputError(message, file=str(path), line=1 + head.count(b"\n", 0, byte))
@@ -183,26 +183,24 @@ def first_fields(text: str, separator: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """A name from a file as it can stand in a one-line message."""
+    """A name from a file, made printable for a one-line message."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def shortened(text: str, most: int = 40) -> str:
-    """A value from a file as it can stand in a message; what is cut off it leaves a mark."""
+    """A value from a file, shortened with an ellipsis for a message."""
     return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 def check_header(header: Sequence[str], columns: Columns, path: Path, line: int | None = 1) -> None:
-    """All required columns, none twice, and no unknown one that may be a slip of the pen.
+    """Check that the header has all required columns, none twice, and no unknown one (unless allowed).
 
-    `line` is where the header stands; None where there are no lines, as in Parquet.
+    `line` is the line of the header; None if there are no lines, as in Parquet.
     """
     header = [printable(name) for name in header]
     for name in header:
         if header.count(name) > 1:
-            raise InputError(
-                "this column is there twice", file=str(path), line=line, field=name or "(no name)"
-            )
+            raise InputError("this column occurs twice", file=str(path), line=line, field=name or "(no name)")
     missing = [name for name in columns.required if name not in header]
     unknown = [name for name in header if name not in columns.known]
     if len(missing) == len(columns.required) and not columns.allow_others:
@@ -228,7 +226,7 @@ def check_header(header: Sequence[str], columns: Columns, path: Path, line: int 
 
 
 def _column_meant(name: str, header: Sequence[str], columns: Columns) -> str:
-    """The column that an unknown one may be, of those that are not there yet; all that are known if none is near."""
+    """A hint for an unknown column: a similar missing column, else all known columns."""
     hint = did_you_mean(name, [known for known in columns.known if known not in header])
     return hint if hint.startswith("did you mean") else f"known: {', '.join(columns.known)}"
 
@@ -270,7 +268,7 @@ def _read_text(path: Path, header: list[str], columns: Columns, max_rows: int | 
 
 
 def _check_encoding(path: Path, frame: pl.DataFrame, line: IntArray) -> None:
-    """Bytes that are not UTF-8 were read as replacement characters; a name with one is another name."""
+    """Raise if bytes that are not UTF-8 were read as replacement characters: they would change names."""
     for name in frame.columns:
         rows = frame[name].str.contains("\ufffd", literal=True).fill_null(False)
         if rows.any():
@@ -290,7 +288,7 @@ def _read_parquet(path: Path, columns: Columns, what: str) -> Table:
         check_header(list(schema), columns, path, line=None)
         for name, kind in schema.items():
             if name in columns.known and (kind.is_nested() or kind == pl.Binary):
-                message = f"holds {kind.base_type()}, not one number or text per row"
+                message = f"contains {kind.base_type()}, not one number or text per row"
                 raise InputError(message, file=str(path), field=name)
         frame = pl.read_parquet(path)
     except (pl.exceptions.PolarsError, OSError) as error:

@@ -1,4 +1,4 @@
-"""Writing files whole or not at all: aside first, then renamed to their name."""
+"""Atomic file writing: write a temporary file, then rename it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TABLE_ENDINGS = (".csv", ".parquet")
 
 @contextmanager
 def write_aside(path: str | Path) -> Iterator[Path]:
-    """A path to write to, which takes the place of `path` if all goes well and vanishes if not.
+    """A temporary path that replaces `path` on success and is removed on failure.
 
-    What is there already and is not a plain file (/dev/stdout, a pipe) is written to directly.
+    A `path` that exists and is not a regular file (/dev/stdout, a pipe) is written directly.
     """
     path = Path(path)
     if _is_stream(path):
@@ -34,7 +34,7 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 
 
 def check_writable(path: str | Path) -> None:
-    """The error of a file that cannot be written, before the work whose result it is to hold."""
+    """Raise if a file cannot be written, before the work whose result it will contain."""
     path = Path(path)
     if not _is_stream(path):
         with _aside_of(path):
@@ -42,7 +42,7 @@ def check_writable(path: str | Path) -> None:
 
 
 def check_not_read(path: str | Path, inputs: Iterable[str | Path | None]) -> None:
-    """The error of an output that is one of the files the command reads."""
+    """Raise if an output is one of the files that the command reads."""
     path = Path(path)
     if not path.is_file():
         return
@@ -54,14 +54,14 @@ def check_not_read(path: str | Path, inputs: Iterable[str | Path | None]) -> Non
 
 
 def check_table_name(path: str | Path) -> None:
-    """A table is written as csv or as Parquet, by the ending of its name; a stream gets csv."""
+    """Check the suffix of a table: .csv or .parquet. A stream gets csv."""
     path = Path(path)
     if path.suffix not in TABLE_ENDINGS and not _is_stream(path):
         raise ShoalError(f"{path}: a table is written as csv or Parquet; end its name with .csv or .parquet")
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether there is no file to replace: /dev/stdout is one wherever it leads to."""
+    """Whether the path is a stream instead of a file to replace, such as /dev/stdout."""
     device = any(path.is_relative_to(place) for place in ("/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"))
     return device or (path.exists() and not path.is_file() and not path.is_dir())
 
@@ -70,17 +70,17 @@ def _is_stream(path: Path) -> bool:
 def _telling_why(path: Path) -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # nobody reads on
+    except BrokenPipeError:  # the reader has closed the pipe
         raise
     except OSError as error:
         raise ShoalError(f"cannot write {path}: {error.strerror or error}") from None
-    except pl.exceptions.ComputeError as error:  # how a full disk ends a Parquet file
+    except pl.exceptions.ComputeError as error:  # raised by polars if the disk is full
         raise ShoalError(f"cannot write {path}: {str(error).splitlines()[0]}") from None
 
 
 @contextmanager
 def _aside_of(path: Path) -> Iterator[Path]:
-    """An empty file beside `path`, gone at the end if it has not been renamed."""
+    """An empty file next to `path`, removed at the end if it has not been renamed."""
     if path.is_dir():
         raise ShoalError(f"{path} is a directory; give the name of a file in it")
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -94,12 +94,12 @@ def _aside_of(path: Path) -> Iterator[Path]:
 
 
 def write_jobs(path: str | Path, jobs: pl.DataFrame) -> None:
-    """A trace in the native format, as csv or, where the name ends in .parquet, as Parquet."""
+    """Write a trace in the native format, as csv or, if the name ends in .parquet, as Parquet."""
     write_tables({path: jobs_table(jobs)})
 
 
 def write_profiles(path: str | Path, profiles: pl.DataFrame) -> None:
-    """A table of profiles in the native format."""
+    """Write a table of profiles in the native format."""
     write_tables({path: profiles_table(profiles)})
 
 
@@ -114,7 +114,7 @@ def profiles_table(profiles: pl.DataFrame) -> pl.DataFrame:
 
 
 def write_tables(tables: Mapping[str | Path, pl.DataFrame]) -> None:
-    """Tables that belong together: none takes its place before all are written."""
+    """Write several tables. None replaces its file before all are written."""
     with ExitStack() as stack:
         for path, frame in tables.items():
             aside = stack.enter_context(write_aside(path))
@@ -125,7 +125,7 @@ def write_tables(tables: Mapping[str | Path, pl.DataFrame]) -> None:
 
 
 def _decimals(frame: pl.DataFrame) -> int:
-    """Six; more where the smallest time per iteration or weight needs them for six digits that count."""
+    """Number of decimals: six, or more if the smallest time per iteration or weight needs them for six digits."""
     columns = [name for name in ("seconds_per_iteration", "weight") if name in frame.columns]
     smallest = min((float(frame[name].min() or 1.0) for name in columns), default=1.0)
     return 6 + max(0, math.ceil(-math.log10(smallest)))

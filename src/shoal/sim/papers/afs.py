@@ -3,12 +3,12 @@
 1. Average JCT of non-elastic and elastic policies on generated traces of 64 GPUs. The paper reports AFS-L up
    to 2.67 times better than SRTF and AFS-P up to 3.11 times better than Tiresias-L, and 6.3 times as many
    share changes with elastic as with non-elastic sharing on average, 22 times at most. Its inputs are the
-   virtual clusters of a trace that is not ours to ship, and measured speeds of its models; here are traces
-   of the same shape and analytic speeds, so that the figures say which way it goes and how far, not the
-   same numbers. Where the cluster is idle, non-elastic policies lose because they leave GPUs unused;
-   contended and idle traces are therefore told apart.
+   virtual clusters of a trace that we may not distribute, and measured speeds of its models. This experiment
+   uses traces with similar statistics and analytic speeds, so it reproduces the direction and the size of the
+   effects, not the exact numbers. On an idle cluster, non-elastic policies lose because they leave GPUs unused;
+   contended and idle traces are therefore reported separately.
 2. Thrashing: a job submitted at time zero under AFS-P, while jobs of minutes come and go. With stop and
-   restart every new share stops it; reconfiguring concurrently with training hides that.
+   restart, every new share stops the job; reconfiguration concurrent with training hides this.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ ELASTIC = ("max-min", "optimus", "afs-l", "afs-p")
 #: The option of AFS-P with which the authors break ties.
 AUTHORS_TIE = {"tie": "coin"}
 
-#: (ours, the baseline, the paper's "up to").
+#: (policy, baseline, the paper's "up to").
 CLAIMS = (("afs-l", "srtf", 2.67), ("afs-p", "tiresias-l", 3.11), ("afs-p", "themis", 2.2))
 PAPER_CHANGES = {"average": 6.3, "most": 22.0}
 
-#: More large jobs than Philly has, none above a day: jobs wait for each other.
+#: A contended cluster: more large jobs than Philly, none longer than a day.
 _CONTENDED = Recipe(
     gpus=GPUS,
     load=1.3,
@@ -56,11 +56,11 @@ TRACES = {
     ),
     "idle": Recipe(gpus=GPUS, load=0.6, sizes=PHILLY_SIZES),
 }
-#: Where reconfiguration hurts most: jobs of minutes, and fewer of them than GPUs, so that AFS-P divides all GPUs anew
-#: whenever one comes or goes.
+#: The worst case for reconfiguration: jobs of minutes, and fewer jobs than GPUs, so that AFS-P redistributes all GPUs
+#: whenever a job arrives or ends.
 THRASHING = Recipe(gpus=GPUS, load=0.5, sizes=PHILLY_SIZES, longest_s=3_600.0)
 
-#: What stopping and starting again takes, and what newcomers take to prepare while the others train on.
+#: Seconds of a stop and restart, and seconds that new workers prepare while the others train.
 RESTART_S = 30.0
 PAUSE_S = 0.1
 COSTS = {
@@ -71,7 +71,7 @@ COSTS = {
 
 
 def simulate(setup: Setup, inputs: Inputs) -> Result:
-    """A whole run: half of one is no figure to set beside the paper's."""
+    """A complete run; an interrupted one raises, because its figures could not be compared with the paper's."""
     result = run_one(setup, inputs=inputs)
     if result.record.interrupted:
         raise KeyboardInterrupt
@@ -118,7 +118,7 @@ def _setup(trace: pl.DataFrame, folder: Path, seed: int) -> Setup:
 
 
 def claims(traces: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How many times shorter the average JCT is than the baseline's: on each trace, and at most."""
+    """The ratio of the baseline's average JCT to the policy's: on each trace, and the largest."""
     out = []
     for ours, baseline, paper in CLAIMS:
         ratio = {
@@ -143,7 +143,7 @@ def share_changes(traces: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def thrashing(profiles: dict[str, Profile], jobs: int, seed: int) -> dict[str, Any]:
-    """A long job at time zero under AFS-P amid short jobs, by cost model."""
+    """A long job at time zero under AFS-P among short jobs, by cost model."""
     recipe = replace(THRASHING, jobs=jobs)
     trace = with_long_job(generate(recipe, profiles, np.random.default_rng(seed)), profiles)
     out: dict[str, Any] = {"policy": "afs-p", "restart_s": RESTART_S, "pause_s": PAUSE_S, "costs": {}}
@@ -170,7 +170,7 @@ def thrashing(profiles: dict[str, Profile], jobs: int, seed: int) -> dict[str, A
 
 
 def with_long_job(trace: pl.DataFrame, profiles: dict[str, Profile]) -> pl.DataFrame:
-    """The trace with one more job at time zero: of the model that scales furthest, half a day on 8 GPUs."""
+    """The trace with one more job at time zero: half a day on 8 GPUs, of the model that scales to the most GPUs."""
     model = max(profiles, key=lambda m: (profiles[m].curve(profiles[m].gpu_types[0]).max_gpus, m))
     curve = profiles[model].curve(profiles[model].gpu_types[0])
     job = {

@@ -1,12 +1,12 @@
 """The two experiments on the Gandiva_fair slides: fair shares as users come and go, and trading.
 
-Homogeneous: users arrive one after the other and leave when their jobs are done; each should have its part
+Homogeneous: users arrive one after the other and leave when their jobs are done. Each should have its fair share
 of the GPUs at all times. Heterogeneous: 12 V100, 24 P100 and K80s (the slide prints 128 and calls it a
 100-GPU cluster; 64 would make 100, so both are run), four users with many jobs of 1, 2 or 4 GPUs. The slides
-do not say which models the users run. Chosen here, of all sets of four from their table of speed-ups, is the
-one whose ideal trades come nearest to the outcome they report: SuperResolution, GRU, GRU and ResNeXt50. So the
-sizes of the gains are selected, not predicted; what the simulation shows is that with split stride, gangs,
-migration and their costs users really receive what they traded for. Four different models at best give +38, +1,
+do not say which models the users run. This experiment uses, of all sets of four models from their table of
+speed-ups, the one whose ideal trades are nearest to the reported outcome: SuperResolution, GRU, GRU and ResNeXt50.
+The sizes of the gains are therefore selected, not predicted. The simulation shows that users receive what they
+traded for, with split stride, gangs, migration and their costs. The best set of four different models gives +38, +1,
 +6 and +25 %.
 """
 
@@ -31,7 +31,7 @@ from shoal.sim.engine import Simulation
 
 FloatArray = NDArray[np.float64]
 
-#: Time of a mini-batch on K80 in ms, then how much faster P40, P100 and V100 are (slide 14).
+#: Time of a mini-batch on K80 in ms, and the speed-ups of P40, P100 and V100 (slide 14).
 SPEED_UPS = {
     "VAE": (11.5, {"p40": 1.17, "p100": 1.19, "v100": 1.25}),
     "SuperResolution": (207.5, {"p40": 1.43, "p100": 1.73, "v100": 1.87}),
@@ -42,7 +42,7 @@ SPEED_UPS = {
     "ResNeXt50": (2005.7, {"p40": 3.70, "p100": 4.12, "v100": 6.33}),
 }
 MODELS = ("SuperResolution", "GRU", "GRU", "ResNeXt50")
-#: What the slides report of the gain by trading, in per cent.
+#: The gain by trading that the slides report, in per cent.
 REPORTED = {"user1": 30.0, "user2": 0.0, "user3": 0.0, "user4": 30.0}
 GPUS_OF_NODE = 4
 
@@ -60,7 +60,7 @@ PROFILES = {model: profile_of(model) for model in SPEED_UPS}
 
 
 def ideal_gains_pct(models: Sequence[str], k80: int) -> FloatArray:
-    """What each user, running one of `models`, would gain by trading if parts could be had exactly."""
+    """The gain of each user (with one of `models` each) by trading, if shares were divisible."""
     speed = np.array([[1.0, SPEED_UPS[m][1]["p100"], SPEED_UPS[m][1]["v100"]] for m in models])
     before = np.tile(np.array([k80, 24.0, 12.0]) / len(models), (len(models), 1))
     after, _ = trade(before, speed, (0, 1, 2))
@@ -77,7 +77,7 @@ def run(seed: int = 0, quick: bool = False) -> dict[str, Any]:
     }
 
 
-# -- users come and go on equal GPUs ---------------------------------------------------------------
+# -- users arrive and leave on equal GPUs ----------------------------------------------------------
 
 
 def homogeneous(seed: int, quick: bool) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def homogeneous(seed: int, quick: bool) -> dict[str, Any]:
     for k, user in enumerate(users):
         for _ in range(24):
             gpus = int(rng.choice([1, 2, 4], p=[0.4, 0.3, 0.3]))
-            # Work for about eight hours of a quarter of the cluster, so that users leave one by one.
+            # Work for about eight hours on a quarter of the cluster, so that users leave one by one.
             k80_s, _ = SPEED_UPS[MODELS[k]]
             gpu_s = rng.uniform(0.8, 1.2) * 10 * hour_s * 48 / 4 / 24
             iterations = gpu_s * SPEED_UPS[MODELS[k]][1]["p100"] / (k80_s / 1000)
@@ -119,7 +119,7 @@ def homogeneous(seed: int, quick: bool) -> dict[str, Any]:
 
 
 def trading(seed: int, quick: bool, k80: int) -> dict[str, Any]:
-    """What four users get done with and without trading, in GPU-hours of K80."""
+    """The work of four users with and without trading, in GPU-hours of K80."""
     hours = 2.0 if quick else 12.0
     done: dict[str, dict[str, float]] = {}
     trades: list[Any] = []
@@ -159,7 +159,7 @@ def trading(seed: int, quick: bool, k80: int) -> dict[str, Any]:
 
 
 def _throughput(seed: int, hours: float, k80: int, policy: GandivaFair) -> dict[str, float]:
-    """GPU-hours of K80 that each user's jobs get done; all have more jobs than fit, and none ends."""
+    """The work of each user in GPU-hours of K80. All users have more jobs than fit, and no job ends."""
     rng = np.random.default_rng(seed)
     sizes = [("k80", k80), ("p100", 24), ("v100", 12)]
     nodes = tuple(Node(f"{t}-{i}", GPUS_OF_NODE, t) for t, gpus in sizes for i in range(gpus // GPUS_OF_NODE))
@@ -197,7 +197,7 @@ def _simulation(
     return simulation
 
 
-# -- for people ------------------------------------------------------------------------------------
+# -- tables and plots ------------------------------------------------------------------------------
 
 
 def render(result: dict[str, Any]) -> str:
@@ -212,8 +212,8 @@ def render(result: dict[str, Any]) -> str:
         off = 100 * (hours["received"] / hours["entitled"] - 1)
         lines.append(f"  {user:6}  {hours['entitled']:14.1f}  {hours['received']:14.1f}  {off:+9.2f} %")
     lines += [
-        "  (below 0: GPUs that none of the user's waiting gangs fits on, mostly while it is alone;",
-        "  above 0: GPUs that no other user's gang fits on, or turns that the others are still owed)",
+        "  (below 0: GPUs on which none of the user's waiting gangs fits, mostly while it is alone;",
+        "  above 0: GPUs on which no other user's gang fits, or quanta that the others will get later)",
     ]
     for market in result["trading"]:
         lines += _render_market(market)
@@ -221,17 +221,17 @@ def render(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-#: Which models, and why: said wherever the figures are.
+#: The choice of models, printed with the figures.
 CHOICE = f"""\
 The slides do not say which models the users run. Of all sets of four from their table of speed-ups,
-{", ".join(MODELS)} have the ideal trades nearest to the outcome they report: so the sizes of the
-gains are selected, not predicted. What the run shows is that with gangs, time slices, profiling, migration
-and the costs of suspending, users receive what they traded for. The slide prints 128 K80 and speaks of 100
-GPUs; 64 K80 would make 100, so both are run."""
+{", ".join(MODELS)} have the ideal trades nearest to the reported outcome. The sizes of
+the gains are therefore selected, not predicted. The run shows that users receive what they traded for, with
+gangs, time slices, profiling, migration and the costs of suspending. The slide prints 128 K80 but speaks of
+100 GPUs; 64 K80 would make 100, so both are run."""
 
 
 def _tidy(number: float, digits: int = 0) -> float:
-    """Rounded, and 0 rather than -0."""
+    """Rounded, with 0 instead of -0."""
     return round(number, digits) + 0.0
 
 
@@ -258,7 +258,7 @@ def _render_market(market: dict[str, Any]) -> list[str]:
 
 
 def plot(result: dict[str, Any], path_png: str | Path) -> None:
-    """Left: GPUs of each user over time against its part. Right: work done with and without trading."""
+    """Left: GPUs of each user over time, and its fair share. Right: work done with and without trading."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -270,7 +270,7 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
     for k, user in enumerate(fair["received_gpus"]):
         left.plot(hours, fair["received_gpus"][user], color=f"C{k}", label=user)
         left.plot(hours, fair["entitled_gpus"][user], color=f"C{k}", linestyle=":", linewidth=1)
-    left.set(xlabel="hours", ylabel="GPUs", title="Users come and go (dotted: their part)")
+    left.set(xlabel="hours", ylabel="GPUs", title="Users arrive and leave (dotted: fair share)")
     left.legend()
     names = list(market["users"])
     places = np.arange(len(names))

@@ -1,7 +1,7 @@
-"""The comparisons of the Liquid paper (TPDS'21): placing (`liquid_placing`) and one GPU (`liquid_one_gpu`).
+"""The experiments of the Liquid paper (TPDS'21): placement (`liquid_placing`) and one GPU (`liquid_one_gpu`).
 
-Immediate mode is on the authors' local cluster, 5 nodes of 4 GPUs; batch mode on their cloud, 5 to 20 nodes of
-2 GPUs, with 8 jobs for every 5 nodes in the order of their launcher.
+Immediate mode runs on the authors' local cluster (5 nodes of 4 GPUs), batch mode on their cloud cluster (5 to 20 nodes
+of 2 GPUs), with 8 jobs for every 5 nodes in the order of their launcher.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from shoal.sim.papers.liquid_placing import (
     strategies,
 )
 
-#: Liquid's gains in the paper, in per cent less time: immediate mode by execution time, a mean over the
-#: three kinds of job; batch mode by (makespan, JCT), for 20 nodes as told, for 5 nodes read off its figure.
+#: Liquid's gains in the paper, in per cent less time. Immediate mode: execution time, mean over the three kinds of
+#: job. Batch mode: (makespan, JCT); 20 nodes from the text, 5 nodes read off the figure.
 PAPER_IMMEDIATE = {"random": 14, "even": 32, "kubernetes": 19, "hived": 20}
 PAPER_BATCH = {
     5: {"random": (30, 21), "even": (35, 30), "kubernetes": (16, 5), "hived": (15, 15)},
@@ -77,7 +77,7 @@ def run(seed: int = 0, quick: bool = False) -> dict[str, Any]:
 
 
 def _placing_rows(local: dict[str, Any], cloud: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How much less time Liquid takes than each other, in per cent, ours and the paper's."""
+    """How much less time Liquid takes than each other strategy, in per cent, ours and the paper's."""
 
     def row(mode: str, nodes: int, metric: str, name: str, ours: float, paper: int | None) -> dict[str, Any]:
         return {
@@ -85,10 +85,10 @@ def _placing_rows(local: dict[str, Any], cloud: list[dict[str, Any]]) -> list[di
         }  # fmt: skip
 
     rows: list[dict[str, Any]] = []
-    for name, told in PAPER_IMMEDIATE.items():
+    for name, published in PAPER_IMMEDIATE.items():
         mine, other = local["liquid"]["execution_s"], local[name]["execution_s"]
         ours = float(np.mean([100 * (1 - mine[model] / other[model]) for model in mine]))
-        rows.append(row("immediate", LOCAL_NODES, "execution", name, ours, told))
+        rows.append(row("immediate", LOCAL_NODES, "execution", name, ours, published))
     for one in cloud:
         nodes, mine = one["nodes"], one["figures"]["liquid"]
         for name in PAPER_IMMEDIATE:
@@ -101,20 +101,20 @@ def _placing_rows(local: dict[str, Any], cloud: list[dict[str, Any]]) -> list[di
 
 
 WHY = (
-    "Placing, immediate: against random and Kubernetes-like spreading near the paper's size. Against even "
-    "spreading the published times of the layouts allow 14 % at most (all jobs pww against all p:w:w: VGG-16 "
-    "gains 37 %, the others next to nothing), so the paper's 32 % has other causes. Against HiveD-like packing "
-    "nothing: a node of four GPUs holds the whole job and both find it. Placing, batch: the direction but not "
-    "the size. On nodes of two GPUs the published times do not allow more: all jobs at pw:w against all at "
-    "p:w:w gain 3 %, against all at p:ww 27 %; what else made the baselines slow there (starting containers, "
-    "jobs that disturb one another) is in no published number. HiveD-like packing is last, being blind to "
-    "roles: a third of its jobs land on p:ww. The paper's score as printed puts the server on the fullest node "
-    "and often keeps its workers apart from it; the authors' code does not, and is what is called liquid here. "
-    "One GPU: the decisions are the authors'. Preparing and cleaning up are set so that polling costs what "
-    "they report, and utilisation (60 %) so that sharing saves their mean; only pre-scheduling is a "
-    "prediction. It is the same for both GPUs, being a matter of seconds on the host: between the paper's two "
-    "figures for each kind of job, and above its mean of 44 %. Why it saves 18 % in one of their runs and 77 % "
-    "in another, the paper does not say."
+    "Placement, immediate mode: the gains over random and Kubernetes-like spreading are close to the paper's. The "
+    "gain over even spreading is at most 14 % with the published layout times (all jobs pww against all p:w:w: "
+    "VGG-16 gains 37 %, the others almost nothing), so the paper's 32 % has other causes. There is no gain over "
+    "HiveD-like packing: a node of four GPUs holds the whole job, and both find it. Placement, batch mode: the "
+    "direction is the paper's, the size is not. On nodes of two GPUs the published times do not allow more: all "
+    "jobs at pw:w gain 3 % over all at p:w:w and 27 % over all at p:ww. Other causes of the slow baselines "
+    "(starting containers, interference between jobs) are not published. HiveD-like packing is last because it "
+    "ignores roles: a third of its jobs have the layout p:ww. The paper's score as printed puts the server on the "
+    "fullest node and often separates its workers from it; the authors' code does not, and `liquid` here is their "
+    "code. One GPU: the decisions are the authors'. The times to prepare and clean up are chosen so that polling "
+    "costs what they report, and utilisation (60 %) so that sharing saves their mean; only pre-scheduling is a "
+    "prediction. It is the same for both GPUs, because the seconds are spent on the host. It lies between the "
+    "paper's two figures for each kind of job, and above its mean of 44 %. The paper does not say why it saves "
+    "18 % in one run and 77 % in another."
 )
 
 
@@ -155,16 +155,16 @@ def _table(figures: dict[str, Any], numbers: Callable[[dict[str, Any]], list[str
 
 
 def plot(result: dict[str, Any], path_png: str | Path) -> None:
-    """Gains of placing, ours and the paper's; average JCT by cluster; what is saved on one GPU."""
+    """Gains of placement, ours and the paper's; average JCT by cluster size; savings on one GPU."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
     figure, (gains, sizes, one_gpu) = plt.subplots(1, 3, figsize=(17, 5))
-    told = [r for r in result["rows"] if r["paper"] is not None and r["nodes"] in (LOCAL_NODES, 20)]
-    told = [r for r in told if r["mode"] == "immediate" or r["nodes"] == 20]
-    _bars(gains, told, [f"{r['mode']}, {r['metric']}\nagainst {r['against']}" for r in told])
+    published = [r for r in result["rows"] if r["paper"] is not None and r["nodes"] in (LOCAL_NODES, 20)]
+    published = [r for r in published if r["mode"] == "immediate" or r["nodes"] == 20]
+    _bars(gains, published, [f"{r['mode']}, {r['metric']}\nagainst {r['against']}" for r in published])
     gains.set(xlabel="per cent less time with Liquid", title="Placing")
     at = [one["nodes"] for one in result["batch"]]
     for i, name in enumerate(result["batch"][0]["figures"]):

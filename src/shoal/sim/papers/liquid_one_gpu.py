@@ -1,9 +1,9 @@
-"""Sharing, pre-scheduling and event-driven release on one GPU, where single-GPU jobs come one after another.
+"""Sharing, pre-scheduling and event-driven release on one GPU, with consecutive single-GPU jobs.
 
-The decisions are those of `placement.sharing` and `placement.preschedule`. How long these jobs prepare and
-clean up is not published. It is chosen here so that polling costs what the paper reports; what pre-scheduling
-then saves is a prediction. Utilisations are not published either; 60 % is the value that gives the paper's
-mean saving, so sharing shows the rule and its limit and is no test of its size.
+The decisions are those of `placement.sharing` and `placement.preschedule`. The times to prepare and to clean up
+are not published. They are chosen so that polling costs what the paper reports; the saving by pre-scheduling is then
+a prediction. Utilisations are not published either; 60 % gives the paper's mean saving, so the experiment shows
+the rule of sharing and its limit, but does not test the size of the saving.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rng = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in a row on one GPU. pre and post are without the GPU; `exclusive_min` of all is the paper's."""
+    """Consecutive jobs on one GPU. pre and post do not use the GPU; `exclusive_min` (for all jobs) is the paper's."""
 
     name: str
     jobs: int
@@ -32,11 +32,11 @@ class Workload:
 
     @property
     def busy_s(self) -> float:
-        """Of one job, with the GPU."""
+        """Seconds that one job uses the GPU."""
         return self.exclusive_min * 60 / self.jobs - self.pre_s - self.post_s
 
 
-#: Jobs and minutes are the paper's. Preparing and cleaning up follow from what polling costs there, 10 and
+#: Jobs and minutes are the paper's. The times to prepare and clean up follow from the cost of polling there: 10 and
 #: 15 per cent of the time between jobs.
 WORKLOADS = {
     "k80": (Workload("CNN", 8, 42, 9.0, 3.5), Workload("NeuMF", 4, 192, 17.0, 4.5)),
@@ -51,10 +51,10 @@ PAPER_EVENT = {("k80", "CNN"): 15, ("k80", "NeuMF"): 10, ("t4", "CNN"): 16, ("t4
 
 
 def idle_s(work: Workload, rng: Rng, *, event_driven: bool, pre_schedule: bool) -> float:
-    """Seconds between the jobs in which the GPU does nothing, over the whole row."""
+    """Total seconds between the jobs in which the GPU is idle."""
     idle = 0.0
     for _ in range(work.jobs - 1):
-        retry_s = float(rng.uniform(0.5, 1.0))  # the queue asks for resources again
+        retry_s = float(rng.uniform(0.5, 1.0))  # until the queue retries
         heard_s = 0.0 if event_driven else float(rng.uniform(0, HEARTBEAT_S))
         gap_s = work.post_s + heard_s + retry_s + work.pre_s
         if pre_schedule:
@@ -64,7 +64,7 @@ def idle_s(work: Workload, rng: Rng, *, event_driven: bool, pre_schedule: bool) 
 
 
 def _gap_when_launched_early(work: Workload, phase_s: float, retry_s: float) -> float:
-    """The next job is launched at a retry that the rule allows, prepares, and enters when the rule lets it in."""
+    """Idle seconds if the next job is launched at the first retry that the rule allows, and enters by the rule."""
     total_s = work.pre_s + work.busy_s + work.post_s
     launch_s = max(total_s - work.post_s - work.pre_s - 20.0, 0.0)  # earlier retries are refused anyway
     while isinstance(find_ending_gpu([Running(launch_s, total_s, work.post_s)], work.pre_s), Unplaced):
@@ -79,7 +79,7 @@ def _gap_when_launched_early(work: Workload, phase_s: float, retry_s: float) -> 
 
 
 def shared_min(exclusive_min: float, utilisation: float) -> float:
-    """Minutes for a row of jobs when two may share: both slow down once they want more than all of it."""
+    """Minutes for all jobs if two may share the GPU: both slow down if their utilisations exceed 1."""
     gpu = GpuUse(GPU_MB, JOB_MB, (utilisation,))
     if find_shared_gpu([gpu], JOB_MB, utilisation) != 0:
         return exclusive_min
@@ -87,20 +87,20 @@ def shared_min(exclusive_min: float, utilisation: float) -> float:
 
 
 def rows(seed: int) -> list[dict[str, Any]]:
-    """What each of the three saves by workload, and on average, in per cent: ours and the paper's."""
+    """The saving of each of the three techniques by workload, and the mean, in per cent: ours and the paper's."""
     found: list[dict[str, Any]] = []
     for gpu, works in WORKLOADS.items():
         for work in works:
             key = (gpu, work.name)
-            polled, told, early = (
+            polled, on_events, early = (
                 _mean_idle_s(work, seed, event_driven=event_driven, pre_schedule=pre_schedule)
                 for event_driven, pre_schedule in ((False, False), (True, False), (True, True))
             )
             shared = shared_min(work.exclusive_min, UTILISATION)
             found += [
                 _row(*key, "sharing: time", shared, work.exclusive_min, PAPER_SHARING[key]),
-                _row(*key, "pre-scheduling: idle time", early, told, PAPER_PRE[key]),
-                _row(*key, "event-driven: idle time", told, polled, PAPER_EVENT[key]),
+                _row(*key, "pre-scheduling: idle time", early, on_events, PAPER_PRE[key]),
+                _row(*key, "event-driven: idle time", on_events, polled, PAPER_EVENT[key]),
             ]
     for what in dict.fromkeys(r["what"] for r in found):
         of_it = [r for r in found if r["what"] == what]

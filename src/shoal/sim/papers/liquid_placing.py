@@ -1,8 +1,8 @@
-"""Liquid's placement against others: jobs of one server and two workers on nodes of a few GPUs.
+"""Liquid's placement compared with others: jobs of one server and two workers on nodes with a few GPUs.
 
-A job takes the seconds that Liquid measured for the layout it ends up in (`placement.ps_speed.LAYOUT_TIME_S`),
-times 0.95 to 0.99 at random as in the authors' mock. Immediate mode places each job when it comes to the head
-of the queue; batch mode places, every 5 s, the jobs that fit (five at most) together.
+A job takes the seconds that Liquid measured for its layout (`placement.ps_speed.LAYOUT_TIME_S`), times a random
+factor from 0.95 to 0.99, as in the authors' mock. Immediate mode places each job when it reaches the head of the
+queue. Batch mode places the jobs that fit (at most five) together, every 5 s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.placement.ps_speed import LAYOUT_TIME_S, LAYOUTS, layout, layout_time
 
 IntArray = NDArray[np.int32]
 Rng = np.random.Generator
-#: Nodes for three containers, the server first, given the free GPUs of each node.
+#: Chooses nodes for three containers (the server first), given the free GPUs of each node.
 Pick = Callable[[IntArray, Rng], list[int]]
 
 #: Eight jobs in the order of the authors' launcher.
@@ -36,13 +36,13 @@ PARALLEL = 5
 
 
 def pick_random(free: IntArray, rng: Rng) -> list[int]:
-    """Any free GPU for each container."""
+    """A random free GPU for each container."""
     gpus = np.repeat(np.arange(len(free)), free)
     return [int(node) for node in rng.permutation(gpus)[: JOB.total]]
 
 
 def pick_even(free: IntArray, rng: Rng) -> list[int]:
-    """Each container on the node that has most free: never together where that can be avoided."""
+    """Each container goes to the node with the most free GPUs, so containers are spread as far as possible."""
     free = free.copy()
     nodes: list[int] = []
     for _ in range(JOB.total):
@@ -52,8 +52,7 @@ def pick_even(free: IntArray, rng: Rng) -> list[int]:
 
 
 def pick_kubernetes(free: IntArray, rng: Rng) -> list[int]:
-    """As the default scheduler of Kubernetes: the least used node wins, a random one of equals; pods of a
-    job come in any order."""
+    """Like the default scheduler of Kubernetes: the least used node, ties at random, pods in random order."""
     free = free.copy()
     nodes: list[int] = []
     for _ in range(JOB.total):
@@ -64,8 +63,10 @@ def pick_kubernetes(free: IntArray, rng: Rng) -> list[int]:
 
 
 def pick_hived(free: IntArray, rng: Rng) -> list[int]:
-    """As HiveD: the fullest node that holds the job, else as few nodes as possible. It knows cells of GPUs,
-    not the roles of containers: which of them goes where is left to chance."""
+    """Like HiveD: the fullest node that holds the job, else as few nodes as possible.
+
+    HiveD knows cells of GPUs, not the roles of containers, so the containers are assigned at random.
+    """
     free = free.copy()
     nodes: list[int] = []
     while len(nodes) < JOB.total:
@@ -121,7 +122,7 @@ class _Run:
         self.finish_s.append(now_s + took_s)
 
     def end_next(self) -> float:
-        """Let the next job end; returns when."""
+        """End the next job, and return the time."""
         self.running.sort(key=lambda r: -r[0])
         end_s, nodes = self.running.pop()
         np.add.at(self.free, nodes, 1)
@@ -143,7 +144,7 @@ def _fresh(nodes: int, gpus: int, rng: Rng, jobs: int) -> tuple[Cluster, _Run]:
 
 
 def immediate(nodes: int, gpus: int, jobs: int, strategy: str, rng: Rng) -> dict[str, Any]:
-    """Jobs all wait from the start; each is placed as soon as three GPUs are free."""
+    """All jobs wait from the start; each is placed as soon as three GPUs are free."""
     cluster, run = _fresh(nodes, gpus, rng, jobs)
     pick, now_s = strategies(cluster)[strategy], 0.0
     while run.queue:
@@ -154,7 +155,7 @@ def immediate(nodes: int, gpus: int, jobs: int, strategy: str, rng: Rng) -> dict
 
 
 def batch(nodes: int, rng: Rng, search: Search) -> dict[str, Any]:
-    """Every few seconds the jobs at the head of the queue that fit are placed together by the search."""
+    """Every few seconds, the search places the jobs at the head of the queue that fit together."""
     cluster, run = _fresh(nodes, CLOUD_GPUS, rng, len(LAUNCH) * nodes // 5)
     now_s = 0.0
     while run.queue:
@@ -185,10 +186,10 @@ def mean_of(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def bounds() -> dict[str, dict[str, float]]:
-    """What the published times allow at most, in per cent less time: all jobs in one layout against another.
+    """The largest possible gain with the published times, in per cent: all jobs in one layout against another.
 
-    Nodes of four GPUs hold a whole job (pww), by the mean over the kinds of job as the paper counts there;
-    nodes of two do not (pw:w), by the mean over jobs.
+    Nodes with four GPUs hold a whole job (pww): mean over the kinds of job, as in the paper. Nodes with two GPUs
+    do not (pw:w): mean over jobs.
     """
     kinds = list(LAYOUT_TIME_S.values())
     four = {

@@ -1,13 +1,13 @@
-"""The comparison of the Optimus paper (EuroSys'18): against DRF and Tetris, in slots of ten minutes.
+"""The experiment of the Optimus paper (EuroSys'18): Optimus, DRF and Tetris, in slots of ten minutes.
 
-Jobs train one of eight models with parameter servers. Their true speed is the published model of
-synchronous training with coefficients fitted to the measurements of the same author (θ below), times what
-the placement costs by the step-time model of `placement.ps_speed`. Optimus sees speeds and remaining work
-with errors, as it would; DRF and Tetris give bundles of one server and one worker and spread them by load.
-A job whose numbers change loses `restart_s`.
+Jobs train one of eight models with parameter servers. Their true speed is the published model of synchronous
+training with coefficients fitted to the measurements of the same author (θ below), times the slowdown by
+placement in the step-time model of `placement.ps_speed`. Optimus knows speeds and remaining work with errors.
+DRF and Tetris allocate bundles of one server and one worker and spread them by load. A job whose numbers of
+servers and workers change loses `restart_s`.
 
-The job lengths of the paper are not published; here an epoch count is drawn so that a job takes about one
-to two hours at four servers and four workers.
+The job lengths of the paper are not published. Here the number of epochs is drawn so that a job takes about one
+to two hours with four servers and four workers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MAX_TASKS = 16
 NODE = (16.0, 48.0, 2.0)
 SLOT_S = 600.0
 
-#: What the paper reports, as Optimus' gain: 2.39 times the JCT and 1.63 times the makespan of DRF; over
-#: "representative schedulers" 139 % and 63 %. The ratios to Tetris are not in our sources.
+#: Optimus' gain in the paper: DRF has 2.39 times its JCT and 1.63 times its makespan ("representative schedulers":
+#: 139 % and 63 %). The ratios of Tetris are not in our sources.
 PAPER = {("drf", "jct"): 2.39, ("drf", "makespan"): 1.63}
 
 
@@ -58,11 +58,11 @@ class Setting:
     #: Relative errors of Optimus' predictions: the paper claims below 20 % and below 10 %.
     length_error: float = 0.2
     speed_error: float = 0.1
-    #: Whether speeds are off independently at each point, instead of as one fitted curve.
+    #: Whether the errors of speeds are independent at each point, instead of those of one fitted curve.
     pointwise: bool = False
-    #: Times as long as drawn.
+    #: Factor on the lengths of the jobs.
     length: float = 1.0
-    #: Times as long that the baselines exchange parameters, as when blocks are unequal over servers.
+    #: Factor on the baselines' time to exchange parameters, for unbalanced blocks over servers.
     baseline_exchange: float = 1.0
 
 
@@ -72,7 +72,7 @@ UNBALANCED = Setting("testbed, baselines exchange 1.5 times as long", 9, 13, 12_
 POINTWISE = Setting("testbed, speeds off point by point", 9, 13, 12_000.0, pointwise=True)
 RELEASED = Setting("released generator: 60 jobs, 60 nodes", 60, 60, 20 * SLOT_S)
 
-#: How jobs are given tasks, and how the tasks are placed.
+#: Allocation and placement rule of each scheduler.
 SCHEDULERS = {
     "optimus": ("optimus", "optimus"),
     "optimus, spread": ("optimus", "least-loaded"),
@@ -89,7 +89,7 @@ class _Job:
     steps: float
     ps_need: FloatArray
     worker_need: FloatArray
-    #: [p-1, w-1]: true speed where the placement is ideal, and as Optimus sees it.
+    #: [p-1, w-1]: true speed at the ideal placement, and the speed that Optimus predicts.
     speed: FloatArray
     seen: FloatArray
     length_factor: float
@@ -103,11 +103,11 @@ class _Job:
 
 
 def make_jobs(setting: Setting, rng: np.random.Generator, exchange: float = 1.0) -> list[_Job]:
-    """Jobs of random models, lengths and sizes of container, in order of arrival.
+    """Jobs of random models, lengths and container sizes, in order of arrival.
 
-    `exchange`: times as long that parameters take to and from the servers (θ2).
+    `exchange`: factor on the time to exchange parameters with the servers (θ2).
     """
-    (errors,) = rng.spawn(1)  # so that the jobs are the same however predictions err
+    (errors,) = rng.spawn(1)  # a separate stream: the jobs do not depend on the prediction errors
     jobs = []
     for arrive_s in np.sort(rng.uniform(0, setting.arrive_s, setting.jobs)):
         model = str(rng.choice(sorted(MODELS)))
@@ -137,7 +137,7 @@ def make_jobs(setting: Setting, rng: np.random.Generator, exchange: float = 1.0)
 
 
 def simulate(setting: Setting, scheduler: str, seed: int) -> dict[str, float]:
-    """Average JCT and makespan in seconds, and the part of the time that restarts took."""
+    """Average JCT and makespan in seconds, and the fraction of time spent on restarts."""
     allocate_by, place_by = SCHEDULERS[scheduler]
     exchange = 1.0 if allocate_by == "optimus" else setting.baseline_exchange
     jobs = make_jobs(setting, np.random.default_rng(seed), exchange)
@@ -166,7 +166,7 @@ def simulate(setting: Setting, scheduler: str, seed: int) -> dict[str, float]:
 
 
 def _run(job: _Job, rows: list[tuple[int, int, int]], start_s: float, run_s: float) -> None:
-    """Let a job train in its place for the rest of a slot."""
+    """Train a job at its placement for the rest of a slot."""
     ps, workers = job.tasks
     traffic = TRAFFIC[job.model]
     slower = step_time_s(traffic, [(p, w) for _, p, w in rows]) / _ideal_step_s(job.model, ps, workers)
@@ -179,7 +179,7 @@ def _run(job: _Job, rows: list[tuple[int, int, int]], start_s: float, run_s: flo
 
 
 def _ideal_step_s(model: str, ps: int, workers: int) -> float:
-    """The step time dealt equally over nodes of two GPUs, where the speeds above are taken to hold."""
+    """The step time in equal parts on nodes of two GPUs, for which the speeds above are assumed to hold."""
     nodes = max(-(-ps // 2), -(-workers // 2), 1)
     dealt = [(len(range(i, ps, nodes)), len(range(i, workers, nodes))) for i in range(nodes)]
     return step_time_s(TRAFFIC[model], dealt)
@@ -219,7 +219,7 @@ def _place_given(
     worker_needs: FloatArray,
     rule: str,
 ) -> TaskPlacement:
-    """Place the jobs that were given something; a job that does not fit as a whole gets less, then none."""
+    """Place the jobs with an allocation; a job that does not fit as a whole gets less, or nothing."""
     ps, workers = ps.copy(), workers.copy()
     while True:
         rows = np.flatnonzero((ps > 0) & (workers > 0))
@@ -257,23 +257,23 @@ def run(seed: int = 0, quick: bool = False) -> dict[str, Any]:
 
 
 WHY = (
-    "The direction is the paper's: Optimus is ahead of DRF in both, most of it by its allocation, some by its "
-    "placement; restarts cost it about one per cent of the time. Makespan: on the testbed the last of nine jobs "
+    "The direction is the paper's: Optimus is better than DRF in both metrics, mostly by its allocation, partly by "
+    "its placement; restarts cost it about one per cent of the time. Makespan: on the testbed the last of nine jobs "
     "arrives after 3 hours, which no scheduler can change, so the ratio is small; with jobs four times as long, "
-    "or with 60 jobs, it is the paper's. JCT: the ratio stays below 2.39 whatever the length of the jobs. In "
-    "the paper Optimus also balances parameter blocks, where the baselines have MXNet's own assignment (for "
-    "ResNet-50 its fullest server holds 1.04 to 1.66 times the mean, by our `paa`), and replaces stragglers. "
-    "Exchanges 1.5 times as long for the baselines give 1.8; it would take about three times to come to 2.39. "
-    "The lengths and the mix of its jobs are not published. It also depends on how predictions err: where "
-    "speeds are off point by point instead of as a fitted curve, the gains that Optimus climbs by are noise, "
-    "it stops at a quarter of the servers and two thirds of the workers, and is ahead by less. Tetris gives "
-    "a few short jobs 10 to 16 bundles each and lets the others wait, though more than a few no longer speed a "
-    "job up; its ratio in the paper is not known to us."
+    "or with 60 jobs, it equals the paper's. JCT: the ratio stays below 2.39 for all job lengths. In the paper "
+    "Optimus also balances parameter blocks, where the baselines use MXNet's assignment (for ResNet-50 its fullest "
+    "server holds 1.04 to 1.66 times the mean, by our `parameter_assignment`), and replaces stragglers. With "
+    "exchanges 1.5 times as long for the baselines the ratio is 1.8; 2.39 would need about three times. The lengths "
+    "and the mix of the paper's jobs are not published. The ratio also depends on the kind of prediction errors: if "
+    "speeds are off independently at each point instead of as a fitted curve, the marginal gains that Optimus uses "
+    "are noise; it stops at a quarter of the servers and two thirds of the workers, and its advantage is smaller. "
+    "Tetris gives a few short jobs 10 to 16 bundles each and lets the others wait, although a job is hardly faster "
+    "with more than a few bundles; the paper's ratio for Tetris is not known to us."
 )
 
 
 def _rows(one: dict[str, Any]) -> list[dict[str, Any]]:
-    """How many times as long as with Optimus, ours and the paper's."""
+    """The ratio of each metric to Optimus', ours and the paper's."""
     ours = one["schedulers"]["optimus"]
     return [
         {
@@ -290,7 +290,7 @@ def _rows(one: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def render(result: dict[str, Any]) -> str:
-    """A table for people."""
+    """A table for the terminal."""
     lines = [f"Optimus (EuroSys'18): times as long as with Optimus, mean of {result['runs']} runs"]
     for one in result["settings"]:
         lines += ["", one["setting"], f"  {'':16} {'avg JCT':>9} {'ours':>6} {'paper':>6}"]
@@ -328,8 +328,8 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
             rows = [r for r in _rows(one) if r["metric"] == metric]
             at = np.arange(len(names)) + offset
             axis.bar(at, [r["ours"] for r in rows], 0.38, label=f"{metric}, ours")
-            told = [(x, r["paper"]) for x, r in zip(at, rows) if r["paper"] is not None]
-            axis.plot(*zip(*told), "k_", markersize=14, label=None if offset < 0 else "paper")
+            published = [(x, r["paper"]) for x, r in zip(at, rows) if r["paper"] is not None]
+            axis.plot(*zip(*published), "k_", markersize=14, label=None if offset < 0 else "paper")
         axis.set_xticks(np.arange(len(names)), names, rotation=20, ha="right")
         axis.set_title(one["setting"])
         axis.set_ylabel("times Optimus")

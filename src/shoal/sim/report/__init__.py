@@ -1,1 +1,1 @@
-"""One self-contained HTML page for several runs: what `shoal sim compare --report` writes."""
+"""The report of `shoal sim compare --report`: one self-contained HTML page for several runs."""

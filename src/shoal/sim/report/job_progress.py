@@ -1,8 +1,8 @@
-"""How far a job has come over time, from the changes of its share.
+"""The progress of a job over time, computed from the changes of its share.
 
-The record holds shares, not progress. Between them a job trains at its profile's speed, and a new share
-takes effect as the cost model says. That is exact in a pool of GPUs. On nodes the type and spread of a share
-are not in the record, nor how full a shared GPU is: there the curve is scaled so that it ends at 1 when the job did.
+The record contains shares, not progress. Between changes a job trains at its profile's speed, and a new share
+takes effect according to the cost model. This is exact in a pool of GPUs. On nodes, the record contains neither the
+type and spread of a share nor the load of a shared GPU: there the curve is scaled to end at 1 when the job ends.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shoal.sim.run_record import RunRecord
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-#: A run keeps the progress of this many jobs; the page shows one of them.
+#: A run stores the progress of this many jobs; the page shows one of them.
 MAX_EARLY = 40
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Part of the work done, at times since submission; straight in between."""
+    """Fraction of the work done, by time since submission; linear in between."""
 
     time_s: FloatArray
     done: FloatArray
@@ -34,17 +34,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shares that a job was given, and when, since its submission."""
+    """The shares of a job, by time since its submission."""
 
     time_s: FloatArray
     gpus: IntArray
 
 
 def early_jobs(record: RunRecord, work: FloatArray, most: int = MAX_EARLY) -> list[int]:
-    """Jobs that may be watched: of those submitted in the first tenth of the trace the largest.
+    """Candidates for the progress chart: the largest jobs submitted in the first tenth of the trace.
 
-    Half of the places are for those submitted at the very beginning. It depends on the trace alone, so that
-    every run of it has the same.
+    Half of them were submitted at the very beginning. The choice depends on the trace only, so it is the same in
+    every run.
     """
     submit = np.array([job.submit_s for job in record.jobs])
     if not len(submit):
@@ -58,7 +58,7 @@ def early_jobs(record: RunRecord, work: FloatArray, most: int = MAX_EARLY) -> li
 
 
 def shares_of(record: RunRecord, which: list[int]) -> list[Shares]:
-    """The shares of these jobs over time, each without the others'."""
+    """The shares of each of these jobs over time."""
     order, first = changes_by_job(record)
     times, gpus = np.asarray(record.change_s, np.float64), np.asarray(record.change_gpus, np.int64)
     mine = [order[first[j] : first[j + 1]] for j in which]
@@ -88,10 +88,10 @@ def progress_of(
 
 
 def trained_shares(times: list[float], gpus: list[int], costs: Costs, model: str) -> list[tuple[float, int]]:
-    """(time, share that trains from then on), of a job that was given these shares at these times.
+    """(time, share that trains from then on) of a job that got these shares at these times.
 
-    It follows the simulator's rules: the first start is free; a restart stops the job; concurrently, those
-    that stay train on while newcomers prepare, and a newer share replaces one that is not yet reached.
+    It follows the simulator's rules: the first start is free; a restart stops the job; with concurrent
+    reconfiguration the old workers train while new ones prepare, and a newer share replaces a pending one.
     """
     out: list[tuple[float, int]] = []
     had, ready, growing_to = 0, np.inf, 0
@@ -110,7 +110,7 @@ def trained_shares(times: list[float], gpus: list[int], costs: Costs, model: str
             out += [(now, 0), (now + standstill_s, share)]
         else:
             ready, growing_to = now + costs.prepare_s, share
-            # A pause that has not ended yet ends all the same, while the newcomers prepare.
+            # A pause that has not ended yet continues while the new workers prepare.
             out += [(at, s) for at, s in overtaken if s == had and at < ready]
             out += [(ready, 0), (ready + costs.pause_s, share)]
             continue

@@ -1,7 +1,7 @@
-"""Columns of numbers and words in a page, small: a hundred thousand jobs and their shares take a few megabytes.
+"""Compact columns of numbers and words for the page: 100,000 jobs and their shares take a few megabytes.
 
-A column is compressed (zlib) and written in base64. Of numbers all lowest bytes come first, then all second ones, and
-so on: neighbours are alike then, which takes a quarter less. The page's `unpack` is the way back.
+A column is compressed (zlib) and encoded in base64. Numbers are stored by significance: first all lowest bytes, then
+all second bytes, and so on. Neighbouring bytes are then similar, which saves a quarter. The page's `unpack` decodes it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 
 
 def pack_numbers(values: NDArray[Any], kind: str) -> dict[str, Any]:
-    """`kind` is f4 or u4, as numpy names them."""
+    """`kind` is the numpy type: f4 or u4."""
     flat = np.ascontiguousarray(values, np.dtype(kind).newbyteorder("<"))
     planes = flat.view(np.uint8).reshape(len(flat), flat.itemsize).T
     return {"kind": kind, "data": _squeezed(planes.tobytes())}
 
 
 def pack_words(values: Sequence[str]) -> dict[str, Any]:
-    """Each word once, and which it is."""
+    """The distinct words, and the index of each value."""
     words = {word: i for i, word in enumerate(dict.fromkeys(values))}
     return {
         "kind": "words",

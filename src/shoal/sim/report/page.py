@@ -1,4 +1,4 @@
-"""The page of a report: the series of all runs brought together, and one HTML file without outside parts."""
+"""The HTML page of a report: the data of all runs in one self-contained file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCRIPTS = (
     "main.js",
 )
 
-#: Columns of jobs that are the trace's, and a run's; how numbers are kept.
+#: Columns of jobs that belong to the trace, and to a run; and their numeric types.
 _OF_TRACE = {
     "name": "words",
     "user": "words",
@@ -54,7 +54,7 @@ _OF_RUN = {
 
 
 def render(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> str:
-    """The page as text: open it in any browser, offline. It names the runs that were to be and did not begin."""
+    """The page as HTML, which opens in any browser without a network. It names the runs that did not begin."""
     data = assemble(series, not_begun)
     script = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in SCRIPTS)
     style = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES)
@@ -70,12 +70,12 @@ def render(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> str:
 
 
 def script_hash(text: str) -> str:
-    """What the page's content security policy knows its own script by; no other script can run."""
+    """The hash of the page's own script for its content security policy; no other script can run."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def as_json(data: dict[str, Any]) -> Markup:
-    """JSON that can stand inside a script element: nothing in it can end the element or open a comment."""
+    """JSON for a script element, escaped so that it can neither end the element nor open a comment."""
     text = json.dumps(clean(data), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -83,7 +83,7 @@ def as_json(data: dict[str, Any]) -> Markup:
 
 
 def clean(value: Any) -> Any:
-    """Plain JSON values; what is no number becomes null."""
+    """Plain JSON values; nan and infinity become null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -94,7 +94,7 @@ def clean(value: Any) -> Any:
 
 
 def assemble(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> dict[str, Any]:
-    """The data of the page: what belongs to the trace once, what belongs to a run per run."""
+    """The data of the page: the data of the trace once, and the data of each run."""
     if not series:
         raise ValueError("a report needs at least one run")
     width = max(s["over_time"]["width_s"] for s in series)
@@ -116,7 +116,7 @@ def assemble(series: list[dict[str, Any]], not_begun: Sequence[str] = ()) -> dic
 
 
 def watched_by_policy(series: list[dict[str, Any]]) -> dict[str, list[int]]:
-    """Which candidates to watch in all runs of a policy: they differ in what changes cost, and are compared."""
+    """The jobs to show for all runs of a policy. Its runs differ in cost model, so they show the same jobs."""
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     for s in series:
         runs.setdefault(s["policy"], []).append(s["watched"])
@@ -124,13 +124,13 @@ def watched_by_policy(series: list[dict[str, Any]]) -> dict[str, list[int]]:
 
 
 def choose_watched(runs: list[list[dict[str, Any]]]) -> list[int]:
-    """The candidates whose shares change most often over all runs: there is most to see of what that costs.
+    """The candidates whose shares change most often over all runs: they show the cost of changes best.
 
-    One was submitted at time zero, as in CoDDL's experiment; one of any time comes before it if its share changes
-    more than twice as often.
+    A job submitted at time zero comes first, as in CoDDL's experiment, unless the share of another job changes more
+    than twice as often.
     """
     if not runs[0]:
-        return []  # a trace without jobs has none to watch
+        return []  # a trace without jobs
     changes = np.sum([[job["changes"] for job in run] for run in runs], axis=0)
     at_zero = np.flatnonzero([job["submit_s"] == 0 for job in runs[0]])
     first, most = int(at_zero[np.argmax(changes[at_zero])]), int(np.argmax(changes))
@@ -138,7 +138,7 @@ def choose_watched(runs: list[list[dict[str, Any]]]) -> list[int]:
 
 
 def packed(jobs: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
-    """Columns of jobs as the page keeps them."""
+    """Columns of jobs in the page's encoding."""
     return {
         name: pack_words(jobs[name]) if kind == "words" else pack_numbers(jobs[name], kind)
         for name, kind in kinds.items()
@@ -146,7 +146,7 @@ def packed(jobs: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
 
 
 def run_of(s: dict[str, Any], width_s: float, watched: list[int]) -> dict[str, Any]:
-    """One run, on the common grid of time."""
+    """The data of one run, in the common time buckets."""
     kept = ("label", "policy", "costs", "setup", "figures", "cdf", "users", "trades")
     return {
         **{name: s[name] for name in kept},

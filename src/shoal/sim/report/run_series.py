@@ -1,4 +1,4 @@
-"""What a report shows of one run: plain data, small whatever the size of the trace, and a row for each of its jobs."""
+"""The data of one run in a report: series of bounded size, and one row per job."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from shoal.sim.summary import waited_s
 FloatArray = NDArray[np.float64]
 
 MAX_CDF_POINTS = 400
-#: Users shown one by one over time; the others are shown as one.
+#: Users with a series of their own; the others are combined.
 MAX_USERS = 8
 MAX_LEDGER_SAMPLES = 180
 MAX_TRADES = 60
 
-#: What of a run's setup is a file.
+#: The parts of a setup that are files.
 FILES = ("jobs", "profiles", "cluster", "needs")
 
 FIGURES = (
@@ -63,7 +63,7 @@ def series_of(result: Result, summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def setup(summary: dict[str, Any]) -> dict[str, Any]:
-    """What was run. Files by their names alone: a report is passed on, and folders here mean nothing there."""
+    """The setup of a run. Files are given by name only, because reports are passed on to other machines."""
     described = summary.get("setup", {})
     return {name: Path(value).name if name in FILES else value for name, value in described.items()}
 
@@ -74,7 +74,7 @@ def gpus_by_type(result: Result) -> dict[str, int]:
 
 
 def cdf(record: RunRecord) -> dict[str, list[Any]]:
-    """Points (JCT, part of the finished jobs that took no longer): all of them, or evenly spaced ones."""
+    """Points (JCT, fraction of finished jobs that took no longer): all points, or evenly spaced ones."""
     submit = np.array([job.submit_s for job in record.jobs])
     jct = np.sort((record.finish_s - submit)[np.isfinite(record.finish_s)])
     n = len(jct)
@@ -88,7 +88,7 @@ def origin_s(record: RunRecord) -> float:
 
 
 def over_time(record: RunRecord) -> dict[str, Any]:
-    """GPUs in use, jobs waiting and share changes, in buckets of time."""
+    """GPUs in use, waiting jobs and share changes, in time buckets."""
     start = origin_s(record)
     end = max(record.end_s - start, 0.0)
     times = np.asarray(record.times_s, np.float64) - start
@@ -112,11 +112,11 @@ def packed(buckets: Buckets) -> dict[str, list[Any]]:
 
 
 def is_change(record: RunRecord) -> NDArray[np.bool_]:
-    """Which entries of the change log change a share: a job's end does not, nor does a guest, who has none."""
+    """Which entries of the change log change a share: not the end of a job, and not those of co-located jobs."""
     job = np.asarray(record.change_job, np.int64)
     at, gpus = np.asarray(record.change_s, np.float64), np.asarray(record.change_gpus, np.int64)
     changes: NDArray[np.bool_] = (gpus > 0) | (at != record.finish_s[job])
-    changes[record.guest_changes] = False
+    changes[record.colocation_changes] = False
     return changes
 
 
@@ -138,7 +138,7 @@ def jobs(record: RunRecord, work: FloatArray) -> dict[str, Any]:
 
 
 def watched(result: Result, work: FloatArray, gpu_type: str, kind: str) -> list[dict[str, Any]]:
-    """The progress of early jobs, of which the page shows one: what the thrashing experiment looks at."""
+    """The progress of early jobs, of which the page shows one (as in CoDDL's thrashing experiment)."""
     which = early_jobs(result.record, work)
     shares = shares_of(result.record, which)
     return [watched_one(result, j, mine, gpu_type, kind) for j, mine in zip(which, shares)]
@@ -163,7 +163,7 @@ def watched_one(result: Result, j: int, shares: Shares, gpu_type: str, kind: str
 
 
 def costs_of(shares: Shares, paused_s: float, kind: Any) -> Costs:
-    """The cost model of a run: its kind, and what each time the job went on has cost it on average."""
+    """The cost model of a run, with the job's mean cost per reconfiguration."""
     paid = int((shares.gpus[1:] > 0).sum())
     return Costs(kind, restart_s=paused_s / paid if paid else 0.0)
 
@@ -175,7 +175,7 @@ def worst_deviation(summary: dict[str, Any]) -> float | None:
 
 
 def users(record: RunRecord, summary: dict[str, Any], work: FloatArray) -> dict[str, Any] | None:
-    """The fairness ledger: totals per user and GPU type, and mean GPUs over time of the busiest users."""
+    """The fairness ledger: totals by user and GPU type, and mean GPUs over time of the busiest users."""
     ledger, samples = summary.get("ledger"), record.ledger_over_time
     if not ledger or samples is None:
         return None
@@ -206,7 +206,7 @@ def users(record: RunRecord, summary: dict[str, Any], work: FloatArray) -> dict[
 
 
 def _means(values: FloatArray, step: int) -> FloatArray:
-    """Means of `step` neighbours each; the last one may be of fewer."""
+    """Means of `step` neighbours; the last mean may have fewer."""
     if step == 1 or not len(values):
         return values
     starts = np.arange(0, len(values), step)
@@ -220,7 +220,7 @@ def _ends(times: FloatArray, step: int) -> FloatArray:
 
 
 def trades(summary: dict[str, Any]) -> dict[str, Any] | None:
-    """The trades of a run, round by round; the last ones if there are many."""
+    """The trades of a run by round; the last rounds if there are many."""
     rounds = summary.get("trades")
     if not rounds:
         return None

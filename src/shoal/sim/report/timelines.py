@@ -13,12 +13,12 @@ from shoal.sim.run_record import RunRecord
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-#: Times of changes are told to this, or to ten times as much where the numbers would not fit into four bytes.
+#: Time unit of changes; ten times as much if the numbers would not fit into four bytes.
 UNIT_S = 0.1
 
 
 def work_gpu_s(record: RunRecord, profiles: dict[str, Profile], gpu_type: str) -> FloatArray:
-    """GPU-seconds each job needs at the size it asked for: how long it is, whatever the policy."""
+    """GPU-seconds that each job needs at its requested size, independent of the policy."""
     out = np.zeros(len(record.jobs))
     for i, job in enumerate(record.jobs):
         profile = profiles[job.model]
@@ -30,17 +30,17 @@ def work_gpu_s(record: RunRecord, profiles: dict[str, Profile], gpu_type: str) -
 
 
 def changes_by_job(record: RunRecord) -> tuple[IntArray, IntArray]:
-    """(order, first): entries `order[first[j]:first[j + 1]]` of the change log are job j's, in time order."""
+    """(order, first): entries `order[first[j]:first[j + 1]]` of the change log belong to job j, in time order."""
     jobs = np.asarray(record.change_job, np.int64)
     order = np.argsort(jobs, kind="stable")
     return order, np.searchsorted(jobs[order], np.arange(len(record.jobs) + 1))
 
 
 def timelines(record: RunRecord) -> dict[str, Any]:
-    """How often the share of each job changed (`points`), when and to what, of one job after the other.
+    """The number of share changes of each job (`points`), their times and new shares, job by job.
 
-    `at` are differences to the change before, of the first one to the submission of the job, in units of `unit_s`.
-    `guests` are the changes from which on the job is a guest, by their place among those of all jobs.
+    `at` is the time since the previous change (for the first one: since submission), in units of `unit_s`. `guests`
+    are the positions of the changes at which the job becomes co-located, among the changes of all jobs.
     """
     order, first = changes_by_job(record)
     points = np.diff(first)
@@ -53,14 +53,14 @@ def timelines(record: RunRecord) -> dict[str, Any]:
     begins = first[:-1][points > 0]
     steps[begins] = at[begins]
     gpus = np.asarray(record.change_gpus, np.int64)[order]
-    guests = np.flatnonzero(np.isin(order, record.guest_changes) & (gpus > 0))
+    guests = np.flatnonzero(np.isin(order, record.colocation_changes) & (gpus > 0))
     return {"points": points, "at": steps.astype(np.int64), "gpus": gpus, "guests": guests, "unit_s": unit_s}
 
 
 def extremes(at: FloatArray, value: NDArray[Any], most: int) -> IntArray:
-    """Indices of at most about `most` entries: the first, the last, and the least and greatest in between.
+    """Indices of at most about `most` entries: the first, the last, and the extremes in between.
 
-    Time is cut into `most` / 2 parts; of each part its least and its greatest value are kept.
+    Time is divided into `most` / 2 parts; the smallest and the largest value of each part are kept.
     """
     n = len(at)
     if n <= most:
@@ -75,7 +75,7 @@ def extremes(at: FloatArray, value: NDArray[Any], most: int) -> IntArray:
 
 
 def short(values: Any, digits: int = 1) -> list[Any]:
-    """As plain numbers that are short in JSON; what is not a number is None."""
+    """Rounded numbers that are short in JSON; nan becomes None."""
     out: list[Any] = []
     for value in np.asarray(values, np.float64).tolist():
         if value != value or value in (float("inf"), float("-inf")):

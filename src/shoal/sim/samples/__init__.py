@@ -1,10 +1,10 @@
-"""Small inputs that come with Shoal: something to run before one has traces of one's own.
+"""Sample inputs, to try the simulator without traces of one's own.
 
-`profiles.csv` follows an analytic model, not measurements: with n GPUs an iteration takes
+`profiles.csv` comes from an analytic model, not from measurements: with n GPUs an iteration takes
 compute / (speed of the GPU type · n^0.97) + fixed + gradients · 2(n-1)/n / bandwidth, where the bandwidth
-is that of a node up to 8 GPUs and of the network beyond. `jobs.csv` is a generated trace of 300 jobs for
-64 GPUs (load 0.9, diurnal arrivals, more large jobs than Philly has, none above a day), `cluster.yaml` a
-mixed cluster of that size whose users are those of the jobs.
+is that of a node up to 8 GPUs and that of the network beyond. `jobs.csv` is a generated trace of 300 jobs for
+64 GPUs (load 0.9, diurnal arrivals, more large jobs than Philly, none longer than a day). `cluster.yaml` is a
+mixed cluster of that size with the users of the jobs.
 """
 
 from __future__ import annotations

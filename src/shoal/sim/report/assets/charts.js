@@ -1,4 +1,4 @@
-// Charts of all runs: lines by uPlot, strips as small multiples; one legend switches and singles out runs.
+// Charts of all runs: lines by uPlot, strips as small multiples. One legend shows, hides and highlights runs.
 
 const VIEW = { hidden: new Set(), focus: null };
 const CHARTS = [];
@@ -67,7 +67,7 @@ function empty(host, words) {
   host.replaceChildren(el("div", { class: "empty" }, words));
 }
 
-// Lines of all runs over a common x; bands (least to greatest) of the run that is singled out.
+// Lines of all runs over a common x, and the band (smallest to largest value) of the highlighted run.
 function runChart(host, { x, ys, bands, xAxis, xScale, value, title, label, runs = RUNS, yRange, yTicks }) {
   const only = () => {
     if (VIEW.focus !== null) return VIEW.focus;
@@ -91,7 +91,7 @@ function runChart(host, { x, ys, bands, xAxis, xScale, value, title, label, runs
     u.ctx.fill(path);
     u.ctx.restore();
   };
-  // With bands the axis has to hold the extremes of what may be singled out.
+  // With bands the axis must include the extremes of every run that may be highlighted.
   const top = bands ? Math.max(1, ...bands.map((b) => Math.max(0, ...b.high))) : null;
   const u = plot(host, {
     scales: { x: { time: false, ...xScale }, y: { range: yRange || ((u, lo, hi) => [0, (only() !== null && top ? top : Math.max(hi, 1)) * 1.06]) } },
@@ -107,7 +107,7 @@ function runChart(host, { x, ys, bands, xAxis, xScale, value, title, label, runs
   return u;
 }
 
-// One strip per row: the share of the height that `points` [[x, y], ...] or `area` paths take up.
+// One strip per row: `points` [[x, y], ...] or `area` paths, scaled to the height.
 function lanes(host, { rows, end, top, note, label }) {
   const W = 1000, H = 100;
   host.style.setProperty("--lane", rows.length > 10 ? "26px" : "38px");

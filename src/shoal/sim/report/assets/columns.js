@@ -1,4 +1,4 @@
-// Columns of jobs as this file keeps them: compressed, numbers with all their lowest bytes first.
+// Decode the columns of jobs: compressed, and numbers with all lowest bytes first.
 
 const ARRAYS = { f4: Float32Array, u4: Uint32Array };
 
@@ -17,7 +17,7 @@ async function unpack(column) {
   const planes = await inflate(column.data), size = ARRAYS[column.kind].BYTES_PER_ELEMENT, n = planes.length / size;
   const bytes = new Uint8Array(planes.length);
   for (let p = 0; p < size; p++) for (let i = 0; i < n; i++) bytes[i * size + p] = planes[p * n + i];
-  return new ARRAYS[column.kind](bytes.buffer); // computers that read this are little-endian
+  return new ARRAYS[column.kind](bytes.buffer); // all platforms with a browser are little-endian
 }
 
 async function unpackAll(columns) {

@@ -1,5 +1,5 @@
 "use strict";
-// Numbers for people, and elements without markup: names come from traces and only ever become text.
+// Formatting of numbers, and DOM elements. Names come from traces, so they are inserted as text, never as markup.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const RUNS = DATA.runs;
@@ -26,8 +26,7 @@ function svg(tag, attrs, ...children) {
 
 const UNITS = [["d", 86400], ["h", 3600], ["m", 60], ["s", 1]];
 
-// As the terminal rounds: the exact value decides, so that 7.55, which is a little less, becomes 7.5; of a tie the
-// even digit.
+// Round like the terminal: by the exact value (7.55 is slightly less and becomes 7.5), ties to the even digit.
 function rounded(v, digits) {
   const away = v.toFixed(digits), exact = v.toFixed(digits + 25);
   const odd = exact.endsWith(`5${"0".repeat(24)}`) && "13579".includes(away[away.length - 1]);
@@ -39,7 +38,7 @@ function duration(s) {
   if (s === null || s === undefined || !isFinite(s)) return "–";
   for (let i = 0; i < UNITS.length - 1; i++) {
     const [unit, size] = UNITS[i], [small, part] = UNITS[i + 1];
-    const whole = Math.floor(s / part + 0.5) * part; // rounded first, so that 59.7 s are a minute
+    const whole = Math.floor(s / part + 0.5) * part; // round first, so that 59.7 s become a minute
     if (whole >= size) return `${Math.floor(whole / size)}${unit} ${(whole % size) / part}${small}`;
   }
   return `${rounded(Math.max(s, 0), s < 9.95 ? 1 : 0)}s`;
@@ -72,8 +71,8 @@ const short = (v) => (v === null || v === undefined ? "–" : v >= 100 ? count(v
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 const COSTS = { none: "no cost", restart: "stop and restart", concurrent: "concurrent" };
 
-// A colour for each policy, a dash for each variant of it (cost model, what it knows): runs differ by one even
-// where the other is the same. The variants of a single policy differ by both.
+// A colour for each policy, and a dash pattern for each variant (cost model, knowledge). The variants of a single
+// policy differ in both.
 const POLICIES = [...new Set(RUNS.map((r) => r.policy))];
 const KINDS = [...new Set(RUNS.map((r) => r.costs))];
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3]];
@@ -85,12 +84,12 @@ RUNS.forEach((run, i) => {
   run.i = i;
   run.colour = `--c${(POLICIES.length === 1 ? v : p) % COLOURS}`;
   run.dash = DASHES[(v + Math.floor(p / COLOURS)) % DASHES.length];
-  // How far a run came that was cut short: it stands wherever the run is named.
+  // The simulated time of an interrupted run, shown wherever the run is named.
   run.mark = run.figures.interrupted ? ` (to ${duration(run.figures.makespan_s)})` : "";
   run.label += run.mark;
 });
 
-// What was cut short is shown and not compared.
+// Interrupted runs are shown but not ranked.
 const ENDED = RUNS.filter((run) => !run.figures.interrupted);
 
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -6,7 +6,7 @@ const known = (v) => (Number.isNaN(v) ? null : v);
 async function jobs() {
   const caption = $("jobs-caption");
   if (typeof DecompressionStream === "undefined") {
-    caption.textContent = "This browser cannot unpack the shares of the jobs: open this file in one of 2023 or later.";
+    caption.textContent = "This browser cannot unpack the shares of the jobs: open this file in a browser of 2023 or later.";
     $("job-panel").hidden = true;
     return;
   }
@@ -15,7 +15,7 @@ async function jobs() {
   byRun.forEach((columns, i) => {
     Object.assign(RUNS[i].jobs, columns, { begin: begins(columns.points), guests: new Set(columns.guests) });
   });
-  caption.textContent = "Click a job to see how its share went under each run.";
+  caption.textContent = "Click a job to see its share over time in each run.";
   jobTable(rowsOf(trace));
 }
 
@@ -40,7 +40,7 @@ function rowsOf(j) {
   });
 }
 
-// How well a job matches the words sought: 0 if each is a word of it, 1 if each begins one, else 2.
+// How well a job matches the search words: 0 if each is one of its words, 1 if each begins one, else 2.
 function closeness(words, text) {
   const own = text.split(/\s+/);
   if (words.every((w) => own.includes(w))) return 0;
@@ -54,8 +54,8 @@ function jobTable(rows) {
     { head: "Job", word: true, get: (r) => r.name, show: (r) => el("button", { class: "rowpick", type: "button", title: r.name }, r.name) },
     { head: "User", word: true, get: (r) => r.user, show: (r) => r.user, mark: () => "clip" },
     { head: "Model", word: true, get: (r) => r.model, show: (r) => r.model, mark: () => "clip" },
-    { head: "Asked for", get: (r) => r.requested, show: (r) => plural(r.requested, "GPU"), downFirst: true },
-    { head: "Work", get: (r) => r.work, show: (r) => `${short(r.work / 3600)} GPU h`, downFirst: true, hint: "GPU-hours at the size it asked for" },
+    { head: "Requested", get: (r) => r.requested, show: (r) => plural(r.requested, "GPU"), downFirst: true },
+    { head: "Work", get: (r) => r.work, show: (r) => `${short(r.work / 3600)} GPU h`, downFirst: true, hint: "GPU-hours at the requested size" },
     { head: "Submitted at", get: (r) => r.submit, show: (r) => duration(r.submit) },
     { head: several ? "Shortest JCT" : "JCT", get: (r) => r.least, show: (r) => duration(r.least), downFirst: true },
     ...(several ? [{ head: "Longest JCT", get: (r) => r.most, show: (r) => duration(r.most), downFirst: true }] : []),
@@ -93,14 +93,14 @@ function shares(run, k) {
   return out;
 }
 
-// [[seconds since its submission, 1 if it is a guest from then on, else 0], ...]
+// [[seconds since its submission, 1 if it is co-located from then on, else 0], ...]
 function stays(run, k, points) {
   const { begin, guests } = run.jobs, mine = begin[k + 1] - begin[k];
   return points.map(([t], i) => [t, i < mine && guests.has(begin[k] + i) ? 1 : 0]);
 }
 
-// The time as a guest, and its outline [[x, from, to], ...].
-function guestTime(stayed) {
+// The co-located time, and its outline [[x, from, to], ...].
+function colocatedTime(stayed) {
   const from = stayed.map(([t, guest], i) => [t, guest, (stayed[i + 1] || [t])[0]]).filter(([, guest]) => guest);
   return {
     sum: from.reduce((sum, [t, , until]) => sum + until - t, 0),
@@ -111,7 +111,7 @@ function guestTime(stayed) {
 function drawJob(row) {
   const k = row.k;
   $("job-title").textContent = row.name;
-  $("job-facts").textContent = `${row.user}’s ${row.model || "job"}, asked for ${plural(row.requested, "GPU")}, submitted ${duration(row.submit)} after the first job.`;
+  $("job-facts").textContent = `${row.user}’s ${row.model || "job"}, requested ${plural(row.requested, "GPU")}, submitted ${duration(row.submit)} after the first job.`;
   let top = 1, end = 1e-3;
   const rows = RUNS.map((run) => {
     const points = shares(run, k), jct = known(run.jobs.jct_s[k]), waited = run.jobs.wait_s[k];
@@ -119,13 +119,13 @@ function drawJob(row) {
     if (jct === null && points.length) points.push([until, points[points.length - 1][1]]);
     end = Math.max(end, until);
     for (const [, gpus] of points) top = Math.max(top, gpus);
-    const stayed = stays(run, k, points), { sum, band } = guestTime(stayed);
-    const more = [waited >= 1 ? `waited ${duration(waited)}` : "", sum > 0 ? `guest ${duration(sum)}` : ""].filter(Boolean).join(", ");
+    const stayed = stays(run, k, points), { sum, band } = colocatedTime(stayed);
+    const more = [waited >= 1 ? `waited ${duration(waited)}` : "", sum > 0 ? `co-located ${duration(sum)}` : ""].filter(Boolean).join(", ");
     const note = jct === null ? "did not finish" : `${duration(jct)}, ${plural(run.jobs.changes[k], "change")}${more ? `,\n${more}` : ""}`;
     return { run, points: points.map(([t, gpus], i) => [t, stayed[i][1] ? 0 : gpus]), stayed, band, jct, note };
   });
   lanes($("job-lanes"), {
     rows, end, top, label: "GPUs of the job over time",
-    note: (r, t) => `${duration(t)}: ${t > (r.jct ?? Infinity) ? "done" : valueAt(r.stayed, t) ? "guest" : plural(valueAt(r.points, t), "GPU")}`,
+    note: (r, t) => `${duration(t)}: ${t > (r.jct ?? Infinity) ? "done" : valueAt(r.stayed, t) ? "co-located" : plural(valueAt(r.points, t), "GPU")}`,
   });
 }

@@ -1,19 +1,19 @@
-// The page, top to bottom.
+// The sections of the page, from top to bottom.
 
 function times() {
   const width = DATA.width_s, n = Math.max(...RUNS.map((r) => r.over_time.used.mean.length));
   return Array.from({ length: n }, (_, i) => (i + 0.5) * width);
 }
-// 2048 s is 34 minutes to a reader.
+// Show 2048 s as 34 minutes.
 const coarse = (s) => (s < 600 ? s : s < 36000 ? Math.round(s / 60) * 60 : Math.round(s / 3600) * 3600);
-// The middle of the first bucket is not the beginning: the line begins there all the same.
+// Values belong to the middle of a bucket; the line still begins at the start of the first one.
 const fromZero = (values) => [values[0], ...values];
 const padded = (values, n) => [...values, ...Array(n - values.length).fill(null)];
 
 function cdfChart() {
   const known = RUNS.flatMap((r) => r.cdf.jct_s).filter((v) => v > 0);
   if (!known.length) return empty($("cdf"), "No job finished.");
-  // Axis: the logarithm of seconds. A run's part at x is that of its last point at or below x.
+  // Axis: the logarithm of seconds. A run's fraction at x is that of its last point at or below x.
   const low = Math.floor(Math.log10(known.reduce((a, b) => Math.min(a, b))) * 4) / 4, high = Math.max(Math.log10(known.reduce((a, b) => Math.max(a, b))), low + 0.1);
   const x = Array.from({ length: 401 }, (_, i) => low + ((high - low) * i) / 400);
   const ys = RUNS.map((run) => {
@@ -29,7 +29,7 @@ function cdfChart() {
     yRange: [0, 1], value: (v) => percent(v, 1), yTicks: (v) => percent(v), title: (v) => `within ${duration(10 ** v)}`,
   });
   const unfinished = RUNS.filter((r) => r.figures.finished < r.figures.jobs);
-  if (unfinished.length) $("cdf-note").textContent = ` Of finished jobs only: ${unfinished.map((r) => `${count(r.figures.jobs - r.figures.finished)} did not finish under ${r.label}`).join("; ")}.`;
+  if (unfinished.length) $("cdf-note").textContent = ` Finished jobs only: ${unfinished.map((r) => `${count(r.figures.jobs - r.figures.finished)} did not finish under ${r.label}`).join("; ")}.`;
 }
 
 function overTime() {
@@ -90,9 +90,9 @@ function thrashing() {
     $("cost-bars").replaceChildren(...runs.map((r) => el("div", { class: "row" },
       el("div", {}, el("span", {}, swatch(r), r.label), el("b", {}, duration(r.figures.avg_jct_s))),
       el("div", { class: "track" }, el("i", { style: { width: `${(100 * (r.figures.avg_jct_s || 0)) / (top || 1)}%`, background: `var(${r.colour})` } })),
-      el("small", {}, `${fixed(r.figures.share_changes_per_job)} changes per job, ${duration(r.figures.avg_paused_s)} standing still; this job: ${r.watched.jct_s === null ? "unfinished" : duration(r.watched.jct_s)}`))));
+      el("small", {}, `${fixed(r.figures.share_changes_per_job)} changes per job, paused ${duration(r.figures.avg_paused_s)}; this job: ${r.watched.jct_s === null ? "unfinished" : duration(r.watched.jct_s)}`))));
     const f = runs[0].watched, changes = runs.map((r) => r.watched.changes), [few, many] = [Math.min(...changes), Math.max(...changes)];
-    $("thrashing-caption").textContent = `${groups[i]}: how much of ${f.job}${f.model ? ` (${f.model})` : ""}, submitted ${f.submit_s > 0 ? `${duration(f.submit_s)} after the first job` : "at time zero"}, is done over time, when each new share means a stop and a restart, and when newcomers prepare while training goes on. Its share changes ${few === many ? "" : `${count(few)} to `}${plural(many, "time")}. Flat pieces are time without GPUs or standing still.${DATA.meta.pooled ? "" : " On nodes, progress between changes is estimated from the number of GPUs alone."}`;
+    $("thrashing-caption").textContent = `${groups[i]}: the progress of ${f.job}${f.model ? ` (${f.model})` : ""}, submitted ${f.submit_s > 0 ? `${duration(f.submit_s)} after the first job` : "at time zero"}, if each new share stops and restarts the job, and if new workers prepare while training continues. Its share changes ${few === many ? "" : `${count(few)} to `}${plural(many, "time")}. Flat sections are time without GPUs or paused.${DATA.meta.pooled ? "" : " On nodes, progress between changes is estimated from the number of GPUs alone."}`;
   };
   fill(select, groups, jobs);
   const start = Math.max(groups.indexOf("afs-p"), 0);
@@ -100,7 +100,7 @@ function thrashing() {
   jobs(start);
 }
 
-// What the runs have in common in a sentence, what they differ in by run.
+// Common options in one sentence, and the differences by run.
 function inputs() {
   const words = (value) => (value && typeof value === "object" ? Object.entries(value).map(([k, v]) => `${k}=${v}`).join(", ") : String(value ?? ""));
   const names = [...new Set(RUNS.flatMap((r) => Object.keys(r.setup)))];
@@ -109,7 +109,7 @@ function inputs() {
   const row = (tag, cells) => el("tr", {}, ...cells.map((c, i) => el(i ? tag : "th", { class: "word", scope: tag === "th" ? "col" : i ? null : "row" }, c)));
   $("input-table").replaceChildren(el("thead", {}, row("th", ["Run", ...own])), el("tbody", {}, ...RUNS.map((r) => row("td", [r.label, ...own.map((name) => words(r.setup[name]) || "–")]))));
   $("input-table").hidden = !own.length;
-  $("input-caption").textContent = `${own.length ? "All runs: " : ""}${same.filter((name) => words(RUNS[0].setup[name])).map((name) => `${name.replaceAll("_", " ")} ${words(RUNS[0].setup[name])}`).join("; ")}.`;
+  $("input-caption").textContent = `${own.length ? "All runs: " : ""}${same.filter((name) => words(RUNS[0].setup[name])).map((name) => `${name.replaceAll("_", " ")}: ${words(RUNS[0].setup[name])}`).join("; ")}.`;
 }
 
 function theme() {

@@ -1,9 +1,9 @@
-// Tables that sort by a click on a heading, and the ranking of the runs.
+// Tables that sort when a heading is clicked, and the ranking of the runs.
 
 const ALPHABET = new Intl.Collator("en", { numeric: true });
 
-// columns: {head, get: value to sort by, show: text or node, word: flush left, hint}; rows of a lower `rank` come
-// first whatever they are sorted by
+// columns: {head, get: value to sort by, show: text or node, word: align left, hint}; rows with a lower `rank` always
+// come first
 function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = Infinity, rank = () => 0 } = {}) {
   const state = { by, down, rows, limit };
   const heads = columns.map((c, i) => el("th", { scope: "col", class: c.word ? "word" : null, title: c.hint },
@@ -16,7 +16,7 @@ function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = I
     const sorted = [...state.rows].sort((a, b) => {
       if (rank(a) !== rank(b)) return rank(a) - rank(b);
       const x = get(a), y = get(b);
-      if (x === null || x === undefined) return 1; // what is not known stays at the end
+      if (x === null || x === undefined) return 1; // unknown values stay at the end
       if (y === null || y === undefined) return -1;
       return sign * (typeof x === "string" ? ALPHABET.compare(x, y) : x - y);
     });
@@ -29,7 +29,7 @@ function sortable(table, columns, rows, { by = 0, down = false, onrow, limit = I
     if (sorted.length > state.limit) {
       body.append(el("tr", { class: "more" }, el("td", { colspan: columns.length },
         el("button", { class: "button", type: "button", onclick: () => { state.limit *= 4; draw(); } }, `Show more of ${count(sorted.length)}`))));
-    } else if (!sorted.length) body.append(el("tr", { class: "more" }, el("td", { colspan: columns.length }, "Nothing here matches.")));
+    } else if (!sorted.length) body.append(el("tr", { class: "more" }, el("td", { colspan: columns.length }, "No match.")));
     state.first = visible[0];
   };
   draw();
@@ -43,20 +43,20 @@ function meter(run, value, most, text) {
 }
 
 const GLOSSARY = [
-  ["JCT", "job completion time: from submission to the end, waiting included"],
-  ["vs best", "average JCT over that of the best run"],
-  ["wait", "average time without any GPU"],
-  ["paused", "average time that training stood still for reconfigurations"],
+  ["JCT", "job completion time: from submission to the end, including waiting"],
+  ["vs best", "average JCT relative to that of the best run"],
+  ["wait", "average time without a GPU"],
+  ["paused", "average time that reconfigurations stopped training"],
   ["makespan", "from the first submission to the last end"],
-  ["GPUs used", "part of all GPU time that was held by jobs, until the last end"],
-  ["changes", "share changes per job, its start included"],
-  ["worst ρ", "finish-time fairness: the longest any job took over what it would have taken in a cluster of its own of 1/n of the GPUs; 1 or less is fair"],
-  ["deviation", "the largest difference between what a user received and was due (entitled and traded), relative to the latter"],
+  ["GPUs used", "fraction of all GPU time that jobs held, until the last end"],
+  ["changes", "share changes per job, including its start"],
+  ["worst ρ", "finish-time fairness: the largest ratio of a job's completion time to that in a cluster of its own with 1/n of the GPUs; 1 or less is fair"],
+  ["deviation", "the largest relative difference between what a user received and what it was due (entitled and traded)"],
 ];
 
 function ranking() {
   const f = (name) => (run) => run.figures[name];
-  // What most runs have in common distinguishes none of them.
+  // Omit what most runs have in common.
   const least = (name) => {
     const low = best(f(name)), shared = ENDED.filter((r) => r.figures[name] === low).length;
     return (run) => (!run.figures.interrupted && run.figures[name] === low && shared <= ENDED.length / 2 ? "best" : "");
@@ -103,7 +103,7 @@ function lead() {
   const types = Object.entries(m.types);
   const end = Math.max(...RUNS.map((r) => r.over_time.end_s));
   const facts = [
-    ["Jobs", count(m.jobs), RUNS.some((r) => r.figures.interrupted) ? "interrupted: what was known by then" : null],
+    ["Jobs", count(m.jobs), RUNS.some((r) => r.figures.interrupted) ? "interrupted: results so far" : null],
     ["GPUs", count(m.gpus), types.length > 1 ? types.map(([t, n]) => `${n} ${t}`).join(", ") : m.pooled ? "one pool" : types[0][0]],
     ["Users", count(Math.max(m.users, 1)), null],
     ["Simulated time", duration(end), "the longest run"],

@@ -1,8 +1,8 @@
-// Users: what each received over time, and the ledger of what it was due, lent and borrowed.
+// Users: the GPUs each received over time, and the ledger of what it was due, lent and borrowed.
 
-// In the order of the sum: what was due, what came on top, what was not taken up, and what is left of it.
+// In the order of the sum: what was due, what was added, what was not used, and the result.
 const LEDGER = ["entitled", "traded", "borrowed", "lent", "idle", "received"];
-// Of what a user was due and did not take up, the part that nobody ran on.
+// The part of a user's due that neither it nor others used.
 const idle = ({ entitled, traded, borrowed, lent, received }) => Math.max(entitled + traded + borrowed - lent - received, 0);
 const USERS = { run: null, user: 0, charts: [] };
 
@@ -21,7 +21,7 @@ function users() {
   drawUsers();
 }
 
-// Users against runs: how far each is from its due.
+// Users by runs: the deviation of each user from its due.
 function drawFairness(runs) {
   if (runs.length < 2) return;
   $("fairness").hidden = false;
@@ -66,7 +66,7 @@ function drawUsers() {
 
 const userColour = (i) => `--c${i % COLOURS}`;
 
-// The samples are means of intervals that end at `time_s`: a step that begins where the one before ended.
+// The samples are means of intervals that end at `time_s`: each step begins where the previous one ended.
 function sampled(run) {
   const ends = run.users.time_s;
   return { x: [0, ...ends], step: (values) => [...values, values.length ? values[values.length - 1] : null] };
@@ -156,5 +156,5 @@ function drawTrades() {
   ];
   sortable($("trade-table"), columns, trades.items, { by: 0, down: true });
   const some = trades.items.length < trades.count ? `The last ${count(trades.items.length)} of ${count(trades.count)} trades. ` : "";
-  $("trade-caption").textContent = `${some}The price is in slow GPUs for a fast one, set by the second-highest speed-up; gains are in GPUs of the slow type.`;
+  $("trade-caption").textContent = `${some}The price of a fast GPU is in slow GPUs, set by the second-highest speed-up. Gains are in GPUs of the slow type.`;
 }
