@@ -51,6 +51,7 @@ lint: $(VENV)/.installed-dev ## style, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! git grep -InE '^(<<<<<<<|>>>>>>>) '  # markers of an unresolved merge
 
 bench: $(VENV)/.installed-dev ## every measurement, each as JSON (minutes)
 	@for b in bench/*.py; do case $$b in */_*) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1;; esac; done

@@ -1,7 +1,7 @@
-"""The life of a job: its states, the verbs that lead from one to the next, and where its time went. Pure.
+"""The lifecycle of a job: its states, the verbs that lead from one to the next, and its time by state. Pure.
 
-A verb sets state, message and times together, so that they cannot drift apart. What is not in the table cannot
-happen; an attempt raises `WrongState`, which carries a sentence for the person who tried.
+A verb sets state, message and times together, so they stay consistent. A transition that is not in the table raises
+`WrongState` with a sentence for the person who asked for it.
 """
 
 from __future__ import annotations
