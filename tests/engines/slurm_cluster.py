@@ -52,6 +52,7 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=5
 InactiveLimit=0
+SchedulerParameters=bf_interval=2,sched_interval=2
 NodeName=g1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:a100:4 Feature=a100,rack0
 NodeName=g2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:v100:4 Feature=v100,rack1
 PartitionName=main Nodes=g1,g2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
