@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-
 # compile ten thousand modules, most of them never used, and the tests start hundreds of processes.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test lint bench clean help
+.PHONY: demo test test-fast lint bench clean help
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
@@ -38,11 +38,20 @@ test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(PYTEST) $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
 	$(PYTEST) $(PROCESS_TESTS) $(PYTEST_ARGS)
 
+# What starts servers, workers, browsers or other programs, or runs the experiments of a paper.
+NOT_FAST := $(PROCESS_TESTS) tests/cli tests/executors tests/papers tests/report/test_browser.py \
+	tests/server/test_crash.py tests/sim/test_command.py tests/sim/test_comparison.py tests/sim/test_first_use.py \
+	tests/sim/test_interrupts.py
+
+test-fast: $(VENV)/.installed-dev ## run the tests that start no processes (a few minutes)
+	$(PYTEST) $(addprefix --ignore=,$(NOT_FAST)) $(PYTEST_ARGS)
+
 lint: $(VENV)/.installed-dev ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! git grep -InE '^(<<<<<<<|>>>>>>>) '  # markers of an unresolved merge
 
 bench: $(VENV)/.installed-dev ## every measurement, each as JSON (minutes)
 	@for b in bench/*.py; do case $$b in */_*) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1;; esac; done

@@ -1,4 +1,4 @@
-"""How long it takes to generate, write and read large traces; one JSON document on stdout.
+"""Time to generate, write and read large traces; one JSON document on stdout.
 
 python bench/generate.py [jobs]
 """

@@ -1,10 +1,10 @@
-"""The autoscaler on measured scaling curves with noise: trials, time until the target, and if it is right.
+"""The autoscaler on measured scaling curves with noise: trials, time until the final size, and its correctness.
 
-The right size is what the rule gives on the curve itself, without noise: the one just before the first step
-that fails. Many measured curves dip and rise again; there a search may also end at another size into which
-the step passes and out of which it fails: a stopping size. A run starts at the smallest or the largest
-measured size and is watched for 1,500 steps. Every resize stops the job for the paper's measured idle time;
-some steps hang. The share of the total time is that of a job which needs half an hour at its right size.
+The right size is the result of the rule on the curve without noise: the size before the first step that fails.
+Many measured curves are not monotonic; there a search may also end at another size where the step into it passes
+and the step out of it fails: a stopping size. A run starts at the smallest or the largest measured size and lasts
+1,500 steps. Every resize stops the job for the paper's measured idle time; some steps hang. The share of the total
+time is that of a job that needs half an hour at its right size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def is_stopping(size: int, curve: Curve, heuristic: Heuristic, progress: Progres
 def run(
     curve: Curve, options: Options, heuristic: Heuristic, start: int, noise: float, rng, total: float
 ) -> dict:
-    """Train for the watched steps, obeying the engine; note when the last resize was."""
+    """Train for the given number of steps, carry out the engine's decisions, and record the time of the last resize."""
     engine = Autoscaler(start, options, heuristic)
     gpus, now_s, found_s, trials, done = start, 0.0, 0.0, 0, 0.0
     for _ in range(WATCHED_STEPS):

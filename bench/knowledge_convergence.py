@@ -1,7 +1,7 @@
-"""How well the remaining steps are predicted, by how far the job is: measured curves and generated ones.
+"""Error of the predicted remaining steps by the progress of the job, on measured and on generated curves.
 
-For each curve and each progress, the curve is fitted to what was seen until then and the step of convergence
-is predicted. The error is |predicted - true| / true of that step, as Optimus counts it.
+For each curve and progress, the model is fitted to the points so far and predicts the step of convergence. The error
+is |predicted - true| / true of that step, as in Optimus.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FRACTION, EPOCHS = 0.01, 3
 
 
 def true_drop_goal(steps: np.ndarray, losses: np.ndarray) -> tuple[float, Goal] | None:
-    """The step at which the measured loss first fell by < 1 % of its largest value in 3 epochs running."""
+    """The step at which the measured loss first fell by < 1 % of its largest value in 3 consecutive epochs."""
     small = -np.diff(losses) / losses.max() < FRACTION
     streak = np.convolve(small, np.ones(EPOCHS), mode="valid") == EPOCHS
     if not streak.any():
@@ -73,7 +73,7 @@ def _percent(part: float) -> float | None:
 
 
 def pooled_coverage(cases: list, newer: float = 2.0) -> dict:
-    """Of all answers at all progresses: how often the 90 % interval holds the truth, and on which side it fails."""
+    """Over all answers: how often the 90 % interval contains the true value, and on which side it fails."""
     inside = below = above = 0
     for progress in PROGRESS:
         for steps, losses, true_step, goal in cases:
@@ -120,7 +120,7 @@ def generated_cases(rng: np.random.Generator, noise: float, count: int = 100) ->
 
 
 def generated_drop_cases(rng: np.random.Generator, noise: float, count: int = 100) -> list:
-    """Curves of Optimus' form, one noisy loss per epoch, judged as the measured ones are."""
+    """Curves of Optimus' form with one noisy loss per epoch, evaluated like the measured ones."""
     cases = []
     while len(cases) < count:
         shift, floor = rng.uniform(3, 15), rng.uniform(0.05, 0.4)

@@ -1,4 +1,4 @@
-"""The public measurements that the knowledge benches read, from shared/data beside the repository."""
+"""The public measurements that the knowledge benches read, from shared/data next to the repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ACCURACIES = ("cifar10", "imagenet", "ncf")  # their validation metric rises to 
 
 def require_data() -> None:
     if not DATA.is_dir():
-        sys.exit(f"the public measurements are not there: put them at {DATA}")
+        sys.exit(f"the public measurements are missing: put them at {DATA}")
 
 
 def print_json(document: dict) -> None:
@@ -30,7 +30,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def config_speed() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By model: configurations (servers, workers, batch) and steps per second. Stalled rows are left out."""
+    """By model: configurations (servers, workers, batch) and steps per second, without stalled rows."""
     found: dict[str, list] = {}
     for line in (DATA / "dl2" / "config_speed.txt").read_text().splitlines():
         model, _, batch, servers, workers, speeds, *_ = ast.literal_eval(line)

@@ -1,7 +1,7 @@
-"""Resource estimates by training size: Liquid's random forest against four others, as in the paper's Fig. 10.
+"""Resource estimates by training size: Liquid's random forest and four other models, as in the paper's Fig. 10.
 
-The jobs are generated (see shoal.knowledge.synthetic_jobs); the paper's own data are not public, so its figures stand
-beside ours for the shape only.
+The jobs are generated (see shoal.knowledge.synthetic_jobs). The paper's data are not public, so its figures can be
+compared by shape only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIG_10 = {
 
 
 def models() -> dict[str, Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], np.ndarray]]]:
-    """Fit functions. The linear model gets scaled features: hashed names would drown the others."""
+    """Fit functions. The linear model gets scaled features: hashed names would dominate the others."""
     gbdt = {
         "n_estimators": TREES,
         "max_depth": MAX_DEPTH,

@@ -1,4 +1,4 @@
-"""How well speed is learned: parameter-server runs against the reference table, all-reduce runs held out."""
+"""Error of learned speeds: parameter-server runs compared with the reference table, all-reduce runs held out."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def random_points(model: SpeedModel, configs: np.ndarray, seconds: np.ndarray, s
 def chosen_points(
     model: SpeedModel, configs: np.ndarray, seconds: np.ndarray, seed: int, draws: int = 20
 ) -> dict:
-    """The same with points chosen one by one to shrink the uncertainty, from two random ones on."""
+    """The same with points chosen one by one to reduce the uncertainty, starting from two random ones."""
     rng = np.random.default_rng(seed)
     errors = []
     for _ in range(draws):
@@ -122,7 +122,7 @@ def fit_times() -> dict:
 
 
 def online_times() -> dict:
-    """One more measurement and the whole table of 64 shares again, and a table nothing has changed of."""
+    """Time of one more measurement and a new table of 64 shares, and of an unchanged table."""
     known = SpeedEstimator(64, 4, batch_size=256.0)
     for gpus in (1, 2, 4, 8, 16, 32, 64):
         known.observe(gpus, -(-gpus // 4), "v100", 0.1 + 10 / gpus)

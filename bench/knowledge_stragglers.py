@@ -1,4 +1,4 @@
-"""Stragglers: how often a healthy worker is accused under noise, and how soon a slow one is named."""
+"""Stragglers: how often a healthy worker is reported under noise, and how soon a slow one is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def times(rng: np.random.Generator, workers: int, noise: float) -> np.ndarray:
 
 
 def named(rule: StragglerRule, row: np.ndarray, members: tuple[str, ...]) -> set[str]:
-    """Who is named by a step with these compute times."""
+    """The workers that the rule reports after a step with these compute times."""
     reports = ((w, Report(steps=1, samples=8.0, compute_s=s)) for w, s in zip(members, row.tolist()))
     return {found[0] for w, report in reports if (found := rule.observe(w, report, members))}
 

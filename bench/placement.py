@@ -1,4 +1,4 @@
-"""How fast placing is, and how much better the genetic algorithm is than best fit: one JSON document."""
+"""The speed of placement, and the gain of the genetic algorithm over best fit: one JSON document."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from shoal.placement.task_placement import place
 from shoal.placement.topology import Topology
 from shoal.policies.optimus import parameter_servers
 from shoal.policies.registry import make_policy
-from shoal.scheduler.early import EarlyStarts, Phases
-from shoal.scheduler.guests import Guests, Need
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.colocation import Colocation, Need
+from shoal.scheduler.sharing.prescheduling import Phases, PreScheduling
 
 
 def timed(do: Callable[[], Any], times: int) -> dict[str, float]:
-    """`cpu_s` is the median of what it took of a core: on a machine that others use, that is what it would take."""
+    """Median times. `cpu_s` is CPU time, which other load on the machine hardly changes."""
     do()  # compile
     took, cpu = [], []
     for _ in range(times):
@@ -44,7 +44,7 @@ def timed(do: Callable[[], Any], times: int) -> dict[str, float]:
 
 
 def optimus_tasks() -> list[dict[str, Any]]:
-    """100,000 tasks on 16,000 nodes, where all fit and where they do not."""
+    """100,000 tasks on 16,000 nodes: all fit, and not all fit."""
     out = []
     for name, node in (("all fit", (32.0, 128.0, 4.0)), ("overloaded", (16.0, 48.0, 2.0))):
         rng = np.random.default_rng(0)
@@ -131,7 +131,7 @@ def liquid_batch() -> dict[str, Any]:
 
 
 def one_event() -> list[dict[str, Any]]:
-    """One event on a busy cluster: a job leaves, one comes, and ten others change by a GPU."""
+    """One event on a busy cluster: a job leaves, another arrives, and ten others change by one GPU."""
     sizes = ((16, 4, 60), (128, 8, 600), (1250, 8, 1000), (1250, 8, 8000))
     cases = [("keep-and-pack", *size) for size in sizes]
     cases += [
@@ -141,7 +141,7 @@ def one_event() -> list[dict[str, Any]]:
     for name, nodes, gpus, jobs in cases:
         cluster = Cluster.of(nodes, gpus, rack_nodes=16)
         view, supply = View(cluster.gpu_types, nodes * gpus), Supply.of(cluster)
-        # Each node more takes a fifth of the speed, so that moving pays.
+        # Each additional node costs a fifth of the speed, so that moves pay off.
         rows = [("*", g, n, 1.25 ** (n - 1) / g) for g in range(1, 9) for n in range(1, g + 1)]
         profile = Profile.from_rows("m", rows)
         beliefs = dict.fromkeys(range(jobs + 300), profile)
@@ -197,7 +197,7 @@ def starting_together() -> list[dict[str, Any]]:
         supply, profile = Supply.of(cluster), Profile.of("m", {g: 1.0 / g for g in range(1, 9)})
         rng = np.random.default_rng(0)
         used = rng.integers(0, gpus + 1, nodes).astype(np.int32)
-        # Job 0 stands for all that is in use.
+        # Job 0 represents all GPUs in use.
         current = {0: tuple((n, int(u)) for n, u in enumerate(used) if u)}
         view = View(cluster.gpu_types, nodes * gpus)
         for job_id in range(jobs + 1):
@@ -226,7 +226,7 @@ def starting_together() -> list[dict[str, Any]]:
 
 
 def sharing() -> list[dict[str, Any]]:
-    """Who may be a guest, and who prepare early, after a decision: every GPU has one job, the others wait."""
+    """Co-location and pre-scheduling after a decision: every GPU has one job, the other jobs wait."""
     out = []
     for gpus, jobs in ((64, 1000), (1000, 5000)):
         rng = np.random.default_rng(0)
@@ -239,8 +239,8 @@ def sharing() -> list[dict[str, Any]]:
         scheduler.step(0.0, [Submitted(i, one, profile) for i, one in enumerate(job)])
         for i in range(gpus):
             scheduler.observe(i, 1000.0 + i, 1.0, 0.0)
-        guests = Guests(scheduler, needs.__getitem__, 16_000.0)
-        early = EarlyStarts(scheduler, lambda job_id: Phases(5.0, 1.0))
+        guests = Colocation(scheduler, needs.__getitem__, 16_000.0)
+        early = PreScheduling(scheduler, lambda job_id: Phases(5.0, 1.0))
         joined = len(guests.step().join)
         for name, do in (("guests", guests.step), ("early starts", lambda e=early: e.step(1.0))):
             out.append({"what": name, "gpus": gpus, "jobs": jobs, "guests": joined, **timed(do, 7)})

@@ -1,7 +1,7 @@
-"""`make demo`: a private cluster of 4 virtual GPUs, the jobs of three users, and the same jobs under FIFO.
+"""`make demo`: the jobs of three users on a private cluster of 4 virtual GPUs, and the same jobs under FIFO.
 
-Everything is real but the GPUs: server, workers, gradients, resizes. A step of an elastic job takes a given
-time divided by its workers, as on GPUs that scale well: this is what virtual GPUs on two cores cannot have.
+Only the GPUs are virtual: server, workers, gradients and resizes are real. A step of an elastic job takes a given time
+divided by its number of workers, as on GPUs that scale well, because virtual GPUs on a few cores cannot scale.
 
     python examples/demo.py [--policy afs-p] [--plain]
 """
@@ -41,7 +41,7 @@ from shoal.server.api.models import Job, JobSpec, Why
 GPUS = 4
 EXAMPLES = Path(__file__).resolve().parent
 ELASTIC = EXAMPLES / "elastic" / "emulated.py"
-#: What two runs may take together. One that is not done by then is cut off, and the summary says so.
+#: Time limit of both runs together. A run that is not done by then is stopped, and the summary says so.
 LIMIT_S = 105.0
 COLOURS = {"ada": "cyan", "ben": "magenta", "cho": "yellow"}
 RIGID = """import sys, time
@@ -53,7 +53,7 @@ for i in range(int(sys.argv[1])):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A job, and when it is submitted after the start of the run.
+    """A job, and its submission time after the start of the run.
 
     An elastic job trains `amount` epochs of 6.4 GPU-seconds; a rigid command takes `amount` seconds.
     """
@@ -73,7 +73,7 @@ class Arrival:
         return JobSpec(name=self.name, command=command, workdir=str(EXAMPLES), gpus=self.gpus, grace_s=2)
 
 
-#: A long job holds the cluster when short ones come: the usual case, and the hard one for FIFO.
+#: A long job holds the cluster when short jobs arrive: a common case, and a hard one for FIFO.
 ARRIVALS = (
     Arrival(0, "ada", "ada-vision", "1..4", 8),
     Arrival(3, "ben", "ben-speech", "1..4", 2),
@@ -84,11 +84,11 @@ ARRIVALS = (
 
 @dataclass
 class Run:
-    """What one run of the arrivals came to."""
+    """The result of one run."""
 
     policy: str
-    #: Of jobs that failed: their last words.
-    words: dict[str, list[str]] = field(default_factory=dict)
+    #: The last lines of output of jobs that failed.
+    last_lines: dict[str, list[str]] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     why: Why | None = None
     took_s: float = 0.0
@@ -106,18 +106,20 @@ def main() -> int:
         console = Console(highlight=False, width=100, soft_wrap=True)
     arrivals = ARRIVALS
     if importlib.util.find_spec("torch") is None:
-        console.print("torch is not installed: the elastic jobs are left out (pip install 'shoal[torch]').")
+        console.print(
+            "torch is not installed: the demo runs without elastic jobs (pip install 'shoal[torch]')."
+        )
         arrivals = tuple(a for a in ARRIVALS if not a.elastic)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     console.print(
         f"Two private clusters of {GPUS} virtual GPUs start: one for policy {options.policy}, one for fifo.\n"
-        "Jobs run on this machine's CPU; all of it is gone when the demo ends. (Ctrl-C ends it at any time.)"
+        "Jobs run on the CPU of this machine. The demo removes everything when it ends. (Ctrl-C ends it at any time.)"
     )
     runs: list[Run] = []
     try:
         with private_place() as place:
             deadline_s = time.monotonic() + LIMIT_S
-            # The second server starts while the first run goes on; until its turn it does nothing.
+            # The second server starts during the first run and stays idle until its turn.
             clusters = [Cluster(place / "one", options.policy), Cluster(place / "two", "fifo")]
             for cluster in clusters:
                 limit_s = (deadline_s - time.monotonic()) / (len(clusters) - len(runs))
@@ -126,16 +128,16 @@ def main() -> int:
                 runs.append(play(console, cluster, arrivals, limit_s=limit_s, plain=plain))
             summary(console, runs)
     except KeyboardInterrupt:
-        console.print("interrupted; everything that was started is gone")
+        console.print("interrupted; everything that the demo started was removed")
         return 130
     except ShoalError as error:
-        console.print(f"demo: {error}\neverything that was started is gone", markup=False)
+        console.print(f"demo: {error}\neverything that the demo started was removed", markup=False)
         return 1
-    return 1 if any(run.words for run in runs) else 0
+    return 1 if any(run.last_lines for run in runs) else 0
 
 
 def warm_up(client: Client) -> None:
-    """A job of no length: whoever comes first would otherwise pay for loading torch, and the second would not."""
+    """Run an empty job that loads torch: otherwise only the first run would pay for it."""
     command = [sys.executable, str(ELASTIC), "--epochs", "1", "--ms-per-sample", "0"]
     spec = JobSpec(name="warm-up", command=command, workdir=str(EXAMPLES), gpus="1..2", grace_s=2)
     with contextlib.suppress(TimedOut):
@@ -144,7 +146,7 @@ def warm_up(client: Client) -> None:
 
 @contextlib.contextmanager
 def private_place() -> Iterator[Path]:
-    """A directory for all that is started. A second process sees to it that nothing is left, whatever happens."""
+    """A directory for everything that the demo starts. A second process removes all of it, however the demo ends."""
     place = Path(tempfile.mkdtemp(prefix="shoal-demo-"))
     mine, theirs = os.pipe()
     janitor = subprocess.Popen(
@@ -154,12 +156,12 @@ def private_place() -> Iterator[Path]:
     try:
         yield place
     finally:
-        os.close(theirs)  # as the kernel does if this process is killed: the janitor waits for it
+        os.close(theirs)  # signals the cleaning process; the kernel does the same if this process is killed
         janitor.wait()
 
 
 class Cluster:
-    """A server of its own, starting."""
+    """A private server that is starting."""
 
     def __init__(self, home: Path, policy: str) -> None:
         self.home, self.policy = home, policy
@@ -173,7 +175,7 @@ class Cluster:
         )
 
     def client(self) -> Client:
-        """Once it is up."""
+        """A client, once the server is up."""
         _, said = self._up.communicate()
         if self._up.returncode:
             log = self.home / "server.log"
@@ -183,7 +185,7 @@ class Cluster:
 
 
 def clean(place: Path, pipe: int) -> None:
-    """Wait until the demo is over, however it ends; then end its servers, its workers, and its directory."""
+    """Wait until the demo ends; then stop its servers and workers, and remove its directory."""
     import psutil
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -194,7 +196,7 @@ def clean(place: Path, pipe: int) -> None:
             client.shutdown()
     deadline_s = time.monotonic() + 5
     quiet = 0
-    while quiet < 3:  # what dies may have started another just before
+    while quiet < 3:  # a process may have started another one just before it ended
         left = [p for p in psutil.process_iter() if p.pid != os.getpid() and _of_place(p, str(place))]
         left += _workers(place)
         quiet = 0 if left else quiet + 1
@@ -206,7 +208,7 @@ def clean(place: Path, pipe: int) -> None:
 
 
 def _of_place(process: Any, place: str) -> bool:
-    """Whether it is one of ours: a Python that was given the path of the place, which was made at random."""
+    """Whether the demo started the process: a Python with the random path of the directory in its arguments."""
     import psutil
 
     try:
@@ -219,7 +221,7 @@ def _of_place(process: Any, place: str) -> bool:
 
 
 def _workers(place: Path) -> list[Any]:
-    """Keepers and workers that outlived their server, by the pids and start times that the keepers wrote down."""
+    """Keepers and workers that outlived their server, by the pids and start times that the keepers recorded."""
     import psutil
 
     from shoal.executors.keeper import start_time
@@ -271,7 +273,9 @@ def play(
                     console.print("\n".join(["", f"$ shoal why {run.why.job.name}", *explain(run.why), ""]))
             if not waiting and all(job.state.is_final for job in run.jobs.values()):
                 failed = [job for job in run.jobs.values() if job.state.value == "failed"]
-                run.words = {job.name: [line.text for line in admin.logs(job.id, tail=8)] for job in failed}
+                run.last_lines = {
+                    job.name: [line.text for line in admin.logs(job.id, tail=8)] for job in failed
+                }
                 break
             run.cut_off = now_s > limit_s
             if run.cut_off:
@@ -282,7 +286,7 @@ def play(
 
 
 def interesting(client: Client, jobs: Sequence[Job], *, patience: bool) -> Why | None:
-    """Why of a job that waits, or else of one below what it could use; better once a speed is known."""
+    """The reason of a waiting job, else of a job below its maximum; preferably once its speed is known."""
     if patience and not any(job.speed for job in jobs):
         return None
     for job in sorted(jobs, key=lambda job: (job.state.value != "pending", -job.id)):
@@ -322,13 +326,15 @@ def tell_changes(console: Console, run: Run, now_s: float, shown: dict[str, str]
 
 
 def summary(console: Console, runs: Sequence[Run]) -> None:
-    """Per job where its time went; then both policies side by side, as measured."""
+    """How each job spent its time, and both policies side by side."""
     for run in runs:
         console.print(where_time_went(run))
         for job in run.jobs.values():
             if job.state.value == "failed":
-                console.print(f"{job.name} failed: {job.message}. Its last words:", markup=False)
-                console.print("\n".join(f"  {line}" for line in run.words.get(job.name, [])), markup=False)
+                console.print(f"{job.name} failed: {job.message}. Its last output:", markup=False)
+                console.print(
+                    "\n".join(f"  {line}" for line in run.last_lines.get(job.name, [])), markup=False
+                )
     names = list(dict.fromkeys(name for run in runs for name in run.jobs))
     console.print("seconds from submission to end", style="italic")
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -343,9 +349,9 @@ def summary(console: Console, runs: Sequence[Run]) -> None:
     console.print(table)
     if means[0] and means[1]:
         ratio = means[0] / means[1]
-        console.print(f"{runs[0].policy} against fifo: the average job is done in {ratio:.2f} of the time.")
+        console.print(f"{runs[0].policy}: the average job takes {ratio:.2f} of its time under fifo.")
     if any(run.cut_off for run in runs):
-        console.print("Too much else runs on this machine: jobs were cut off to stay within two minutes.")
+        console.print("This machine is too busy: jobs were stopped to stay within two minutes.")
 
 
 def where_time_went(run: Run) -> Table:
@@ -372,13 +378,13 @@ def completion_s(job: Job | None) -> float | None:
 
 
 def mean_s(run: Run) -> float | None:
-    """Only where every job is done: a mean of the quick ones would flatter."""
+    """The mean completion time, if every job is done: without slow jobs it would be too low."""
     lengths = [length for job in run.jobs.values() if (length := completion_s(job)) is not None]
     return None if run.cut_off or not lengths else sum(lengths) / len(lengths)
 
 
 def in_words(seconds: float | None) -> str:
-    return "cut off" if seconds is None else f"{seconds:.1f}"
+    return "stopped" if seconds is None else f"{seconds:.1f}"
 
 
 if __name__ == "__main__":

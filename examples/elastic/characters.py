@@ -1,7 +1,7 @@
-"""A small transformer that learns to continue text, character by character. The text is made up here: sums.
+"""A small transformer that learns to continue text, character by character. The script generates the text: sums.
 
-Shows gradient accumulation, clipping, a learning-rate schedule and an average of the weights that all travel with
-the job, and checkpoints.
+It shows gradient accumulation, clipping, a learning-rate schedule and an average of the weights as job state, and
+checkpoints.
 """
 
 from __future__ import annotations

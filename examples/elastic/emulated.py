@@ -1,7 +1,7 @@
-"""A job whose step time is emulated, so that scaling shows on a machine with few cores.
+"""A job with emulated step time, so that scaling is visible on a machine with few cores.
 
-Each sample costs a sleep of 4 ms on top of a tiny model's real step: a worker with 16 samples needs 64 ms, one with
-8 needs 32 ms. The gradients, the synchronisation and the changes of workers are real.
+Each sample costs a sleep of 4 ms in addition to the real step of a tiny model: a worker with 16 samples needs 64 ms,
+one with 8 samples 32 ms. Gradients, synchronisation and resizes are real.
 """
 
 from __future__ import annotations

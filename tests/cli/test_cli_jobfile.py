@@ -37,7 +37,7 @@ BAD = {
         9,
         "resize: Input should be 'live', 'restart' or 'never'",
     ),
-    "a bad variable": ("command: x\nenv:\n  A-B: 1", 3, 8, "env.A-B: a variable has letters"),
+    "a bad variable": ("command: x\nenv:\n  A-B: 1", 3, 8, "env.A-B: a variable's name has letters"),
     "an open bracket": ("command: [a, b\ngpus: 1", 2, 5, "not YAML"),
     "an open quote": ("command: 'x", 1, 12, "not YAML"),
     "an open quote in the command": ('command: python "x', 1, 10, "command: no closing quotation"),

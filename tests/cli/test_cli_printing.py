@@ -80,8 +80,8 @@ def test_what_a_user_is_off_its_due_is_in_its_first_row_and_nothing_has_no_sign(
 
 def test_what_becomes_of_the_jobs_is_told_when_the_server_ends():
     status = Status.model_construct(jobs={"running": 2, "pending": 1, "failed": 7})
-    assert _fate(status, keep_jobs=False).startswith("3 unfinished jobs (2 running): what runs is stopped")
-    assert "runs on" in _fate(status, keep_jobs=True)
+    assert _fate(status, keep_jobs=False).startswith("3 unfinished jobs (2 running): running jobs stop")
+    assert "running jobs continue" in _fate(status, keep_jobs=True)
 
 
 def test_control_characters_never_reach_the_terminal():

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shoal.executors.base import Exit, WorkerSpec
 from shoal.executors.keeper import start_time
 from shoal.executors.local import LocalExecutor, is_kept
 from shoal.executors.logs import end_position, read_lines, segments, tail_position
-from shoal.executors.zygote import may_start_warm
+from shoal.executors.zygote import Zygote, may_start_warm
 
 
 class Place:
@@ -375,3 +376,14 @@ def test_a_warm_worker_is_as_good_as_a_cold_one(tmp_path: Path) -> None:
         assert start_time(pid) is None
 
     run(story)
+
+
+def test_a_zygote_that_ends_leaves_no_process_that_still_waits(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    zygote = Zygote()
+    assert zygote.wait_ready()
+    waiting = psutil.Process(zygote._process.pid).children(recursive=True)
+    assert len(waiting) >= 1, "a keeper was forked ahead of time"
+    zygote.close()
+    _, alive = psutil.wait_procs(waiting, timeout=30)
+    assert not alive

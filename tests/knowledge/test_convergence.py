@@ -15,8 +15,6 @@ from shoal.knowledge.remaining import (
     ConvergenceEstimator,
     DropBelow,
     LossAtMost,
-    goal_from_dict,
-    goal_to_dict,
     remaining_steps,
 )
 from shoal.knowledge.unknown import Unknown
@@ -357,15 +355,13 @@ def test_a_job_whose_last_loss_is_not_a_number_may_diverge_until_it_recovers():
     assert not isinstance(known.remaining(LossAtMost(0.4)), Unknown)
 
 
-def test_state_and_goals_survive_saving_as_json():
+def test_the_state_survives_saving_as_json():
     known = ConvergenceEstimator(capacity=40, newer=4.0)
     for step, loss in enumerate(FALLING):
         known.observe(step, loss)
     again = ConvergenceEstimator.from_dict(json.loads(json.dumps(known.to_dict())))
     for goal in (LossAtMost(0.4), DropBelow(0.01, 3, 5)):
-        assert goal_from_dict(json.loads(json.dumps(goal_to_dict(goal)))) == goal
         assert again.remaining(goal) == known.remaining(goal)
-    assert isinstance(goal_from_dict({"kind": "Fun"}), Unknown)
 
 
 @pytest.mark.parametrize(

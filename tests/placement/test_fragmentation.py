@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shoal.core.cluster import Cluster
-from shoal.placement.fragmentation import excess_nodes, fragmentation, free_gpus, mean_fragmentation
+from shoal.placement.fragmentation import fragmentation, free_gpus
 
 
 @pytest.mark.parametrize(
@@ -24,14 +23,5 @@ def test_fragmentation_is_the_part_of_the_free_gpus_that_such_jobs_cannot_use(fr
     assert fragmentation(np.array(free), size) == pytest.approx(figure)
 
 
-def test_the_mean_is_over_sizes_up_to_the_largest_node():
-    assert mean_fragmentation(Cluster.of(2, 4), np.array([3, 1])) == pytest.approx((0 + 0.5 + 1) / 3)
-
-
 def test_free_gpus_are_what_the_placements_leave():
     assert free_gpus(np.array([4, 4]), [((0, 3),), ((0, 1), (1, 2))]).tolist() == [0, 2]
-
-
-def test_excess_nodes_counts_what_an_empty_cluster_would_have_spared():
-    cluster = Cluster.of(3, 4)
-    assert excess_nodes(cluster, [((0, 2), (1, 2)), ((0, 1), (1, 2), (2, 4)), ((2, 1),)]) == 2

@@ -251,8 +251,8 @@ def test_what_was_run_is_told(opened):
     assert rows.count() == 4
     assert "kind=restart, restart_s=120" in rows.nth(2).inner_text()
     caption = page.locator("#input-caption").inner_text()
-    assert "gpus 64; seed 0" in caption
-    assert "jobs jobs.csv; profiles profiles.csv;" in caption
+    assert "gpus: 64; seed: 0" in caption
+    assert "jobs: jobs.csv; profiles: profiles.csv;" in caption
 
 
 LENGTHS = {

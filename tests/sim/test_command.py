@@ -225,7 +225,7 @@ def test_output_that_nobody_reads_on_is_no_error(output):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["compare", "--sample", "--policies", "fifo", "--report", "jobs.csv"], "name it .html"),
+        (["compare", "--sample", "--policies", "fifo", "--report", "jobs.csv"], "its name must end in .html"),
         (["run", "jobs.csv", "--sample"], "--sample names a trace"),
         (
             ["run", "--sample", "--policy", "afs-p", "--option", "quantum_s=0.0001"],

@@ -131,8 +131,8 @@ def test_a_word_that_is_named_twice_runs_once_and_it_is_said(capsys, monkeypatch
     words = f"compare --sample {policies} --costs none,none"
     _, _, err = shoal(capsys, "sim", *words.split())
     assert seen == ["fifo", "srtf"]
-    assert "--policies: fifo is named 2 times, and runs once\n" in err
-    assert "--costs: none is named 2 times, and runs once\n" in err
+    assert "--policies: fifo is given 2 times and runs once\n" in err
+    assert "--costs: none is given 2 times and runs once\n" in err
 
 
 def test_a_run_without_a_search_has_the_word_that_was_typed():
@@ -216,8 +216,8 @@ def test_a_narrow_comparison_with_costs_keeps_the_standstill_and_tells_where_the
     told = capsys.readouterr()
     assert max(map(len, told.out.splitlines())) <= 80
     assert "standstill" in told.out
-    assert "for want of room without: vs best, p50" in told.err
-    assert "(a wider terminal shows them, and -o json has all)" in told.err
+    assert "terminal is too narrow: vs best, p50" in told.err
+    assert "(-o json has all)" in told.err
 
 
 def test_what_fits_is_not_left_out(monkeypatch, capsys):

@@ -12,12 +12,12 @@ from shoal.cli.report import reported
 @click.command()
 @jobs_argument
 @yes_option
-@click.option("--grace", help="Time to end by itself: 60s. Default: the job's.")
+@click.option("--grace", help="Time that the workers have to stop: 60s. Default: the job's own.")
 @output_option
 @server_options
 @reported
 def cancel(connect: Connect, jobs: tuple[str, ...], yes: bool, grace: str | None, output: Output) -> None:
-    """Cancel jobs, in whatever state they are."""
+    """Cancel jobs in any state."""
     from shoal.cli.several import confirmed, each
     from shoal.cli.times import seconds
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 
 from shoal.cli.out import room
 
-#: Without a terminal a table is this wide; `-o wide` is never cut.
+#: Width of a table without a terminal; `-o wide` is never cut.
 PLAIN_WIDTH = 100
-#: Room that the last column, the text, should have.
+#: Width that the last column, the text, should have at least.
 LAST_WIDTH = 40
 COLOURS = {
     "running": "32",
@@ -29,7 +29,7 @@ COLOURS = {
 
 
 def colour_on() -> bool:
-    """Colour only for a person: a terminal, and NO_COLOR not set (no-color.org)."""
+    """Colour only on a terminal, and only if NO_COLOR is not set (no-color.org)."""
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
@@ -45,9 +45,9 @@ def lines(
     colours: Mapping[str, str] | None = None,
     spare: Sequence[str] = (),
 ) -> list[str]:
-    """A table as lines. Control characters in cells are shown, never sent to the terminal.
+    """A table as lines. Control characters in cells are escaped.
 
-    Columns in `spare` are left out, in this order, while there is too little room for the last one.
+    Columns in `spare` are omitted, in this order, while the last column has too little room.
     """
     cells = [[_safe(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
@@ -73,13 +73,13 @@ def lines(
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, wide: bool = False) -> None:
-    """On stdout, as wide as there is room."""
+    """Print a table, as wide as the terminal."""
     colours = COLOURS if colour_on() else None
     print("\n".join(lines(head, rows, width=table_width(wide=wide), colours=colours)))
 
 
 def wrapped(head: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[list[str]]:
-    """The rows, with further ones below for what the last column has no room for."""
+    """The rows, with the text of the last column wrapped into further rows."""
     if width is None:
         return [list(row) for row in rows]
     left = sum(max(len(row[i]) for row in [head, *rows]) + 2 for i in range(len(head) - 1))
@@ -95,7 +95,7 @@ def _safe(cell: str) -> str:
 
 
 def _coloured(line: str, row: Sequence[str], colours: Mapping[str, str]) -> str:
-    """Colour the first cell that is a word with a colour: a state."""
+    """Colour the first cell that is a state."""
     for cell in row[:-1]:
         if cell in colours:
             return line.replace(f" {cell} ", f" \x1b[{colours[cell]}m{cell}\x1b[0m ", 1)

@@ -1,4 +1,4 @@
-"""`shoal completion SHELL`: what a shell needs to complete commands, options and names of jobs."""
+"""`shoal completion SHELL`: the script with which a shell completes commands, options and names of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shoal doctor`: what is in force, what is missing, what to do."""
+"""`shoal doctor`: check this machine and the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.cli.report import reported
 if TYPE_CHECKING:
     from shoal.server.api.models import Check
 
-#: Below this a busy cluster fills the disk within the day.
+#: With less free space, a busy cluster fills the disk within a day.
 LOW_DISK_BYTES = 1 << 30
 
 
@@ -28,7 +28,7 @@ LOW_DISK_BYTES = 1 << 30
 @server_options
 @reported
 def doctor(connect: Connect, output: Output) -> None:
-    """Check this machine and the server. Exit code 1 if something is wrong, 0 with mere warnings."""
+    """Check this machine and the server. Exit code 1 if a check fails, 0 if there are only warnings."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.server.api.models import Doctor
@@ -52,26 +52,31 @@ def _local(home: Path) -> Iterator[Check]:
 
     yield Check(name="python", status="ok", message=f"{sys.version.split()[0]} at {sys.executable}")
     if importlib.util.find_spec("torch"):
-        yield Check(name="torch", status="ok", message="there: elastic jobs can run")
+        yield Check(name="torch", status="ok", message="installed: elastic jobs can run")
     else:
-        hint = "pip install 'shoal[torch]', in the environment your jobs use"
-        yield Check(name="torch", status="warning", message="not there: only fixed-size commands", hint=hint)
+        hint = "pip install 'shoal[torch]' in the environment of your jobs"
+        yield Check(
+            name="torch",
+            status="warning",
+            message="not installed: only jobs of a fixed size can run",
+            hint=hint,
+        )
     existing = next(p for p in (home, *home.parents) if p.exists())
     if not os.access(existing, os.W_OK):
-        hint = "give a directory you may write to: --home or $SHOAL_HOME"
-        yield Check(name="home", status="error", message=f"{home} cannot be written", hint=hint)
+        hint = "name a writable directory: --home or $SHOAL_HOME"
+        yield Check(name="home", status="error", message=f"{home} is not writable", hint=hint)
     else:
         yield Check(name="home", status="ok", message=str(home))
-        free = shutil.disk_usage(existing).free  # a server that answers says it of its own home
+        free = shutil.disk_usage(existing).free  # the server's own check replaces this one
         low = free < LOW_DISK_BYTES
-        message = f"{free / 2**30:.1f} GiB are free at {existing}"
-        remedy = "free some space: the store and the logs need it" if low else None
+        message = f"{free / 2**30:.1f} GiB free at {existing}"
+        remedy = "free disk space for the store and the logs" if low else None
         yield Check(name="disk", status="warning" if low else "ok", message=message, hint=remedy)
     token = home / "admin.token"
     if token.exists() and token.stat().st_mode & 0o077:
         hint = f"chmod 600 {token}"
         yield Check(
-            name="admin token", status="error", message="others on this machine can read it", hint=hint
+            name="admin token", status="error", message="other users of this machine can read it", hint=hint
         )
 
 

@@ -1,4 +1,4 @@
-"""`shoal down`: end the control plane of this machine."""
+"""`shoal down`: stop the control plane of this machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--keep-jobs", is_flag=True, help="Let them train on; the next `shoal up` takes them over.")
+@click.option("--keep-jobs", is_flag=True, help="Leave the jobs running; the next `shoal up` adopts them.")
 @yes_option
-@click.option("--timeout", default="60s", help="How long to wait until all has ended.")
+@click.option("--timeout", default="60s", help="How long to wait until the server has stopped.")
 @home_option
 def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
-    """End the control plane, and its jobs' processes unless they are to be kept.
+    """Stop the control plane and, without --keep-jobs, the processes of its jobs.
 
-    No job is lost: at the next `shoal up` those that use shoal.torch go on from where they were, others begin again.
+    No job is lost: after the next `shoal up`, jobs that use shoal.torch continue from their state and others restart.
     """
     from shoal.cli.out import say
     from shoal.cli.several import confirmed
@@ -43,11 +43,11 @@ def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
         with Client(known["address"], home=where) as client:
             status = client.status()
             if _busy(status) and not keep_jobs:
-                confirmed(f"{_fate(status, keep_jobs=False)}. End it?", yes=yes)
+                confirmed(f"{_fate(status, keep_jobs=False)}. Stop the server?", yes=yes)
             client.shutdown(keep_jobs=keep_jobs)
     except Unreachable:
         if not _alive(known):
-            say(f"no server runs on {where}; the last one ended without saying so")
+            say(f"no server runs on {where}; the last one ended unexpectedly")
             return
         raise
     _await_end(known, where, limit_s)
@@ -59,21 +59,21 @@ def _busy(status: Status) -> int:
 
 
 def _fate(status: Status, *, keep_jobs: bool) -> str:
-    """What becomes of the jobs that are not finished."""
+    """What happens to the jobs that are not finished."""
     from shoal.core.words import counted
 
     running = sum(status.jobs.get(state, 0) for state in ("starting", "running"))
     jobs = f"{counted(_busy(status), 'unfinished job')} ({running} running)"
     if keep_jobs:
-        return f"{jobs}: what runs runs on, and the next `shoal up` takes it over"
+        return f"{jobs}: running jobs continue, and the next `shoal up` adopts them"
     return (
-        f"{jobs}: what runs is stopped and begins again at the next `shoal up`, "
-        "jobs that use shoal.torch from where they are"
+        f"{jobs}: running jobs stop and restart at the next `shoal up`; "
+        "jobs that use shoal.torch continue from their state"
     )
 
 
 def _alive(known: dict[str, Any]) -> bool:
-    """Whether the very process that wrote the file is still there: a pid alone may be another's by now."""
+    """Whether the process that wrote the file still runs. The start time tells it from a reused pid."""
     from shoal.server.home import start_time
 
     started = start_time(int(known["pid"]))
@@ -87,6 +87,6 @@ def _await_end(known: dict[str, Any], home: Path, limit_s: float) -> None:
     while _alive(known):
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"the server (pid {known['pid']}) still ends after {limit_s:g} s; see {home}/server.log"
+                f"the server (pid {known['pid']}) has not stopped after {limit_s:g} s; see {home}/server.log"
             )
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""`shoal events`: what happened."""
+"""`shoal events`: what happened to jobs, and who did it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
     required=False,
     metavar="[JOB|user/NAME]",
     shell_complete=job_names,
-    help="Of one job, or of one user.",
+    help="Events of one job, or of one user.",
 )
-@click.option("-w", "--watch", is_flag=True, help="Go on as they happen.")
-@click.option("--type", "type_", help="Only these: job., worker.lost, ...")
-@click.option("--since", help="Since: 10m, or a time.")
-@click.option("-n", "--tail", type=click.IntRange(min=1), default=50, help="At most so many, the last.")
+@click.option("-w", "--watch", is_flag=True, help="Print new events as they happen.")
+@click.option("--type", "type_", help="Only types with this prefix: job., worker.lost, ...")
+@click.option("--since", help="Events since: 10m (ago), or a time.")
+@click.option(
+    "-n", "--tail", type=click.IntRange(min=1), default=50, help="Print at most this many, the last ones."
+)
 @output_option
 @on_server
 def events(
@@ -37,7 +39,7 @@ def events(
     since: str | None,
     tail: int,
 ) -> None:
-    """What happened to the jobs you may see, and who did it. This is also the audit log."""
+    """List what happened to the jobs that you may see, and who did it. This is also the audit log."""
     from shoal.cli.report import print_document
     from shoal.cli.times import since as point
     from shoal.server.api.models import EventList

@@ -1,17 +1,17 @@
-"""Tables of the fairness ledger and of the trades, for `shoal sim run`."""
+"""Tables of the fairness ledger and of the trades of `shoal sim run`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-#: Users and trades that a table shows at most; JSON has all.
+#: Maximum rows of a table; JSON has all.
 MOST_ROWS = 24
 _COLUMNS = ("entitled", "traded", "received", "borrowed", "lent")
 
 
 def ledger_rows(ledger: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
-    """A row per user and GPU type, in GPU-hours; how far the user is off over all types is in its first row."""
+    """A row per user and GPU type, in GPU-hours. The user's deviation over all types is in its first row."""
     rows = []
     for user, account in ledger.items():
         types = [t for t in account if t != "deviation"]
@@ -59,7 +59,7 @@ def trade_rows(rounds: list[Mapping[str, Any]], end_s: float) -> list[list[str]]
 
 
 def show_fairness(summary: Mapping[str, Any]) -> None:
-    """What users were due, traded and received, and the trades; nothing where there is one user."""
+    """Print what users were entitled to, traded and received, and the trades; nothing for a single user."""
     from shoal.cli.out import say, table
 
     rows = ledger_rows(summary.get("ledger", {}))
@@ -68,21 +68,21 @@ def show_fairness(summary: Mapping[str, Any]) -> None:
         head = ["GPU-hours", "type", *_COLUMNS, "off its due"]
         table(head, rows[:MOST_ROWS], right=range(2, len(head)))
         if len(rows) > MOST_ROWS:
-            say(f"and {len(rows) - MOST_ROWS} rows more; -o json has all")
+            say(f"{len(rows) - MOST_ROWS} more rows; -o json has all")
     trades = trade_rows(summary.get("trades", []), summary["simulated_s"])
     if trades:
         print()
         head = ["buyer", "got GPU-h", "from", "for GPU-h", "price", "buyer gains", "seller gains"]
         table(head, trades[:MOST_ROWS], right=(1, 3, 5, 6))
-        say("gains are in GPU-hours of the type that was given for it, by each user's own speed-up")
+        say("gains are in GPU-hours of the type that the user gave, by the user's own speed-up")
 
 
 def _percent(part: float) -> str:
-    """Signed; what rounds to nothing has no sign."""
+    """A signed percentage; zero has no sign."""
     rounded = round(100 * part, 1)
     return f"{rounded:+.1f} %" if rounded else "0.0 %"
 
 
 def _hours(gpu_s: float, *, signed: bool) -> str:
-    hours = round(gpu_s / 3600, 1) + 0.0  # without the sign of a zero
+    hours = round(gpu_s / 3600, 1) + 0.0  # + 0.0 removes the sign of a zero
     return f"{hours:+,.1f}" if signed and hours else f"{hours:,.1f}"

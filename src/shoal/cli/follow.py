@@ -1,4 +1,4 @@
-"""Stay with a job: its states until it runs, then its output, then its result as the exit code."""
+"""Follow a job: print its states until it runs, then its output; its result is the exit code."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED, TERMINATED = 100, 101, 103, 130, 1
 
 
 class Terminated(BaseException):
-    """SIGTERM: someone ends this command, and not the job."""
+    """SIGTERM ended this command, not the job."""
 
 
 @contextlib.contextmanager
 def detachable() -> Iterator[None]:
-    """SIGTERM is not silent here: it detaches as Ctrl-C does."""
+    """Within this context SIGTERM detaches, as Ctrl-C does."""
 
     def end(*_: object) -> None:
         raise Terminated
@@ -48,7 +48,7 @@ def exit_code(job: Job) -> int:
 
 
 def stay(client: Client, job: Job) -> int:
-    """Show states until it runs, then its output until it is over. Ctrl-C detaches and never cancels."""
+    """Follow the job until it ends; return its exit code. Ctrl-C detaches and never cancels."""
     try:
         with detachable():
             job = show_states(client, job)
@@ -62,7 +62,7 @@ def stay(client: Client, job: Job) -> int:
 
 def detach(job: Job, why: BaseException) -> int:
     name = shlex.quote(job.name)
-    say(f"\ndetached; {job.name} goes on. Come back: shoal logs -f {name}   Cancel it: shoal cancel {name}")
+    say(f"\ndetached; {job.name} continues. Follow it: shoal logs -f {name}   Cancel it: shoal cancel {name}")
     return TERMINATED if isinstance(why, Terminated) else INTERRUPTED
 
 
@@ -89,7 +89,7 @@ def show_states(client: Client, job: Job) -> Job:
 
 
 def print_log(lines: Iterable[LogLine], *, many: bool, timestamps: bool = False) -> None:
-    """Lines on stdout, with the rank in front where there can be several."""
+    """Print log lines, with the rank in front if the job can have several workers."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
     for line in lines:
@@ -103,8 +103,8 @@ def stamp(at: datetime) -> str:
 
 
 def ending(job: Job) -> str:
-    """One line on how it went."""
+    """One line about how the job ended."""
     how = f": {job.message}" if job.message and job.state.value != "succeeded" else ""
     ran = f"ran {duration(job.running_s)}, waited {duration(job.waiting_s)}"
-    resized = f", resized {job.resizes}x (stood still {duration(job.stalled_s)})" if job.resizes else ""
+    resized = f", resized {job.resizes}x (stalled {duration(job.stalled_s)})" if job.resizes else ""
     return f"{job.name}: {job.state.value}{how} ({ran}{resized})"

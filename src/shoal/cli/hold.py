@@ -1,4 +1,4 @@
-"""`shoal pause`, `shoal resume`, `shoal checkpoint JOB...`: one thing, done to each job that is named."""
+"""`shoal pause`, `shoal resume`, `shoal checkpoint JOB...`: each acts on all jobs that are named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @output_option
 @on_server
 def pause(client: Client, jobs: tuple[str, ...], output: Output) -> None:
-    """Hold jobs back: they give up their GPUs and keep their state."""
+    """Pause jobs: they release their GPUs and keep their state."""
     from shoal.cli.several import each
 
     each(jobs, client.pause, "paused", output)
@@ -29,7 +29,7 @@ def pause(client: Client, jobs: tuple[str, ...], output: Output) -> None:
 @output_option
 @on_server
 def resume(client: Client, jobs: tuple[str, ...], output: Output) -> None:
-    """Let paused jobs go on."""
+    """Resume paused jobs."""
     from shoal.cli.several import each
 
     each(jobs, client.resume, "resumed", output)

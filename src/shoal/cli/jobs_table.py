@@ -1,4 +1,4 @@
-"""Jobs as rows of a table: one line each, the reason last."""
+"""Jobs as rows of a table, with the reason in the last column."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shoal.server.api.models import Job
 
 HEAD = ["NAME", "USER", "STATE", "GPUS", "WANT", "SPEEDUP", "PROGRESS", "AGE", "REASON"]
-#: What a narrow terminal does without, so that the reason can be read.
+#: Columns that a narrow terminal omits, in this order, so that the reason can be read.
 SPARE = ["SPEEDUP", "PROGRESS", "USER", "AGE", "WANT"]
 WIDE_HEAD = [
     "ID", "NAME", "USER", "STATE", "GPUS", "TARGET", "WANT", "SPEEDUP", "STEPS/S", "PROGRESS", "LEFT", "AGE",
@@ -37,7 +37,7 @@ def row(job: Job, now: datetime | None = None) -> list[str]:
 
 
 def wide_row(job: Job, now: datetime | None = None) -> list[str]:
-    """All columns that fit one line on a wide screen."""
+    """The columns of `-o wide`."""
     short = row(job, now)
     return [
         str(job.id),
@@ -60,7 +60,7 @@ def wide_row(job: Job, now: datetime | None = None) -> list[str]:
 
 
 def gpus(job: Job) -> str:
-    """`4xV100`, `4→2` while a reconfiguration is under way, `-` for none, `guest` on a GPU of another."""
+    """`4xV100`, `4→2` during a reconfiguration, `-` for none, `guest` if co-located on a GPU of another job."""
     if job.guest_of is not None and job.state.value == "running":
         return "guest"
     if job.gpus != job.target_gpus and not job.state.is_final:
@@ -81,12 +81,12 @@ def left(job: Job) -> str:
 
 
 def brief(sentence: str) -> str:
-    """Without what is in a column of its own."""
+    """The sentence without the number of GPUs, which has its own column."""
     return re.sub(r"\bit has \d+ GPUs?; ", "", sentence)
 
 
 def reason(job: Job) -> str:
-    """Why it lacks something, or how it ended."""
+    """Why the job has no more GPUs, or how it ended."""
     if job.reason is not None and not job.state.is_final:
         return f"{job.reason.code}: {job.reason.sentence}"
     return job.message or ""

@@ -1,4 +1,4 @@
-"""`shoal logs JOB`: what its workers wrote."""
+"""`shoal logs JOB`: the output of its workers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from shoal.cli.report import reported
 
 @click.command()
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job is over.")
-@click.option("--rank", default="all", help="One rank, or all.")
-@click.option("--attempt", type=click.IntRange(min=0), help="One attempt: 0, and 1 after the first restart.")
-@click.option("--tail", type=click.IntRange(min=0), help="Only the last so many lines.")
-@click.option("--since", help="Written since: 10m, or a time.")
-@click.option("--timestamps", is_flag=True, help="With the time of each line.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the job ends.")
+@click.option("--rank", default="all", help="Only this rank, or all.")
+@click.option(
+    "--attempt", type=click.IntRange(min=0), help="Only this attempt: 0, or 1 after the first restart."
+)
+@click.option("--tail", type=click.IntRange(min=0), help="Only this many lines, the last ones.")
+@click.option("--since", help="Lines since: 10m (ago), or a time.")
+@click.option("--timestamps", is_flag=True, help="Print the time of each line.")
 @output_option
 @server_options
 @reported
@@ -31,9 +33,9 @@ def logs(
     timestamps: bool,
     output: Output,
 ) -> None:
-    """The output of a job's workers, merged, over resizes and restarts, with the rank in front.
+    """Print the output of a job's workers: merged by time, across resizes and restarts, with the rank in front.
 
-    With -f it ends when the job ends, with its result: 0 succeeded, 100 failed, 103 cancelled.
+    With -f the command ends with the job. Exit codes: 0 succeeded, 100 failed, 103 cancelled.
     """
     from shoal.cli.follow import Terminated, detach, detachable, ending, exit_code, print_log
     from shoal.cli.out import say

@@ -1,4 +1,4 @@
-"""`shoal node`: the machines, who is on them, and taking one out of use."""
+"""`shoal node`: the machines, the jobs on them, and draining one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from shoal.server.api.models import Node, NodeStatus
 
 COMMANDS = {
-    "ls": ("shoal.cli.node:ls", "The nodes there are."),
-    "show": ("shoal.cli.node:show", "One node, and the jobs on it."),
-    "drain": ("shoal.cli.node:drain", "Take a node out of use."),
+    "ls": ("shoal.cli.node:ls", "List the nodes."),
+    "show": ("shoal.cli.node:show", "Show a node and the jobs on it."),
+    "drain": ("shoal.cli.node:drain", "Stop using a node."),
     "uncordon": ("shoal.cli.node:uncordon", "Use a drained node again."),
 }
-GROUP = LazyGroup("node", COMMANDS, "Nodes: which there are, and who is on them.")
+GROUP = LazyGroup("node", COMMANDS, "Nodes, and the jobs on them.")
 node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
 
 
@@ -50,7 +50,7 @@ def _print(node: Node, output: Output) -> None:
 @output_option
 @on_server
 def ls(client: Client, output: Output) -> None:
-    """The nodes there are."""
+    """List the nodes."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.server.api.models import NodeList
@@ -68,7 +68,7 @@ def ls(client: Client, output: Output) -> None:
 @output_option
 @on_server
 def show(client: Client, name: str, output: Output) -> None:
-    """One node, and the jobs that hold GPUs on it."""
+    """Show a node and the jobs that hold GPUs on it."""
     _print(client.node(name), output)
 
 
@@ -78,11 +78,11 @@ def show(client: Client, name: str, output: Output) -> None:
 @output_option
 @on_server
 def drain(client: Client, name: str, output: Output, yes: bool) -> None:
-    """Take a node out of use: elastic jobs move away or wait with their state saved, fixed ones stand still."""
+    """Stop using a node: elastic jobs move away or wait with their state saved, jobs of a fixed size are suspended."""
     from shoal.cli.several import confirmed
 
     if output.for_people:
-        confirmed(f"Take {name} out of use?", yes=yes)
+        confirmed(f"Drain {name}?", yes=yes)
     _print(client.drain(name), output)
 
 

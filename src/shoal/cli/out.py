@@ -1,4 +1,4 @@
-"""How commands print: data to stdout, words for people to stderr, plain without a terminal."""
+"""How commands print: data to stdout, messages to stderr, plain text without a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-#: The least width of a column of words, which wrap, and what is between two columns.
-_WORDS_NEED, _BETWEEN = 10, 3
+#: Minimum width of a column of words, which wrap, and the space between two columns.
+_MIN_WIDTH, _BETWEEN = 10, 3
 
 
 class Output(StrEnum):
@@ -31,7 +31,7 @@ class Output(StrEnum):
 
 
 def print_json(document: Any) -> None:
-    """Exactly one document on stdout; what is not a number in JSON becomes null."""
+    """Print one JSON document; NaN and infinity become null."""
     json.dump(_clean(document), sys.stdout, indent=2, ensure_ascii=False)
     sys.stdout.write("\n")
 
@@ -49,7 +49,7 @@ def _clean(value: Any) -> Any:
 
 
 def room() -> int | None:
-    """How wide text may be: as the terminal, or as COLUMNS says; without either it has no bounds."""
+    """Width of the terminal, or the value of COLUMNS; None, for no limit, without either."""
     if sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     columns = os.environ.get("COLUMNS", "")
@@ -63,10 +63,10 @@ def table(
     right: Sequence[int] = (),
     spare: Sequence[str] = (),
 ) -> None:
-    """A table on stdout; columns in `right` are numbers, set flush right.
+    """Print a table; columns in `right` are numbers, aligned to the right.
 
-    Where it is too narrow words wrap, and numbers that do not fit are left out: those in `spare` in this order, then
-    the last ones first.
+    In a narrow terminal, words wrap and columns of numbers that do not fit are omitted: those in `spare` in this order,
+    then the last ones first.
     """
     from rich import box
     from rich.console import Console
@@ -75,22 +75,25 @@ def table(
     plain, width = not sys.stdout.isatty(), room()
     cells = [[str(cell) for cell in row] for row in rows]
     console = Console(width=width or 200, soft_wrap=width is None)
-    console.on_broken_pipe = _nobody_reads  # type: ignore[method-assign]
+    console.on_broken_pipe = _raise_broken_pipe  # type: ignore[method-assign]
     out = [] if width is None else _left_out(head, cells, right, width, spare)
     made = Table(box=box.SIMPLE_HEAD if not plain else None, pad_edge=False, show_edge=False)
     shown = [i for i in range(len(head)) if i not in out]
     for i in shown:
-        whole = width is None or i == 0 or i in right  # cut short, a name or a number could be another
+        whole = (
+            width is None or i == 0 or i in right
+        )  # a truncated name or number could be mistaken for another
         made.add_column(head[i], justify="right" if i in right else "left", no_wrap=whole, overflow="fold")
     for row in cells:
         made.add_row(*[row[i] for i in shown if i < len(row)])
     console.print(made)
     if out:
         left_out = ", ".join(head[i] for i in sorted(out))
-        say(f"for want of room without: {left_out} (a wider terminal shows them, and -o json has all)")
+        say(f"not shown, as the terminal is too narrow: {left_out} (-o json has all)")
 
 
-def _nobody_reads() -> None:
+def _raise_broken_pipe() -> None:
+    """rich would exit with code 1."""
     raise BrokenPipeError
 
 
@@ -101,12 +104,12 @@ def _left_out(
     width: int,
     spare: Sequence[str] = (),
 ) -> list[int]:
-    """Which columns of numbers to leave out, so that what is left fits."""
+    """The columns of numbers to omit, so that the others fit."""
     order = {name: at - len(spare) for at, name in enumerate(spare)}
 
     def needs(i: int) -> int:
         longest = max(len(text) for text in (head[i], *(row[i] for row in rows if i < len(row))))
-        return longest if i == 0 or i in right else min(longest, _WORDS_NEED)
+        return longest if i == 0 or i in right else min(longest, _MIN_WIDTH)
 
     out: list[int] = []
     for i in sorted((i for i in right if i > 1), key=lambda i: (order.get(head[i], 0), -i)):
@@ -118,7 +121,7 @@ def _left_out(
 
 
 def say(text: str) -> None:
-    """A word for the person at the terminal; none with --quiet."""
+    """Print a message to stderr, unless --quiet is given."""
     if not os.environ.get("SHOAL_QUIET"):
         print(text, file=sys.stderr)
 
@@ -129,12 +132,12 @@ def duration(seconds: float | None) -> str:
         return "-"
     seconds = max(seconds, 0.0)
     for unit, size, small, part in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
-        parts = math.floor(seconds / part + 0.5)  # rounded first, so that 59.7 s are a minute
+        parts = math.floor(seconds / part + 0.5)  # rounded first, so that 59.7 s is shown as 1m
         if parts * part >= size:
             return f"{parts * part // size}{unit} {parts * part % size // part}{small}"
     return f"{seconds:.1f}s" if seconds < 9.95 else f"{seconds:.0f}s"
 
 
 def decimal(value: float | None, places: int) -> str:
-    """A number, or that there is none."""
+    """A number with this many decimals, or `-` for None."""
     return "-" if value is None else f"{value:.{places}f}"

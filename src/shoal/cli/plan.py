@@ -25,9 +25,9 @@ EXIT_CODES = {"starts": 0, "waits": 10, "shrinks_others": 11, "infeasible": 12}
 @server_options
 @reported
 def plan(connect: Connect, file: str, name: str | None, settings: tuple[str, ...], output: Output) -> None:
-    """What would happen if this job were submitted now. Changes nothing.
+    """Show what would happen if this job were submitted now. Changes nothing.
 
-    Exit codes: 0 it would start now, 10 it would wait, 11 it would shrink others, 12 it can never run here.
+    Exit codes: 0 the job would start now, 10 it would wait, 11 it would shrink other jobs, 12 it can never run here.
     """
     from shoal.cli.report import print_document
     from shoal.cli.spec_options import from_file
@@ -43,7 +43,7 @@ def plan(connect: Connect, file: str, name: str | None, settings: tuple[str, ...
 
 
 def describe(outcome: PlanOutcome) -> str:
-    """The verdict in a sentence, then what it does to others."""
+    """The verdict in a sentence, then the changes of other jobs."""
     lines = [outcome.sentence]
     for change in outcome.changes:
         name = change.job.name or f"a job of {change.job.user}"

@@ -14,9 +14,9 @@ from shoal.cli.report import reported
 @output_option
 @reported
 def ls(output: Output) -> None:
-    """The policies that can be named, one line each.
+    """List the policies, one line each.
 
-    Those that use lengths are told them by the job, or estimate them; how sure they are is in `shoal profile JOB`.
+    Policies that use lengths take them from the job or estimate them; `shoal profile JOB` shows the estimate.
     """
     require("shoal policy ls", "server", "sim")
     from shoal.cli.columns import print_table, wrapped

@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 
 @click.command("set")
-@click.argument("name", metavar="NAME", shell_complete=policy_names, help="A policy, see shoal policy ls.")
-@click.option("--option", multiple=True, help="NAME=value; see shoal policy show.")
+@click.argument(
+    "name",
+    metavar="NAME",
+    shell_complete=policy_names,
+    help="Name of a policy; `shoal policy ls` lists them.",
+)
+@click.option(
+    "--option", multiple=True, help="NAME=value; `shoal policy show` lists the options. Repeat for more."
+)
 @output_option
 @on_server
 def set_(client: Client, name: str, output: Output, option: tuple[str, ...]) -> None:
-    """Change the policy of the running cluster: jobs are resized by it at once, nothing is restarted."""
+    """Change the policy of the running cluster. It resizes jobs at once; nothing restarts."""
     from shoal.core.errors import ShoalError
 
     options = {}
@@ -37,12 +44,12 @@ def set_(client: Client, name: str, output: Output, option: tuple[str, ...]) -> 
 @output_option
 @on_server
 def get(client: Client, output: Output) -> None:
-    """The policy in force, and its options."""
+    """Show the policy of the running cluster, and its options."""
     _print(client.policy(), output)
 
 
 def _print(policy: Policy, output: Output, only: Collection[str] | None = None) -> None:
-    """With its options, or those that were given."""
+    """Print the policy with its options, or with `only` these."""
     from shoal.cli.policy_show import shown
     from shoal.cli.report import print_document
 

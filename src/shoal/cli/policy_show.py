@@ -16,12 +16,15 @@ from shoal.cli.report import reported
 
 @click.command()
 @click.argument(
-    "name", metavar="NAME", shell_complete=policy_names, help="A policy, as `shoal policy ls` names it."
+    "name",
+    metavar="NAME",
+    shell_complete=policy_names,
+    help="Name of a policy; `shoal policy ls` lists them.",
 )
 @output_option
 @reported
 def show(name: str, output: Output) -> None:
-    """What a policy does, and its options with their defaults."""
+    """Show what a policy does, and its options with their defaults."""
     require("shoal policy show", "server", "sim")
     from shoal.policies.registry import policy_class
 
@@ -54,14 +57,14 @@ def show(name: str, output: Output) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value as one would write it after `--option name=`."""
+    """A value in the form that `--option name=` takes."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ",".join(map(shown, value)) if isinstance(value, tuple | list) else str(value)
 
 
 def option_notes(cls: type[Any]) -> dict[str, list[str]]:
-    """The `#:` comments above each option, read from the source: they are its documentation."""
+    """The `#:` comments above each option in the source: its documentation."""
     notes: dict[str, list[str]] = {}
     for base in reversed(cls.__mro__[:-1]):
         pending: list[str] = []

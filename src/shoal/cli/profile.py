@@ -1,4 +1,4 @@
-"""`shoal profile JOB`: what is known of its speed by size."""
+"""`shoal profile JOB`: its speed by number of GPUs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ BAR = 40
 
 @click.command()
 @job_argument
-@click.option("--plot", is_flag=True, help="With a bar for each size.")
+@click.option("--plot", is_flag=True, help="Draw a bar for each size.")
 @output_option
 @on_server
 def profile(client: Client, job: str, output: Output, plot: bool) -> None:
-    """Speed by number of GPUs, measured or estimated, what each further GPU adds, and the time left."""
+    """Show the speed by number of GPUs, measured or estimated, what each further GPU adds, and the time left."""
     from shoal.cli.report import print_document
 
     found = client.profile(job)

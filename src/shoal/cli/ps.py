@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from shoal.client import Client
     from shoal.server.api.models import Job
 
-#: A live table is read again this often: shares change on events, but progress and ages change by themselves.
+#: Interval between updates of a live table: progress and ages change without an event.
 REFRESH_S = 1.0
 
 
 @click.command()
-@click.option("-a", "--all", "all_", is_flag=True, help="Finished jobs too.")
-@click.option("-w", "--watch", is_flag=True, help="Keep the table up to date.")
-@click.option("-u", "--user", help="Jobs of this user.")
-@click.option("--mine", is_flag=True, help="Your own jobs.")
-@click.option("-s", "--state", help="pending,running,...")
-@click.option("--since", help="Submitted since: 2h, or a time.")
-@click.option("-n", "number", type=click.IntRange(min=1), help="At most so many, the newest.")
+@click.option("-a", "--all", "all_", is_flag=True, help="Include finished jobs.")
+@click.option("-w", "--watch", is_flag=True, help="Keep the table up to date until Ctrl-C.")
+@click.option("-u", "--user", help="Only jobs of this user.")
+@click.option("--mine", is_flag=True, help="Only your own jobs.")
+@click.option("-s", "--state", help="Only jobs in these states: pending,running,...")
+@click.option("--since", help="Only jobs submitted since: 2h (ago), or a time.")
+@click.option("-n", "number", type=click.IntRange(min=1), help="At most this many, the newest.")
 @output_option
 @server_options
 @reported
@@ -43,7 +43,7 @@ def ps(
     number: int | None,
     output: Output,
 ) -> None:
-    """The jobs you may see: unfinished ones, with the reason why each does not have all it could use."""
+    """List the unfinished jobs that you may see, each with the reason why it has no more GPUs."""
     from shoal.cli.times import since as point
 
     states = _states(state)
@@ -98,7 +98,7 @@ def _lines(jobs: list[Job], output: Output) -> list[str]:
 
 
 def _watch(client: Client, jobs: Callable[[], list[Job]], output: Output) -> None:
-    """In place on a terminal; elsewhere a line for every job that changed. Ctrl-C ends it."""
+    """Update the table in place on a terminal; elsewhere print a line for every job that changes. Ctrl-C ends it."""
     try:
         if output.for_people and sys.stdout.isatty():
             _watch_live(jobs, output)
@@ -119,7 +119,7 @@ def _watch_live(jobs: Callable[[], list[Job]], output: Output) -> None:
 
 
 def _watch_plain(client: Client, jobs: Callable[[], list[Job]], output: Output) -> None:
-    """A line whenever a job's state, size or reason changes, and one when it is over."""
+    """Print a line whenever a job's state, size or reason changes."""
     from shoal.cli.report import plain, print_lines
 
     shown: dict[int, object] = {}

@@ -1,4 +1,4 @@
-"""Errors and results in the form that was asked for: one JSON object on stderr with `-o json`."""
+"""Print results and errors in the output format; with `-o json` an error is one JSON object on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def reported(command: F) -> F:
-    """Wrap a command: with a machine's output, its errors are one JSON object on stderr."""
+    """Wrap a command: with `-o json`, `jsonl` or `yaml`, its errors are one JSON object on stderr."""
 
     @functools.wraps(command)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -34,7 +34,7 @@ def reported(command: F) -> F:
 
 
 def error_object(error: ShoalError) -> dict[str, Any]:
-    """As the API words it, with the place where a file is to blame."""
+    """The error in the API's form, with the file and line if they are known."""
     made: dict[str, Any] = {
         "code": getattr(error, "code", "invalid"),
         "message": " ".join(str(error).split()),
@@ -51,12 +51,12 @@ def error_object(error: ShoalError) -> dict[str, Any]:
 
 
 def plain(model: BaseModel) -> dict[str, Any]:
-    """A model as the API writes it."""
+    """A model as the API serializes it."""
     return model.model_dump(mode="json")
 
 
 def print_document(output: Output, document: BaseModel, name: str | Sequence[str]) -> None:
-    """One object, or a list with its `items`, in a machine's form."""
+    """Print one object, or a list with its `items`, in a machine-readable format."""
     data = plain(document)
     if output is Output.JSON:
         from shoal.cli.out import print_json
@@ -73,6 +73,6 @@ def print_document(output: Output, document: BaseModel, name: str | Sequence[str
 
 
 def print_lines(items: Iterable[Any]) -> None:
-    """JSON lines, each out at once: a reader may be following."""
+    """Print JSON lines, each flushed at once for a reader that follows."""
     for item in items:
         print(json.dumps(item, ensure_ascii=False), flush=True)

@@ -1,4 +1,4 @@
-"""`shoal run`: a job from the command line."""
+"""`shoal run`: submit a command as a job, and follow it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,31 @@ from shoal.cli.spec_options import name_option
 
 @click.command()
 @click.argument("command", nargs=-1, required=True, metavar="-- CMD...", help="Program and arguments.")
-@click.option("--gpus", "-g", help="GPUs: 4, a range 1..8, or auto.")
+@click.option("--gpus", "-g", help="Number of GPUs: 4, a range 1..8, or auto.")
 @name_option
-@click.option("--resize", help="live (uses shoal.torch), restart or never. Default: live for a range.")
-@click.option("-e", "--env", multiple=True, help="NAME=value, or NAME.")
-@click.option("--secret", multiple=True, help="The same, never shown again.")
-@click.option("--max-restarts", type=int, help="Start it again that often if it fails.")
-@click.option("--expected", help="How long it takes, if you know: 20m, 2h.")
 @click.option(
-    "--autoscale", help="Search its size while it trains: efficiency:threshold=0.5; see docs/knowledge.md."
+    "--resize",
+    help="How the job changes its size: live (uses shoal.torch), restart or never. Default: live for a range.",
 )
 @click.option(
-    "--needs", multiple=True, help="What it takes of its GPU: gpu_mem_mb=6000, gpu_util=40, pre_s=20; repeat."
+    "-e",
+    "--env",
+    multiple=True,
+    help="Variable of the job: NAME=value, or NAME to copy it from here. Repeat for more.",
 )
-@click.option("-d", "--detach", is_flag=True, help="Submit, and do not stay.")
+@click.option("--secret", multiple=True, help="Like --env, but the value is never shown again.")
+@click.option("--max-restarts", type=int, help="Restart the job at most this often if it fails.")
+@click.option("--expected", help="Expected duration, if you know it: 20m, 2h.")
+@click.option(
+    "--autoscale",
+    help="Search the best size while the job trains: efficiency:threshold=0.5; see docs/knowledge.md.",
+)
+@click.option(
+    "--needs",
+    multiple=True,
+    help="What a worker needs of its GPU: gpu_mem_mb=6000, gpu_util=40, pre_s=20. Repeat for more.",
+)
+@click.option("-d", "--detach", is_flag=True, help="Submit the job and return.")
 @output_option
 @server_options
 @reported
@@ -44,9 +55,9 @@ def run(
     detach: bool,
     output: Output,
 ) -> None:
-    """Run a command on GPUs: submit it, show its output, and end as it ends.
+    """Run a command on GPUs: submit it, print its output, and exit with its result.
 
-    Ctrl-C detaches; the job goes on. Exit codes: 0 succeeded, 100 failed, 103 cancelled.
+    Ctrl-C detaches; the job continues. Exit codes: 0 succeeded, 100 failed, 103 cancelled.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""`shoal scale JOB`: another range of GPUs for a job."""
+"""`shoal scale JOB`: change its range of GPUs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from shoal.cli.report import reported
 
 @click.command()
 @job_argument
-@click.option("--min", "min_", type=int, help="At least so many GPUs.")
-@click.option("--max", "max_", type=int, help="At most so many GPUs.")
-@click.option("--pin", type=int, help="Exactly so many GPUs.")
+@click.option("--min", "min_", type=int, help="Minimum number of GPUs.")
+@click.option("--max", "max_", type=int, help="Maximum number of GPUs.")
+@click.option("--pin", type=int, help="Exact number of GPUs.")
 @output_option
 @server_options
 @reported
 def scale(
     connect: Connect, job: str, min_: int | None, max_: int | None, pin: int | None, output: Output
 ) -> None:
-    """Change a job's range of GPUs, also while it runs."""
+    """Change a job's range of GPUs. The job may be running."""
     from shoal.cli.jobs_table import want
     from shoal.cli.out import say
     from shoal.cli.report import print_document

@@ -1,4 +1,4 @@
-"""Do something to several jobs, and report every one."""
+"""Act on several jobs and report each result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Output) -> None:
-    """Act on each; one that fails is reported and does not keep the others from it."""
+    """Act on each job. A failure is reported and does not stop the others."""
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.core.errors import ShoalError
@@ -39,7 +39,7 @@ def each(names: Sequence[str], act: Callable[[str], Job], done: str, output: Out
 
 
 def confirmed(question: str, *, yes: bool) -> None:
-    """Ask, on a terminal; elsewhere nobody could answer, and the command itself is the answer."""
+    """Ask on a terminal, and exit unless the answer is yes. Without a terminal, do not ask."""
     import sys
 
     if not yes and sys.stdin.isatty() and sys.stderr.isatty() and not click.confirm(question, err=True):

@@ -1,4 +1,4 @@
-"""`shoal shares`: who holds what, and is it fair?"""
+"""`shoal shares`: each user's GPUs and fair share."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--over", help="Only the last: 24h, 7d. Default: since it began.")
+@click.option(
+    "--over", help="Only this period before now: 24h, 7d. Default: since the server began to record."
+)
 @output_option
 @on_server
 def shares(client: Client, output: Output, over: str | None) -> None:
-    """The fairness ledger: what each user holds and is due now, and has been given and has lent so far."""
+    """Show the fairness ledger: what each user holds and is entitled to now, and received and lent so far."""
     from shoal.cli.columns import print_table
     from shoal.cli.out import duration, say
     from shoal.cli.report import print_document

@@ -1,4 +1,4 @@
-"""`shoal show JOB`: all that is known of a job."""
+"""`shoal show JOB`: the details of a job."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 @click.command()
 @job_argument
-@click.option("-v", "--verbose", is_flag=True, help="Environment and all events.")
+@click.option("-v", "--verbose", is_flag=True, help="Include the environment and all events.")
 @output_option
 @server_options
 @reported
 def show(connect: Connect, job: str, verbose: bool, output: Output) -> None:
-    """What was submitted (and which values are defaults), how it goes, its workers and what happened."""
+    """Show what was submitted (and which values are defaults), the progress, the workers and the events."""
     from shoal.cli.report import print_document
 
     with connect() as client:
@@ -45,7 +45,7 @@ def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:
     print("\nSubmitted as")
     for name, value in _spec(job, verbose=verbose):
         print(f"  {name:<18} {value}{'' if name in job.given else '   (default)'}")
-    print("\nHow it goes")
+    print("\nProgress")
     for name, value in _progress(job):
         print(f"  {name:<15} {value}")
     if job.workers:
@@ -55,7 +55,7 @@ def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:
             for w in job.workers
         ]
         print_table(["  ID", "RANK", "GPU", "STATE", ""], [["  " + r[0], *r[1:]] for r in rows])
-    print(f"\nWhat happened (submitted {ago(job.submitted_at)} ago)")
+    print(f"\nEvents (submitted {ago(job.submitted_at)} ago)")
     for event in events:
         print(f"  {clock(event.at)}  {event.type:<18} {event.message}")
 

@@ -12,15 +12,18 @@ from shoal.sim.interrupts import stoppable
 COMMANDS = {
     "run": ("shoal.cli.sim_run:run", "Run one policy over a trace and print its figures."),
     "compare": ("shoal.cli.sim_compare:compare", "Run several policies over a trace, side by side."),
-    "gen": ("shoal.cli.sim_gen:gen", "Make a synthetic trace."),
+    "gen": ("shoal.cli.sim_gen:gen", "Generate a synthetic trace."),
     "import": ("shoal.cli.sim_import:import_", "Convert a published trace to Shoal's format."),
     "profile": ("shoal.cli.sim_profile:profile", "Make profiles by GPUs and nodes from measured placements."),
-    "paper": ("shoal.cli.sim_paper:paper", "Run the experiments of a paper and print ours next to theirs."),
+    "paper": (
+        "shoal.cli.sim_paper:paper",
+        "Run the experiments of a paper and print our figures next to the paper's.",
+    ),
 }
 
 
 class Simulator(LazyGroup):
-    """Its commands end in the same way by Ctrl-C, SIGTERM and SIGHUP: with what is known by then."""
+    """Its commands end in the same way by Ctrl-C, SIGTERM and SIGHUP: they print the results so far."""
 
     def invoke(self, ctx: click.Context) -> Any:
         with stoppable():
@@ -28,5 +31,5 @@ class Simulator(LazyGroup):
 
 
 GROUP = Simulator(
-    "sim", COMMANDS, "Simulate a cluster in virtual time, with the very decision code of the live system."
+    "sim", COMMANDS, "Simulate a cluster in virtual time, with the decision code of the live system."
 )

@@ -1,4 +1,4 @@
-"""`shoal sim compare`: several policies over one trace, on all cores."""
+"""`shoal sim compare`: run several policies over one trace, on all cores."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def compare(
     output: str,
     workers: int | None,
 ) -> None:
-    """Run several policies over one trace, side by side. An --option holds for every policy that has it.
+    """Run several policies over one trace, side by side. An --option applies to every policy that has it.
 
     \b
     Examples:
@@ -107,7 +107,7 @@ def compare(
         raise ShoalError("name at least one each of --costs, --knowledge and --placement")
     if report:
         _check_report(report, so.files_read(setups[0], given.option))
-    inputs = load(setups[0])  # every mistake in the files is found here, once
+    inputs = load(setups[0])  # finds mistakes in the files once, before any run
     for setup in setups:
         check(setup, inputs.cluster)
     for line in dict.fromkeys(line for setup in setups for line in remarks(setup, inputs)):
@@ -117,18 +117,18 @@ def compare(
 
 
 def _check_report(report: Path, read: list[Path | None]) -> None:
-    """Find out before the work whether its page can be written."""
+    """Check before the runs that the report can be written."""
     from shoal.core.errors import ShoalError
     from shoal.sim.inputs import check_not_read, check_writable
 
     check_writable(report)
     check_not_read(report, read)
     if report.suffix not in (".html", ".htm") and report.parent != Path("/dev"):
-        raise ShoalError(f"--report {report}: a report is a page; name it .html")
+        raise ShoalError(f"--report {report}: a report is an HTML page; its name must end in .html")
 
 
 def _tell(outcome: Outcome, output: str, report: Path | None) -> None:
-    """All that is known of the runs; what went wrong comes last, and decides the exit code."""
+    """Print the outcome of the runs. Failures come last and decide the exit code."""
     from shoal.cli.sim_processes import RunsFailed
     from shoal.cli.sim_ranking import show
     from shoal.core.words import counted
@@ -149,7 +149,7 @@ def _tell(outcome: Outcome, output: str, report: Path | None) -> None:
         show(summaries)
     for s in summaries:
         if not s["interrupted"] and s["finished"] < s["jobs"]:
-            say(f"{s['label']}: {counted(s['jobs'] - s['finished'], 'job')} never ran, for want of a share")
+            say(f"{s['label']}: {counted(s['jobs'] - s['finished'], 'job')} never ran: they got no share")
     failure = RunsFailed(outcome.failed) if outcome.failed else None
     if outcome.interrupted:
         say("; ".join([_closing_line(outcome), *([str(failure)] if failure else [])]))
@@ -169,19 +169,19 @@ def _write_report(report: Path, outcome: Outcome) -> None:
 
 
 def _closing_line(outcome: Outcome) -> str:
-    """What of an interrupted comparison is whole, what is not, and what is missing."""
+    """How many runs of an interrupted comparison are complete, partial or missing."""
     runs = len(outcome.results) + len(outcome.not_begun) + len(outcome.failed)
     cut = sum(r["summary"]["interrupted"] for r in outcome.results)
     line = f"interrupted: {len(outcome.results) - cut} of {runs} runs had ended"
     if cut:
-        line += "; of the others this is what was known by then, not to be compared"
+        line += "; the figures of the others are partial and cannot be compared"
     if outcome.not_begun:
         line += f"; not begun: {', '.join(outcome.not_begun)}"
     return line
 
 
 def _words(option: str, lists: Sequence[str]) -> list[str]:
-    """The words of lists, each once."""
+    """The words of comma-separated lists, each once."""
     return _each_once(option, [word.strip() for word in ",".join(lists).split(",") if word.strip()])
 
 
@@ -189,7 +189,7 @@ def _each_once(option: str, words: Sequence[str]) -> list[str]:
     once = list(dict.fromkeys(words))
     for word in once:
         if words.count(word) > 1:
-            say(f"{option}: {word} is named {words.count(word)} times, and runs once")
+            say(f"{option}: {word} is given {words.count(word)} times and runs once")
     return once
 
 
@@ -206,7 +206,7 @@ def _options_of(policy: str, options: dict[str, str]) -> dict[str, str]:
 
 
 def _check_options(policies: list[str], options: dict[str, str]) -> None:
-    """An option that none of the policies has is a mistake."""
+    """Refuse an option that none of the policies has."""
     from shoal.core.errors import ShoalError, did_you_mean
 
     if not policies:

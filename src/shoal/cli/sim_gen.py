@@ -1,4 +1,4 @@
-"""`shoal sim gen`: a synthetic trace."""
+"""`shoal sim gen`: generate a synthetic trace."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     help="Where to write the trace (.csv or .parquet).",
 )
 @click.option("-n", "--jobs", type=int, default=1000, help="Number of jobs.")
-@click.option("--gpus", type=int, default=64, help="GPUs of the cluster the load is meant for.")
+@click.option("--gpus", type=int, default=64, help="GPUs of the cluster to which the load refers.")
 @click.option(
     "--load", type=float, default=0.9, help="Requested GPU-seconds over (GPUs x time from first to last job)."
 )
@@ -33,16 +33,20 @@ if TYPE_CHECKING:
     help="Arrival process.",
 )
 @click.option(
-    "--users", default="20", help="Number of users, or their names: 20, or ada,ben. Active as 1/rank."
+    "--users",
+    default="20",
+    help="Number of users, or their names: 20, or ada,ben. User k submits in proportion to 1/k.",
 )
-@click.option("--sizes", help="Requested GPUs and their shares: 1:0.8,8:0.2. Default: Philly's mix.")
+@click.option("--sizes", help="Requested GPUs and their frequencies: 1:0.8,8:0.2. Default: those of Philly.")
 @click.option(
     "--profiles",
     type=click.Path(path_type=Path),
     help="profiles.csv with the models. Default: the built-in sample.",
 )
-@click.option("--gpu-type", help="GPU type on which durations count. Default: one all models run on.")
-@click.option("--longest-days", type=float, default=57.87, help="No job takes longer at its requested size.")
+@click.option("--gpu-type", help="GPU type to which durations refer. Default: a type that all models run on.")
+@click.option(
+    "--longest-days", type=float, default=57.87, help="Maximum duration of a job at its requested size."
+)
 @click.option("--seed", type=int, default=0, help="The same seed gives the same trace.")
 def gen(
     out: Path,
@@ -96,8 +100,8 @@ def gen(
         []
         if profiles
         else [
-            "models are those of the built-in profiles, which `shoal sim run` uses if it is given none and"
-            " no profiles.csv lies beside the trace"
+            "the models are those of the built-in profiles, which `shoal sim run` uses without --profiles"
+            " if the trace's directory has no profiles.csv"
         ]
     )
     without = [model for model, profile in known.items() if gpu_type and not profile.knows(gpu_type)]
@@ -136,5 +140,5 @@ def _sizes(text: str) -> dict[int, float]:
     except ValueError:
         raise ShoalError(f"--sizes: {text!r} is not a list of size:share, such as 1:0.8,8:0.2") from None
     if len(shares) < len(pairs):
-        raise ShoalError(f"--sizes: {text!r} gives a size twice; say it once")
+        raise ShoalError(f"--sizes: {text!r} gives a size twice")
     return shares

@@ -1,4 +1,4 @@
-"""`shoal sim import`: a published trace in our own format."""
+"""`shoal sim import`: convert a published trace to Shoal's format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @click.command("import")
-@click.argument("format_", metavar="FORMAT", help="Which format the trace has.")
+@click.argument("format_", metavar="FORMAT", help="Format of the trace.")
 @click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE", help="The trace.")
 @click.option(
     "-o",
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     help="Where to write the profiles made from --throughputs.",
 )
 @click.option("--vc", multiple=True, help="Only this virtual cluster; repeat for more.")
-@click.option("--gpus", type=int, help="Leave out jobs that ask for more GPUs.")
+@click.option("--gpus", type=int, help="Leave out jobs that request more GPUs than this.")
 @click.option(
     "--gpu-type",
-    help="GPU type on which durations count and requests must run. Default: one all models run on; any.",
+    help="GPU type to which durations refer and on which jobs must run. Default: a type that all models run on; any.",
 )
-@click.option("--assign", is_flag=True, help="Draw models from the profiles though the trace names its own.")
-@click.option("--skip-bad", is_flag=True, help="Go on without malformed rows.")
-@click.option("--seed", type=int, default=0, help="Of the models drawn for jobs without one.")
+@click.option("--assign", is_flag=True, help="Draw models from the profiles even if the trace names models.")
+@click.option("--skip-bad", is_flag=True, help="Skip malformed rows.")
+@click.option("--seed", type=int, default=0, help="Seed for the models drawn for jobs without one.")
 def import_(
     format_: str,
     trace: Path,
@@ -62,7 +62,7 @@ def import_(
     skip_bad: bool,
     seed: int,
 ) -> None:
-    """Convert a published trace. Jobs without a model get one that runs at their size, at random.
+    """Convert a published trace. A job without a model gets a random one that runs at its size.
 
     Formats: philly (cluster_job_log, JSON), philly-csv, helios, alibaba-pai, gavel, tiresias, elasticflow.
 
@@ -113,7 +113,7 @@ def import_(
 def _check_wish_for_profiles(
     form: Format, profiles: Path | None, throughputs: Path | None, profiles_out: Path | None
 ) -> None:
-    """Either a file of profiles, or the format's own throughputs and where to write what is made of them."""
+    """Accept either profiles, or the format's own throughputs and a file for the profiles made from them."""
     from shoal.core.errors import ShoalError
 
     if throughputs is None:
@@ -129,7 +129,7 @@ def _check_wish_for_profiles(
 
 
 def _check_outputs(out: Path, profiles_out: Path | None, inputs: list[Path | None]) -> None:
-    """Both files can be written, are not the same, and neither is read: found out before the work."""
+    """Check before the work that both files can be written, differ, and are not read."""
     from shoal.core.errors import ShoalError
     from shoal.sim.inputs import check_not_read, check_table_name, check_writable
 

@@ -134,7 +134,7 @@ def common_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def restart_costs(text: str | None) -> dict[str, Any]:
-    """What `--restart-s` says: seconds for all models, seconds of some (MODEL=SECONDS), or both."""
+    """Parse `--restart-s`: seconds for all models, for some (MODEL=SECONDS), or both."""
     from shoal.core.errors import ShoalError
 
     if text is None:
@@ -156,7 +156,7 @@ def restart_costs(text: str | None) -> dict[str, Any]:
 
 
 def check_one_each(given: Mapping[str, str]) -> None:
-    """Several words for one run are meant for a comparison."""
+    """Refuse comma-separated values, which only a comparison takes."""
     from shoal.core.errors import ShoalError
 
     for option, word in given.items():
@@ -178,7 +178,7 @@ def check_costs(kinds: Iterable[str], given: Given) -> None:
 
 
 def check_models(named: Iterable[str], profiles: Path) -> None:
-    """Every model named by an option is one of the profiles."""
+    """Check that every model named by an option has a profile."""
     from shoal.core.errors import ShoalError, did_you_mean
     from shoal.sim.inputs import read_profiles
 
@@ -270,7 +270,7 @@ def _costs(given: Given, kind: str, profiles: Path) -> Costs:
 
 
 def parse_options(words: Sequence[str]) -> dict[str, str]:
-    """`name=value` words; a value `@file` stands for the numbers in a file, one per line."""
+    """Parse `name=value`; a value `@file` stands for the numbers in a file, one per line."""
     from shoal.core.errors import ShoalError
     from shoal.sim.inputs.numbers_file import read_numbers
 
@@ -280,7 +280,7 @@ def parse_options(words: Sequence[str]) -> dict[str, str]:
         if not equals or not name:
             raise ShoalError(f"--option {word}: write name=value")
         if name in options:
-            raise ShoalError(f"--option {word}: {name} is given twice; say it once")
+            raise ShoalError(f"--option {word}: {name} is given twice")
         if value.startswith("@"):
             value = ",".join(map(str, read_numbers(Path(value[1:]))))
         options[name] = value

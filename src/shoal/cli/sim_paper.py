@@ -1,4 +1,4 @@
-"""`shoal sim paper NAME`: the experiments of a paper, ours next to theirs."""
+"""`shoal sim paper NAME`: run the experiments of a paper; print our figures next to the paper's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.cli import sim_options as so
 from shoal.cli.extras import require
 from shoal.cli.report import reported
 
-#: What can be named, and the module that has its `run`, `render` and `plot`.
+#: Papers by name, and the module with their `run`, `render` and `plot`.
 PAPERS = {
     "afs": "shoal.sim.papers.afs",
     "gandiva-fair": "shoal.sim.papers.gandiva_fair",
@@ -22,9 +22,9 @@ PAPERS = {
 
 
 @click.command()
-@click.argument("name", metavar="NAME", help=f"Which one: {', '.join(PAPERS)}.")
+@click.argument("name", metavar="NAME", help=f"The paper: {', '.join(PAPERS)}.")
 @so.seed_option
-@click.option("--quick", is_flag=True, help="A smaller experiment, in seconds.")
+@click.option("--quick", is_flag=True, help="Run a smaller experiment, in seconds.")
 @click.option("--plot", type=so.FILE, help="Draw the figures here (.png, .svg or .pdf).")
 @so.output_option
 @reported
@@ -57,7 +57,7 @@ def paper(name: str, seed: int, quick: bool, plot: Path | None, output: str) -> 
 
 
 def fitted(line: str, width: int | None) -> list[str]:
-    """A line in as many as it takes: a row of a table goes on after a whole cell, at the same one in every row."""
+    """Break a line to fit the width. A row of a table breaks after a whole cell, the same one in every row."""
     import re
     import textwrap
 
@@ -85,7 +85,7 @@ def module_of(name: str) -> Any:
 
 
 def draw(module: Any, result: dict[str, Any], path: Path) -> None:
-    """Draw under a name of the same kind elsewhere, then write the file whole or not at all."""
+    """Draw into a temporary file of the same type, then write the file completely or not at all."""
     import tempfile
 
     from shoal.sim.inputs import write_aside
@@ -97,7 +97,7 @@ def draw(module: Any, result: dict[str, Any], path: Path) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Find out before the experiment whether its plot can be written."""
+    """Check before the experiment that its plot can be written."""
     from shoal.core.errors import ShoalError
 
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):

@@ -1,4 +1,4 @@
-"""The runs of a comparison, each in a process of its own, and what became of them."""
+"""The runs of a comparison, each in its own process, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from shoal.cli.sim_progress import Watch
 from shoal.core.errors import RunLost, ShoalError
 from shoal.sim.interrupts import handled_by, held, stop
 
-#: How often a run tells how far it is, and hears whether to go on: each time is a message to another process.
-_EVERY_S = 0.1
+#: Interval at which a run reports its progress and checks whether to stop; each report is a message to another process.
+_REPORT_S = 0.1
 
 
 @dataclass(frozen=True)
 class Failed:
-    """Why there are no figures of a run: plain data, as errors of others may not get from process to process."""
+    """Why a run has no figures. Plain data, because not every exception can be pickled."""
 
     message: str
     exit_code: int
@@ -42,7 +42,7 @@ class Failed:
 
 
 class RunsFailed(ShoalError):
-    """Some runs of a comparison have no figures. The others have, and are told first."""
+    """Some runs of a comparison failed. The figures of the others are printed first."""
 
     def __init__(self, failed: Sequence[tuple[str, Failed]]) -> None:
         by_message: dict[str, list[str]] = {}
@@ -54,7 +54,7 @@ class RunsFailed(ShoalError):
 
 @dataclass
 class Outcome:
-    """What became of the runs; each is in one of the lists. After an interrupt results are of what was known."""
+    """The outcome of every run, each in one of the lists. After an interrupt, results cover the simulated part."""
 
     results: list[dict[str, Any]] = field(default_factory=list)
     not_begun: list[str] = field(default_factory=list)
@@ -62,8 +62,8 @@ class Outcome:
     interrupted: bool = False
 
 
-class _Breaking:
-    """The first signal ends a comparison well, the next one ends its processes and it at once."""
+class _SignalHandler:
+    """The first signal stops a comparison in order; the second one kills its processes."""
 
     asked = False
 
@@ -78,12 +78,12 @@ class _Breaking:
 def run_all(
     setups: Sequence[Any], labels: Sequence[str], jobs: int, workers: int | None, **how: Any
 ) -> Outcome:
-    """Run all setups, over a trace of so many jobs, and tell how far they are."""
+    """Run all setups over a trace of `jobs` jobs, and show their progress."""
     context = multiprocessing.get_context("spawn")
     made = Outcome()
-    # Processes never hear of signals if they are started while these are held: here it is decided what they mean.
+    # Processes that start while signals are held inherit the mask: only this process handles signals.
     with (
-        handled_by(_Breaking()),
+        handled_by(_SignalHandler()),
         held() as release,
         _manager(context) as manager,
         Watch(dict.fromkeys(labels, jobs)) as watch,
@@ -96,26 +96,26 @@ def run_all(
             while wait_for(futures, timeout=0.2).not_done:
                 _drain(queue, watch)
         except KeyboardInterrupt:
-            say("interrupted: ending after the decisions at hand (Ctrl-C again: at once)")
+            say("interrupted: stopping after the current decisions (Ctrl-C again: at once)")
             made.interrupted = True
             ends.set()
             for future in futures:
                 future.cancel()
         _drain(queue, watch)
         for label, future in zip(labels, futures):
-            _sort_in(made, label, future)
+            _collect(made, label, future)
     return made
 
 
-def _sort_in(made: Outcome, label: str, future: Future[dict[str, Any] | Failed | None]) -> None:
-    """What became of one run; wait for it if it has not ended."""
+def _collect(made: Outcome, label: str, future: Future[dict[str, Any] | Failed | None]) -> None:
+    """Wait for a run and add it to its list."""
     try:
         ended = None if future.cancelled() else future.result()
     except BrokenProcessPool:
-        _kill_all()  # the pool asks the others to end, and they do not hear it
+        _kill_all()  # the pool asks the others to end by a signal, which they block
         why = RunLost(
-            "a process of this comparison was killed, maybe for want of memory; "
-            "let fewer run at once (--workers 1), or run that policy alone (shoal sim run)"
+            "a process of this comparison was killed, perhaps because memory ran out; "
+            "run fewer at once (--workers 1), or run that policy alone (shoal sim run)"
         )
         ended = Failed.by(why)
     if ended is None:
@@ -135,7 +135,7 @@ def _manager(context: SpawnContext) -> Iterator[SyncManager]:
 
 
 def _end_with_parent() -> None:
-    """A comparison that is killed leaves no process behind."""
+    """End this process when its parent ends: a killed comparison leaves no process behind."""
     import threading
 
     parent = multiprocessing.parent_process()
@@ -155,16 +155,16 @@ def _kill_all() -> None:
 
 def _drain(queue: Any, watch: Watch) -> None:
     while not queue.empty():
-        news = queue.get()
-        if news is None:
+        report = queue.get()
+        if report is None:
             watch.first_use()
         else:
-            watch.tell(*news)
+            watch.show(*report)
 
 
 def _run_one(setup: Any, label: str, queue: Any, ends: Any, **how: Any) -> dict[str, Any] | Failed | None:
-    """The figures of one run, or why there are none; None if the user interrupted before it began."""
-    if ends.is_set():  # the pool hands out work ahead of time, and that cannot be cancelled any more
+    """The figures of one run, or why there are none; None if the comparison was interrupted before the run began."""
+    if ends.is_set():  # the pool queues work ahead, which can no longer be cancelled
         return None
     try:
         return _figures(setup, label, queue, ends, **how)
@@ -175,13 +175,13 @@ def _run_one(setup: Any, label: str, queue: Any, ends: Any, **how: Any) -> dict[
 def _figures(setup: Any, label: str, queue: Any, ends: Any, with_series: bool) -> dict[str, Any]:
     from shoal.sim.runner import run
 
-    told_s = 0.0
+    reported_s = 0.0
 
     def progress(now_s: float, done: int, total: int) -> bool:
-        nonlocal told_s
-        if time.monotonic() < told_s + _EVERY_S:
+        nonlocal reported_s
+        if time.monotonic() < reported_s + _REPORT_S:
             return True
-        told_s = time.monotonic()
+        reported_s = time.monotonic()
         queue.put((label, now_s, done))
         return not ends.is_set()
 
@@ -194,6 +194,6 @@ def _figures(setup: Any, label: str, queue: Any, ends: Any, with_series: bool) -
     if with_series:
         from shoal.sim.report.run_series import series_of
 
-        # A report tells of a run that was cut short to where it came.
+        # The series of an interrupted run end where it was interrupted.
         out["series"] = series_of(result, summary | {"makespan_s": summary["simulated_s"]})
     return out

@@ -1,4 +1,4 @@
-"""`shoal sim profile`: profiles.csv from measured placements."""
+"""`shoal sim profile`: make profiles.csv from measured placements."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shoal.cli.extras import require
     "-o", "--out", type=click.Path(path_type=Path), required=True, help="Where to write the profiles."
 )
 def profile(measured: tuple[str, ...], out: Path) -> None:
-    """Make profiles that tell speed by GPUs and nodes from measurements in the form of Pollux' placements.csv.
+    """Make profiles of speed by GPUs and nodes from measurements in the format of Pollux's placements.csv.
 
     The file has `placement,local_bsz,step_time`: the GPUs on each node as digits, the batch of one GPU, seconds.
 

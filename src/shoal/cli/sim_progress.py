@@ -1,4 +1,4 @@
-"""Progress of simulations: a bar each on a terminal, nothing but the end without one."""
+"""Progress of simulations: a bar each on a terminal, and nothing without one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ FIRST_USE = "first use of a policy here: compiling its kernels, once (5 to 30 se
 
 
 class Watch:
-    """Bars that show simulated time, jobs done and time left, for runs by name."""
+    """Progress bars of runs: simulated time, finished jobs and time left."""
 
     def __init__(self, runs: Mapping[str, int]) -> None:
         self.runs = runs
         self.began = time.monotonic()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._told_of_first_use = False
+        self._first_use_shown = False
 
     def __enter__(self) -> Watch:
         if sys.stderr.isatty():
@@ -51,21 +51,21 @@ class Watch:
         if self._bars:
             self._bars.stop()
 
-    def tell(self, name: str, now_s: float, done: int) -> None:
+    def show(self, name: str, now_s: float, done: int) -> None:
         if self._bars:
             self._bars.update(self._tasks[name], completed=done, simulated=duration(now_s))
 
     def first_use(self) -> None:
-        """Say why this takes longer, once for all runs."""
-        if not self._told_of_first_use:
-            self._told_of_first_use = True
+        """Print why this takes longer, once for all runs."""
+        if not self._first_use_shown:
+            self._first_use_shown = True
             say(FIRST_USE)
 
     def of(self, name: str) -> Callable[[float, int, int], bool]:
-        """What a simulation calls as it goes."""
+        """The callback with which a simulation reports its progress."""
 
         def progress(now_s: float, done: int, total: int) -> bool:
-            self.tell(name, now_s, done)
+            self.show(name, now_s, done)
             return True
 
         return progress

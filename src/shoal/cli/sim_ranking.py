@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-#: What a narrow terminal does without, in this order.
+#: Columns that a narrow terminal omits, in this order.
 SPARE = (
     "took", "p50", "vs best", "worst rho", "changes/job", "GPUs used", "p99", "avg wait", "makespan", "standstill",
 )  # fmt: skip
 
 
 def show(summaries: list[dict[str, Any]]) -> None:
-    """The ranking. Runs that were cut short come after it, with how far they came: they compare with none."""
+    """Print the ranking. Interrupted runs follow, with the time they reached: they cannot be compared."""
     from shoal.cli.out import decimal, duration, table
 
     cut = [s for s in summaries if s["interrupted"]]

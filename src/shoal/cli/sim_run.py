@@ -97,7 +97,7 @@ def run(
         raise SystemExit(stop.exit_code)
     never = result.summary["jobs"] - result.summary["finished"]
     if never:
-        say(f"{counted(never, 'job')} never ran, for want of a share")
+        say(f"{counted(never, 'job')} never ran: they got no share")
 
 
 def write_per_job(path: Path, record: Any) -> None:
@@ -106,7 +106,7 @@ def write_per_job(path: Path, record: Any) -> None:
     from shoal.sim.inputs import write_aside
     from shoal.sim.summary import per_job_rows
 
-    frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)  # it looks into arrays, not into lists
+    frame = pl.DataFrame(per_job_rows(record), nan_to_null=True)  # it applies to arrays, not to lists
     with write_aside(path) as aside:
         if path.suffix == ".parquet":
             frame.write_parquet(aside)
@@ -132,7 +132,7 @@ ROWS: tuple[tuple[str, str | Callable[[dict[str, Any]], str]], ...] = (
 
 
 def show(summary: dict[str, Any]) -> None:
-    """What was run, and its figures. One that was cut short tells how far it came, as in a comparison."""
+    """Print what was run and its figures; for an interrupted run, also the time it reached."""
     from shoal.cli.fair_tables import show_fairness
     from shoal.cli.out import duration, table
 
@@ -145,14 +145,14 @@ def show(summary: dict[str, Any]) -> None:
     show_fairness(summary)
 
 
-#: What is told of a setup where it is not this.
+#: Defaults, which the description of a run omits.
 USUAL = {"seed": 0, "knowledge": "true", "placement": "auto", "interpolate": "time"}
 TOLD = ("placement", "knowledge", "autoscale", "needs", "servers", "interpolate", "seed")
 FLAGS = ("auto_gpus", "share", "pre_schedule", "whole_seconds")
 
 
 def what_was_run(summary: dict[str, Any]) -> str:
-    """The policy, the trace and the cluster, and what else is not as usual, in a line."""
+    """The policy, the trace, the cluster and every setting that is not the default, in one line."""
     from shoal.core.words import counted
     from shoal.sim.samples import sample_path
 

@@ -1,4 +1,4 @@
-"""The summary of a trace that was written, on stderr: data goes to files and stdout only."""
+"""The summary of a trace that was written. It goes to stderr: only data goes to stdout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def show_jobs(
     out: Path, jobs: pl.DataFrame, *, left_out: Mapping[str, int] | None = None, notes: Sequence[str] = ()
 ) -> None:
-    """A small table of what is in the file, what was left out of it, and what to know."""
+    """Print what the file contains, what was left out, and notes."""
     from rich.console import Console
     from rich.table import Table
 
@@ -43,12 +43,12 @@ def _counted(count: int, noun: str, rest: str = "") -> tuple[str, str]:
 
 
 def _span(seconds: float) -> tuple[str, str]:
-    """A length of time in the largest unit of which it has one."""
+    """A duration in the largest unit that it reaches."""
     units = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
     unit, size = next((each for each in units if seconds >= each[1]), units[-1])
     return f"{seconds / size:,.1f}", unit
 
 
 def _part(part: float) -> str:
-    """A part in per cent; what rounds to nothing is still there."""
+    """A part in per cent; a small one is not rounded to zero."""
     return f"{part:.1%}" if part >= 0.0005 else "below 0.1%"

@@ -1,4 +1,4 @@
-"""From a command line to a job: what `run`, `submit` and `plan` have in common."""
+"""From a command line to a job: what `run`, `submit` and `plan` share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ set_option = click.option(
 )
 file_option = click.option("-f", "--file", required=True, help="Job file in YAML; - for standard input.")
 
-#: What makes `python` in a job the `python` of the shell that submitted it.
+#: Variables that make `python` in a job the `python` of the shell that submits it.
 SHELL_ENV = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
 
 
@@ -33,7 +33,7 @@ def from_file(file: str, settings: Sequence[str], name: str | None) -> JobSpec:
 
 
 def from_command(command: Sequence[str], **given: Any) -> JobSpec:
-    """The job of a command line; options that were not given are left to the server."""
+    """The job of a command line; the server chooses the options that are not given."""
     from shoal.client import jobfile
 
     data = {"command": list(command), "workdir": str(Path.cwd())} | {
@@ -48,13 +48,13 @@ def environment(settings: Sequence[str], option: str = "--env") -> dict[str, str
     for setting in settings:
         name, equals, value = setting.partition("=")
         if not equals and name not in os.environ:
-            raise ShoalError(f"{option} {name}: there is no such variable here; write {name}=value")
+            raise ShoalError(f"{option} {name}: the variable is not set here; write {name}=value")
         made[name] = value if equals else os.environ[name]
     return made
 
 
 def numbers(settings: Sequence[str], option: str) -> dict[str, float]:
-    """`NAME=number`, several with commas; whether there is such a name is for the job's check to say."""
+    """`NAME=number`, several separated by commas. The check of the job refuses unknown names."""
     made = {}
     for setting in [part for word in settings for part in word.split(",")]:
         name, equals, value = setting.partition("=")

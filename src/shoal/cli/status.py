@@ -1,4 +1,4 @@
-"""`shoal status`: what is in force."""
+"""`shoal status`: the server, its policy, GPUs and jobs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @output_option
 @on_server
 def status(client: Client, output: Output) -> None:
-    """Where the server is, its GPUs, its policy, and its jobs. Exit code 6 if none answers."""
+    """Show the server's address, policy, GPUs and jobs. Exit code 6 if no server answers."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.cli.times import ago

@@ -1,4 +1,4 @@
-"""`shoal submit`: a job from a job file."""
+"""`shoal submit`: submit a job file, and follow the job."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @file_option
 @name_option
 @set_option
-@click.option("-d", "--detach", is_flag=True, help="Submit, and do not stay.")
-@click.option("--idempotency-key", help="Submitting again with the same key makes no second job.")
+@click.option("-d", "--detach", is_flag=True, help="Submit the job and return.")
+@click.option("--idempotency-key", help="A second submission with the same key creates no second job.")
 @yes_option
 @output_option
 @server_options
@@ -38,9 +38,9 @@ def submit(
     yes: bool,
     output: Output,
 ) -> None:
-    """Submit a job file: show what it would do and ask, then stay with the job and end as it ends.
+    """Submit a job file: show the plan and ask, then follow the job and exit with its result.
 
-    Without a terminal nothing is asked. Ctrl-C detaches; the job goes on.
+    Without a terminal nothing is asked. Ctrl-C detaches; the job continues.
 
     Exit codes: 0 succeeded, 100 failed, 103 cancelled; 7 if the file or the server refuses it.
     """
@@ -50,7 +50,7 @@ def submit(
     from shoal.core.errors import ShoalError
 
     if file == "-" and not yes:
-        raise ShoalError("a job file from standard input needs -y, because nothing can be asked then")
+        raise ShoalError("a job file from standard input needs -y: no question can be asked then")
     spec = from_file(file, settings, name)
     with connect() as client:
         if not yes and output.for_people and sys.stdin.isatty() and sys.stderr.isatty():
@@ -61,7 +61,7 @@ def submit(
 
 
 def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key: str | None = None) -> int:
-    """Submit and, unless detached, stay. The key makes a lost answer harmless."""
+    """Submit and, unless detached, follow the job. The key makes a retry after a lost answer safe."""
     from shoal.cli import follow
     from shoal.cli.out import say
     from shoal.cli.report import print_document

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them, and points in time."""
+"""Parse and print durations and points in time."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def seconds(text: str) -> float:
     elif parts and "".join(n + u for n, u in parts) == text:
         found = sum(float(number) * UNITS_S[unit] for number, unit in parts)
     else:
-        raise ShoalError(f"{text!r} is not a length of time: write 90s, 15m, 2h or 1h30m")
+        raise ShoalError(f"{text!r} is not a duration: write 90s, 15m, 2h or 1h30m")
     if found > 1e9:
-        raise ShoalError(f"{text!r} is longer than anything here lasts")
+        raise ShoalError(f"{text!r} is too long a duration")
     return found
 
 

@@ -1,4 +1,4 @@
-"""`shoal token`: what people and programs show to the server."""
+"""`shoal token`: the tokens that authenticate users and programs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from shoal.client import Client
 
 COMMANDS = {
-    "ls": ("shoal.cli.token:ls", "The tokens there are, without their text."),
-    "create": ("shoal.cli.token:create", "Make a token; it is shown once."),
-    "rm": ("shoal.cli.token:rm", "Make a token worthless."),
+    "ls": ("shoal.cli.token:ls", "List tokens, without their text."),
+    "create": ("shoal.cli.token:create", "Create a token; it is shown once."),
+    "rm": ("shoal.cli.token:rm", "Revoke a token."),
 }
-GROUP = LazyGroup("token", COMMANDS, "Tokens: what people and programs show to the server.")
+GROUP = LazyGroup("token", COMMANDS, "Tokens, which authenticate users and programs.")
 
 
 @click.command()
 @output_option
 @on_server
 def ls(client: Client, output: Output) -> None:
-    """The tokens there are (your own; all of them for admins), without their text."""
+    """List your tokens (all tokens for admins), without their text."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
     from shoal.cli.times import ago
@@ -50,13 +50,13 @@ def ls(client: Client, output: Output) -> None:
 
 
 @click.command()
-@click.option("--user", help="Whose it is. Default: yours.")
-@click.option("--label", default="", help="What it is for.")
-@click.option("--expires", help="Worthless after: 12h, 30d.")
+@click.option("--user", help="Owner of the token. Default: you.")
+@click.option("--label", default="", help="Purpose of the token.")
+@click.option("--expires", help="Lifetime of the token: 12h, 30d.")
 @output_option
 @on_server
 def create(client: Client, output: Output, user: str | None, label: str, expires: str | None) -> None:
-    """Make a token. It is printed this once: only its hash is kept.
+    """Create a token. It is printed only once: the server keeps only its hash.
 
     Example: shoal token create --user ada > ada.token; then SHOAL_TOKEN_FILE=ada.token shoal ps
     """
@@ -77,8 +77,8 @@ def create(client: Client, output: Output, user: str | None, label: str, expires
 @click.argument("token_id", type=click.IntRange(min=0), metavar="ID", help="Number of the token.")
 @on_server
 def rm(client: Client, token_id: int) -> None:
-    """Make a token worthless from now on."""
+    """Revoke a token."""
     from shoal.cli.out import say
 
     client.delete_token(token_id)
-    say(f"token {token_id} is worthless now")
+    say(f"token {token_id} is revoked")

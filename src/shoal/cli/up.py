@@ -1,4 +1,4 @@
-"""`shoal up`: start the control plane of this machine."""
+"""`shoal up`: start the control plane on this machine."""
 
 from __future__ import annotations
 
@@ -16,26 +16,32 @@ from shoal.cli.options import home_option, output_option, policy_names
 from shoal.cli.out import Output
 from shoal.cli.report import reported
 
-#: Exit codes of the server (docs/api.md) as ours: a port in use is a conflict like a home in use.
+#: Exit codes of the server (docs/api.md) and ours: a port in use is a conflict, as is a home in use.
 EXIT_CODES = {2: 2, 5: 5, 9: 5}
 LOG_BYTES = 10 << 20
 
 
 @click.command()
-@click.option("--gpus", type=click.IntRange(min=1), help="Virtual GPUs, on the CPU. Default: the real ones.")
-@click.option("--policy", shell_complete=policy_names, help="How to share them; see shoal policy ls.")
-@click.option("--policy-option", multiple=True, help="NAME=value; repeat for more.")
 @click.option(
-    "--share/--no-share", default=None, help="Jobs that wait may be guests on GPUs of others; see docs."
+    "--gpus", type=click.IntRange(min=1), help="Number of virtual GPUs, on the CPU. Default: the real GPUs."
+)
+@click.option("--policy", shell_complete=policy_names, help="The policy; `shoal policy ls` lists them.")
+@click.option("--policy-option", multiple=True, help="Option of the policy: NAME=value. Repeat for more.")
+@click.option(
+    "--share/--no-share",
+    default=None,
+    help="Waiting jobs may be co-located on GPUs of other jobs; see docs/placement.md.",
 )
 @click.option(
-    "--pre-schedule/--no-pre-schedule", default=None, help="The next job prepares where one ends soon."
+    "--pre-schedule/--no-pre-schedule",
+    default=None,
+    help="The next job prepares on a GPU whose job is about to end.",
 )
-@click.option("--host", help="Address to listen on. Default: this machine only.")
-@click.option("--port", type=click.IntRange(min=0, max=65535), help="Default: a free one.")
-@click.option("--database", help="postgresql://... instead of a file.")
-@click.option("--foreground", is_flag=True, help="Stay here; Ctrl-C ends it.")
-@click.option("--timeout", default="60s", help="How long to wait until it answers.")
+@click.option("--host", help="Address to listen on. Default: only this machine.")
+@click.option("--port", type=click.IntRange(min=0, max=65535), help="Port to listen on. Default: a free one.")
+@click.option("--database", help="postgresql://..., a database in place of a file.")
+@click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the server.")
+@click.option("--timeout", default="60s", help="How long to wait until the server answers.")
 @output_option
 @home_option
 @reported
@@ -53,7 +59,7 @@ def up(
     output: Output,
     home: Path | None,
 ) -> None:
-    """Start the control plane in the background, and say where it is. `shoal down` ends it."""
+    """Start the control plane in the background and print its address. `shoal down` stops it."""
     from shoal.cli.extras import require
     from shoal.cli.times import seconds
     from shoal.server.home import default_home
@@ -101,14 +107,14 @@ def _command(
 
 
 def _refuse_unused(home: Path, given: dict[str, object]) -> None:
-    """What a server is started with cannot be changed while it runs."""
+    """Refuse start options if a server runs already."""
     from shoal.client.errors import Conflict
 
     unused = [option for option, value in given.items() if value]
     if unused:
         raise Conflict(
-            f"{', '.join(unused)}: a server runs on {home} already, and that would have no effect; "
-            "end it with `shoal down` first"
+            f"{', '.join(unused)}: a server runs on {home} already, so this would have no effect; "
+            "stop it with `shoal down` first"
         )
 
 
@@ -127,7 +133,7 @@ def _running(home: Path) -> str | None:
 
 
 def _start(command: list[str], home: Path, limit_s: float) -> None:
-    """In a session of its own, so that it outlives this terminal; what it says goes to server.log."""
+    """Start the server in its own session, so that it outlives this terminal; it logs to server.log."""
     from shoal.client.errors import ClientError, TimedOut
 
     log = _open_log(home)
@@ -153,7 +159,7 @@ def _start(command: list[str], home: Path, limit_s: float) -> None:
 
 
 def _open_log(home: Path) -> IO[str]:
-    """To append to; a long one is put aside first."""
+    """Open server.log to append; a long one is renamed first."""
     from shoal.core.errors import ShoalError
 
     path = home / "server.log"
@@ -169,7 +175,7 @@ def _open_log(home: Path) -> IO[str]:
 
 
 def _last_words(text: str) -> str:
-    """What it ended with: its own line about it, or else its last."""
+    """The error that the server printed last, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line.removeprefix("shoal: ") for line in lines if line.startswith("shoal: ")]
     return (own or lines or [""])[-1]
@@ -193,7 +199,7 @@ def _tell(
         status = client.status()
     if was_up and gpus not in (None, status.total_gpus):
         raise Conflict(
-            f"a server with {status.total_gpus} GPUs runs on {home}; end it with `shoal down` first"
+            f"a server with {status.total_gpus} GPUs runs on {home}; stop it with `shoal down` first"
         )
     if was_up and policy not in (None, status.policy):
         raise Conflict(
@@ -202,7 +208,7 @@ def _tell(
     for name, wish in sharing.items():
         if was_up and wish not in (None, getattr(status, name)):
             runs = f"a server {'without' if wish else 'with'} --{name.replace('_', '-')} runs on {home}"
-            raise Conflict(f"{runs}; end it with `shoal down --keep-jobs` first, and start it again")
+            raise Conflict(f"{runs}; stop it with `shoal down --keep-jobs` first, then start it again")
     if not output.for_people:
         print_document(output, status, status.address)
         return

@@ -1,4 +1,4 @@
-"""`shoal user`: who may use the cluster, and the weight of their claim."""
+"""`shoal user`: users, their roles and tickets."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from shoal.server.api.models import User
 
 COMMANDS = {
-    "ls": ("shoal.cli.user:ls", "The users."),
-    "show": ("shoal.cli.user:show", "One user."),
+    "ls": ("shoal.cli.user:ls", "List users."),
+    "show": ("shoal.cli.user:show", "Show a user."),
     "create": ("shoal.cli.user:create", "Add a user."),
     "set": ("shoal.cli.user:set_", "Change a user's role or tickets."),
     "rm": ("shoal.cli.user:rm", "Remove a user."),
 }
-GROUP = LazyGroup("user", COMMANDS, "Users: who may use the cluster, and the weight of their claim.")
+GROUP = LazyGroup("user", COMMANDS, "Users, their roles and tickets.")
 
 name_argument = click.argument("name", metavar="NAME", help="Name of the user.")
 tickets_option = click.option("--tickets", type=float, help="Weight of the user's claim on the GPUs.")
@@ -47,7 +47,7 @@ def _print(found: User | list[User], output: Output) -> None:
 @output_option
 @on_server
 def ls(client: Client, output: Output) -> None:
-    """The users."""
+    """List users."""
     _print(client.users(), output)
 
 
@@ -56,7 +56,7 @@ def ls(client: Client, output: Output) -> None:
 @output_option
 @on_server
 def show(client: Client, name: str, output: Output) -> None:
-    """One user."""
+    """Show a user."""
     _print(client.user(name), output)
 
 
@@ -67,7 +67,7 @@ def show(client: Client, name: str, output: Output) -> None:
 @output_option
 @on_server
 def create(client: Client, name: str, output: Output, role: str | None, tickets: float | None) -> None:
-    """Add a user. Then give them a token: shoal token create --user NAME."""
+    """Add a user. Then create a token for the user: shoal token create --user NAME."""
     user = client.create_user(name, role=role or "user", tickets=1.0 if tickets is None else tickets)
     _print(user, output)
 
@@ -79,7 +79,7 @@ def create(client: Client, name: str, output: Output, role: str | None, tickets:
 @output_option
 @on_server
 def set_(client: Client, name: str, output: Output, role: str | None, tickets: float | None) -> None:
-    """Change a user's role or tickets; tickets count from the next decision, which is now."""
+    """Change a user's role or tickets. New tickets count from the next decision, which follows at once."""
     from shoal.core.errors import ShoalError
 
     if role is None and tickets is None:
@@ -92,7 +92,7 @@ def set_(client: Client, name: str, output: Output, role: str | None, tickets: f
 @yes_option
 @on_server
 def rm(client: Client, name: str, yes: bool) -> None:
-    """Remove a user and their tokens."""
+    """Remove a user and the user's tokens."""
     from shoal.cli.out import say
     from shoal.cli.several import confirmed
 

@@ -1,4 +1,4 @@
-"""`shoal version`: of this program, and of the server if one answers."""
+"""`shoal version`: the versions of this program and of the server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shoal.cli.out import Output
 @output_option
 @server_options
 def version(connect: Connect, output: Output) -> None:
-    """The version of this program, and of the server if one answers."""
+    """Print the version of this program, and of the server if one answers."""
     from shoal import __version__
     from shoal.cli.out import print_json
     from shoal.client.errors import ClientError

@@ -1,4 +1,4 @@
-"""`shoal wait JOB`: until it runs, has a size, or is over."""
+"""`shoal wait JOB`: wait until it runs, has a given size, or ends."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @job_argument
-@click.option("--for", "until", default="done", help="done, running, paused, or size=N.")
+@click.option("--for", "until", default="done", help="What to wait for: done, running, paused, or size=N.")
 @click.option("--timeout", help="Give up after: 30s, 2h. Exit code 124.")
 @output_option
 @server_options
 @reported
 def wait(connect: Connect, job: str, until: str, timeout: str | None, output: Output) -> None:
-    """Wait for a job. Exit codes: 0 succeeded (or as wished), 100 failed, 103 cancelled, 124 time is up.
+    """Wait for a job. Exit codes: 0 succeeded (or the condition holds), 100 failed, 103 cancelled, 124 timeout.
 
-    101: it is over, or can no longer become what was waited for.
+    101: the job ended, and the condition can no longer hold.
     """
     from shoal.cli.follow import NOT_FINISHED, Terminated, detach, detachable, ending, exit_code
     from shoal.cli.out import say
@@ -63,7 +63,7 @@ def _condition(text: str) -> Callable[[Job], bool]:
     size = re.fullmatch(r"size=(\d{1,7})", text)
     if size:
         gpus = int(size[1])
-        # The GPUs it holds are not yet a size: its workers may still prepare on some of them.
+        # Count active workers, not GPUs: on some of its GPUs workers may still prepare.
         return lambda job: sum(worker.state == "active" for worker in job.workers) == gpus
     if text == "done":
         return lambda job: job.state.is_final

@@ -1,4 +1,4 @@
-"""`shoal why JOB`: why it has what it has."""
+"""`shoal why JOB`: why it waits or has no more GPUs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @click.command()
 @job_argument
-@click.option("--at", help="Why it was so then: 10m (ago), or a time.")
-@click.option("--preempted", is_flag=True, help="Who last took GPUs from it, and by which rule.")
-@click.option("-v", "--verbose", is_flag=True, help="And the last decisions about it.")
+@click.option("--at", help="Explain an earlier moment: 10m (ago), or a time.")
+@click.option("--preempted", is_flag=True, help="Show which jobs last took GPUs from it, and by which rule.")
+@click.option("-v", "--verbose", is_flag=True, help="Include the last decisions about the job.")
 @output_option
 @on_server
 def why(client: Client, job: str, output: Output, at: str | None, preempted: bool, verbose: bool) -> None:
-    """Why a job waits or is not larger: a sentence, the evidence, who is ahead, when, and what would help."""
+    """Explain why a job waits or has no more GPUs: the evidence, the jobs ahead, an estimate, and what would help."""
     from shoal.cli.report import print_document
     from shoal.cli.times import since
 
@@ -39,7 +39,7 @@ def why(client: Client, job: str, output: Output, at: str | None, preempted: boo
 
 
 def taken(found: Preemption | None) -> list[str]:
-    """Who took its GPUs."""
+    """Which jobs took its GPUs."""
     from shoal.cli.times import clock
 
     if found is None:
@@ -69,7 +69,7 @@ def _evidence(evidence: dict[str, float | int | str], indent: int = 2) -> list[s
 
 
 def explain(answer: Why) -> list[str]:
-    """The answer as lines; what there is nothing to say about is left out."""
+    """The answer as lines; empty parts are omitted."""
     name = answer.job.name or f"job {answer.job.id}"
     was = "is" if answer.at is None else f"at {answer.at.astimezone():%Y-%m-%d %H:%M:%S} was"
     had = "has" if answer.at is None else "had"
@@ -97,7 +97,7 @@ def explain(answer: Why) -> list[str]:
 
 
 def when(estimate: Estimate) -> str:
-    """An interval with its basis, or why there is none."""
+    """An estimated time with its basis, or why there is none."""
     from shoal.cli.out import duration
 
     if estimate.low_s is None and estimate.high_s is None:

@@ -25,12 +25,12 @@ class Client(Connection):
     # jobs
 
     def submit(self, spec: m.JobSpec, *, idempotency_key: str | None = None) -> m.Job:
-        """Submit a job. With a key, sending it again (after a lost answer, say) makes no second one."""
+        """Submit a job. With a key, a repeated request, for example after a lost answer, creates no second job."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         return self.call("POST", "jobs", m.Job, body=spec, headers=headers)
 
     def plan(self, spec: m.JobSpec) -> m.PlanOutcome:
-        """What would happen if this job were submitted now; nothing is changed."""
+        """What would happen if this job were submitted now. Changes nothing."""
         return self.call("POST", "plan", m.PlanOutcome, body=m.PlanRequest(spec=spec))
 
     def jobs(
@@ -43,7 +43,7 @@ class Client(Connection):
         since: datetime | None = None,
         limit: int | None = None,
     ) -> list[m.Job]:
-        """The jobs you may see, newest first; all of them unless there is a limit."""
+        """The jobs that you may see, newest first, at most `limit`."""
         query = {
             "state": ",".join(states) if states else None,
             "active": active,
@@ -57,15 +57,15 @@ class Client(Connection):
         return self.call("GET", _job(job), m.Job)
 
     def why(self, job: JobId, *, at: datetime | None = None, preempted: bool = False) -> m.Why:
-        """Why it has what it has, who is ahead, when it may start, and what would start it now.
+        """Why the job has its GPUs, which jobs are ahead, when it may start, and what would start it now.
 
-        `at`: why it had what it had then. `preempted`: also who last took GPUs from it, and by which rule.
+        `at` explains an earlier moment. `preempted` adds the jobs that last took GPUs from it, and the rule.
         """
         query = {"at": at, "preempted": preempted or None}
         return self.call("GET", _job(job, "why"), m.Why, query=query)
 
     def profile(self, job: JobId) -> m.Profile:
-        """What is known of its speed by share, and of the work left."""
+        """The job's speed by share, and the work left."""
         return self.call("GET", _job(job, "profile"), m.Profile)
 
     def checkpoint(self, job: JobId) -> m.Job:
@@ -95,7 +95,7 @@ class Client(Connection):
         *,
         timeout_s: float | None = None,
     ) -> m.Job:
-        """Wait, without polling, until it is as wished or over. Raises `TimedOut` when time is up."""
+        """Wait, without polling, until the condition holds or the job ends. Raises `TimedOut` after `timeout_s`."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         cursor = self.status().last_event
         now = self.job(job)
@@ -119,7 +119,7 @@ class Client(Connection):
         since: datetime | None = None,
         tail: int | None = None,
     ) -> list[m.LogLine]:
-        """The lines of all workers, merged by time; `tail` is the last so many of them."""
+        """The lines of all workers, merged by time; with `tail`, only the last ones."""
         query = {"rank": rank, "attempt": attempt, "since": since, "tail": tail}
         found = self.pages(_job(job, "logs"), m.LogPage, query)
         return found if tail is None else found[len(found) - tail if tail < len(found) else 0 :]
@@ -133,7 +133,7 @@ class Client(Connection):
         since: datetime | None = None,
         tail: int | None = None,
     ) -> Iterator[m.LogLine]:
-        """Lines as they are written, until the job is over: over resizes, restarts and lost connections."""
+        """Lines as they are written, until the job ends; continues over resizes, restarts and lost connections."""
         query = {"rank": rank, "attempt": attempt, "since": since, "tail": tail}
         for message in self.stream(_job(job, "logs/stream"), query):
             if message.event == "end":
@@ -150,7 +150,7 @@ class Client(Connection):
         since: datetime | None = None,
         tail: int | None = None,
     ) -> list[m.Event]:
-        """What happened, oldest first. `type` is a prefix: `job.`, `worker.`, `policy.changed`."""
+        """Events, oldest first. `type` is a prefix: `job.`, `worker.`, `policy.changed`."""
         query = {"job": job, "user": user, "type": type, "since": since, "tail": tail}
         return self.pages("events", m.EventList, query, empty_ends=True)
 
@@ -177,7 +177,7 @@ class Client(Connection):
     # the cluster
 
     def healthy(self) -> bool:
-        """Whether the server answers at all."""
+        """Whether the server answers."""
         try:
             return self.request("GET", f"{self.address}/healthz", timeout=2.0).status_code == 200
         except ClientError:
@@ -190,7 +190,7 @@ class Client(Connection):
         return self.call("GET", "doctor", m.Doctor)
 
     def shares(self, *, since: datetime | None = None) -> m.ShareList:
-        """The fairness ledger, from its last sample before `since`, or from its beginning."""
+        """The fairness ledger since its last sample before `since`, or since its beginning."""
         return self.call("GET", "shares", m.ShareList, query={"since": since})
 
     def policy(self) -> m.Policy:
@@ -202,7 +202,7 @@ class Client(Connection):
         return self.call("PUT", "policy", m.Policy, body=body)
 
     def shutdown(self, *, keep_jobs: bool = False) -> None:
-        """End the server; its jobs are stopped, or left to train on until the next start."""
+        """Stop the server, and its jobs unless `keep_jobs`: those train on, and the next server adopts them."""
         self.request("POST", "shutdown", json={"jobs": "keep" if keep_jobs else "stop"})
 
     # nodes
@@ -214,7 +214,7 @@ class Client(Connection):
         return self.call("GET", f"nodes/{segment(name)}", m.Node)
 
     def drain(self, name: str) -> m.Node:
-        """Take a node out of use: its jobs go elsewhere, or wait."""
+        """Stop using a node: its jobs move to other nodes, or wait."""
         return self.call("POST", f"nodes/{segment(name)}/drain", m.Node)
 
     def uncordon(self, name: str) -> m.Node:
@@ -245,7 +245,7 @@ class Client(Connection):
     def create_token(
         self, *, user: str | None = None, label: str = "", expires_in_s: float | None = None
     ) -> m.TokenCreated:
-        """A new token; its text is in the answer and nowhere else."""
+        """Create a token. Only this answer contains its text."""
         body = made(m.TokenCreate, user=user, label=label, expires_in_s=expires_in_s)
         return self.call("POST", "tokens", m.TokenCreated, body=body)
 

@@ -1,4 +1,4 @@
-"""A connection to a server: requests, pages, and streams that are taken up again where they broke."""
+"""A connection to a server: requests, pages, and streams that resume after a lost connection."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from shoal.server.home import default_home
 
 M = TypeVar("M", bound=BaseModel)
 
-#: A server that is restarted is back well within this; a stream gives up after it.
+#: A stream gives up this long after it has lost the server. A restart of the server takes less.
 RECONNECT_S = 30.0
-#: The server sends a comment every 15 s: silence of twice that is a dead connection.
+#: The server sends a comment every 15 s; a connection that is silent twice as long is dead.
 SILENCE_S = 30.0
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def server_file(home: Path) -> dict[str, Any]:
-    """What the server of this home wrote about itself."""
+    """The content of server.json, which the server of this home wrote."""
     try:
         found = json.loads((home / "server.json").read_text())
         return {**found, "address": str(found["address"])}
@@ -43,18 +43,18 @@ def server_file(home: Path) -> dict[str, Any]:
 
 
 def read_token(path: Path) -> str:
-    """A token from a file that holds nothing else."""
+    """Read a token from a file that contains nothing else."""
     try:
         token = path.read_text(errors="replace").strip()
     except OSError as error:
         raise error_for(0, "unauthorized", f"{path}: {(error.strerror or str(error)).lower()}") from None
     if not token.isascii() or not token.isprintable() or not 0 < len(token) <= 1000:
-        raise error_for(0, "unauthorized", f"{path} does not hold a token")
+        raise error_for(0, "unauthorized", f"{path} does not contain a token")
     return token
 
 
 class Connection:
-    """A connection to one server. What goes wrong is a `ClientError`: one line, and an exit code."""
+    """A connection to one server. Every failure is a `ClientError` with a one-line message and an exit code."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Connection:
         token_file: str | Path | None = None,
         timeout_s: float = 30.0,
     ) -> None:
-        """Without arguments: the server of `default_home()`, with its admin token or `$SHOAL_TOKEN`."""
+        """Without arguments, connect to the server of `default_home()` with `$SHOAL_TOKEN` or its admin token."""
         self.home = Path(home).expanduser() if home else default_home()
         given = server or os.environ.get("SHOAL_SERVER")
         address = given or server_file(self.home)["address"]
@@ -79,8 +79,10 @@ class Connection:
             base_url=f"{self.address}/api/v1/",
             headers={"Authorization": f"Bearer {token or self._find_token(token_file)}"},
             timeout=timeout_s,
-            trust_env=self.host not in LOOPBACK,  # no proxy stands between this machine and itself
-            verify=self.address.startswith("https://"),  # loading certificates takes time, and http has none
+            trust_env=self.host not in LOOPBACK,  # no proxy for this machine itself
+            verify=self.address.startswith(
+                "https://"
+            ),  # loading certificates takes time, and http needs none
         )
 
     def _find_token(self, token_file: str | Path | None) -> str:
@@ -89,9 +91,9 @@ class Connection:
             return read_token(Path(file).expanduser())
         if os.environ.get("SHOAL_TOKEN"):
             return os.environ["SHOAL_TOKEN"]
-        if self.host not in LOOPBACK:  # the token of this machine's server is not shown to another one
+        if self.host not in LOOPBACK:  # never send this machine's token to another server
             raise error_for(
-                0, "unauthorized", "a server elsewhere needs a token: --token-file or $SHOAL_TOKEN"
+                0, "unauthorized", "a server on another machine needs a token: --token-file or $SHOAL_TOKEN"
             )
         return read_token(self.home / "admin.token")
 
@@ -129,9 +131,9 @@ class Connection:
         *,
         empty_ends: bool = False,
     ) -> list[Any]:
-        """All pages. With `empty_ends` the cursor goes on for ever, and a short page is the last."""
+        """Read all pages. With `empty_ends` there is always a next cursor, and a short page is the last one."""
         tail = query.get("tail")
-        if tail is not None and tail > 1000:  # more than a page holds: read all, and keep the end
+        if tail is not None and tail > 1000:  # more than a page holds: read everything and keep the end
             return self.pages(path, gives, {**query, "tail": None}, empty_ends=empty_ends)[-tail:]
         found: list[Any] = []
         cursor = None
@@ -189,7 +191,7 @@ class Connection:
                 yield source
 
     def _find_again(self) -> None:
-        """After a restart the server of a home may listen on another port."""
+        """Read the address again: after a restart the server of a home may listen on another port."""
         if not self._of_home:
             return
         try:
@@ -210,7 +212,7 @@ class Connection:
 
 @contextlib.contextmanager
 def _hang_up_at(deadline: float | None, answer: httpx.Response) -> Iterator[None]:
-    """End the connection at a time, though the reader sits in a read that knows nothing of it."""
+    """Close the connection at the deadline, also while the reader blocks in a read."""
     if deadline is None:
         yield
         return
@@ -236,14 +238,14 @@ def _query(query: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def segment(text: str) -> str:
-    """One part of a path, whatever is in it. Names have no other characters, so `..` cannot go up."""
+    """Quote one segment of a path, so that no name can reach another path."""
     if not text or text in (".", "..") or len(text) > 256:
         raise error_for(404, "not_found", f"there is no {text[:40]!r}")
     return quote(text, safe="")
 
 
 def made(model: type[M], **fields: Any) -> M:
-    """A request; what the model refuses is rejected here as the server would."""
+    """Build a request body; invalid values raise the error that the server would answer."""
     try:
         return model(**{k: v for k, v in fields.items() if v is not None})
     except ValidationError as error:
@@ -273,5 +275,5 @@ def _raise_for(answer: httpx.Response) -> None:
         raise error_for(
             answer.status_code,
             "unexpected",
-            f"the server answered {answer.status_code}, and not as Shoal does",
+            f"the server answered {answer.status_code}, and not in Shoal's format",
         ) from None

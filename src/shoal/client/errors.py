@@ -1,4 +1,4 @@
-"""What can go wrong when asking a server, each with the exit code of the command line."""
+"""Errors of the client, each with the exit code of the command line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from shoal.core.errors import ShoalError
 
 
 class ClientError(ShoalError):
-    """The server could not be asked, or said no. The message is one line."""
+    """The request failed, or the server refused it. The message is one line."""
 
     exit_code = 1
 
@@ -17,29 +17,29 @@ class ClientError(ShoalError):
 
 
 class BadAnswer(ClientError):
-    """The server said something this version does not understand."""
+    """This version does not understand the server's answer."""
 
 
 class NotFound(ClientError):
-    """There is none, or you may not see it."""
+    """The object does not exist, or you may not see it."""
 
     exit_code = 3
 
 
 class NotAllowed(ClientError):
-    """No token, one that is not valid, or a role that may not do this."""
+    """There is no token, the token is not valid, or the role does not permit the request."""
 
     exit_code = 4
 
 
 class Conflict(ClientError):
-    """The thing is not in a state for this."""
+    """The object is in a state that does not permit the request."""
 
     exit_code = 5
 
 
 class Unreachable(ClientError):
-    """Nobody answers."""
+    """No server answers."""
 
     exit_code = 6
 
@@ -52,13 +52,13 @@ class NotRunning(Unreachable):
 
 
 class Rejected(ClientError):
-    """The request is against the rules: validation, limits, or a job that can never fit."""
+    """The request violates a rule or a limit, or the job can never run on this cluster."""
 
     exit_code = 7
 
 
 class TimedOut(ClientError):
-    """It took longer than was allowed."""
+    """The time limit has passed."""
 
     exit_code = 124
 
@@ -87,6 +87,6 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def error_for(status: int, code: str, message: str, *, field: str | None = None) -> ClientError:
-    """The exception for an error of the API."""
+    """The exception for an API error."""
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status) or ClientError
     return kind(message, code=code, field=field)

@@ -1,6 +1,6 @@
-"""Job files: YAML in, a checked job out, and every mistake with its line, column and remedy.
+"""Job files: read YAML, check it, and report every mistake with its line, column and remedy.
 
-Read as YAML 1.2's core schema, so that `on`, `1:30` and `2026-01-01` stay the words they look like.
+Files are read with the core schema of YAML 1.2, so that `on`, `1:30` and `2026-01-01` remain strings.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 
     from shoal.server.api.models import JobSpec
 
-#: A job file is read whole; the largest sensible one is a few kB.
+#: Maximum size of a job file; a sensible one has a few kB.
 MAX_BYTES = 256 * 1024
-#: Aliases can make a small file huge; no job needs this many values.
+#: Maximum number of values: aliases can expand a small file without limit.
 MAX_VALUES = 10_000
 MISSING = "is missing"
-#: What is text whatever it looks like: arguments, environments, and `gpus: 4`.
+#: Keys whose values are always text: arguments, environments, and `gpus: 4`.
 TEXT = {("name",), ("command",), ("env",), ("secrets",), ("gpus",), ("gpu_types",), ("model",)}
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool")}
-#: In place of a regular expression, which is no answer to a person.
+#: Messages in place of pydantic's, which show a regular expression.
 PATTERNS = {
-    "name": "may have letters, digits, dots, dashes and underscores, at most 63, no sign at either end",
-    "gpu_types": "may have letters, digits, dots, dashes and underscores, 63 at most",
-    "env": "a variable has letters, digits and underscores in its name, and no NUL in its value",
-    "secrets": "a variable has letters, digits and underscores in its name, and no NUL in its value",
-    "command": "no argument can have a NUL in it",
+    "name": "may have letters, digits, dots, dashes and underscores, at most 63, with a letter or digit at both ends",
+    "gpu_types": "may have letters, digits, dots, dashes and underscores, at most 63",
+    "env": "a variable's name has letters, digits and underscores, and its value no NUL",
+    "secrets": "a variable's name has letters, digits and underscores, and its value no NUL",
+    "command": "an argument must not contain NUL",
 }
 
 M = TypeVar("M", bound="BaseModel")
@@ -47,7 +47,7 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing that is wrong in a job file, and where: lines and columns count from 1."""
+    """One mistake in a job file and its place; lines and columns count from 1."""
 
     message: str
     field: str = ""
@@ -56,7 +56,7 @@ class Mistake:
 
 
 class JobFileError(ShoalError):
-    """A job file that cannot be used; the message is the first mistake, with its place."""
+    """A job file has mistakes; the message is the first one, with its place."""
 
     exit_code = 7
 
@@ -72,7 +72,7 @@ class JobFileError(ShoalError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The plain data of a job file, and where each of its keys and values stands."""
+    """The plain data of a job file, and the place of each key and value."""
 
     source: str
     data: dict[str, Any]
@@ -80,7 +80,7 @@ class Document:
     keys: Mapping[Path_, Place]
 
     def place(self, path: Path_, *, key: bool = False) -> Place | tuple[None, None]:
-        """Of the value at `path` (or of its key), or of the nearest one around it."""
+        """The place of the value at `path`, or of its key, or of the nearest value that contains it."""
         if key and path in self.keys:
             return self.keys[path]
         for end in range(len(path), -1, -1):
@@ -95,7 +95,7 @@ def read(path: str | Path) -> Document:
 
 
 def read_text(path: str | Path) -> str:
-    """At most MAX_BYTES of UTF-8; a larger file is refused after reading no more than that."""
+    """Read at most MAX_BYTES of UTF-8; a larger file is refused."""
     name = "<stdin>" if str(path) == "-" else str(path)
     try:
         if name == "<stdin>":
@@ -106,7 +106,7 @@ def read_text(path: str | Path) -> str:
     except OSError as error:
         raise ShoalError(f"{name}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     if len(raw) > MAX_BYTES:
-        limit = f"larger than {MAX_BYTES // 1024} kB, so it is no job file; put data into files of its own"
+        limit = f"larger than {MAX_BYTES // 1024} kB, which is too large for a job file; put data into separate files"
         raise JobFileError(name, [Mistake(limit)])
     try:
         return raw.decode("utf-8")
@@ -116,7 +116,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse(text: str, *, source: str = "job.yaml") -> Document:
-    """Plain data with places. Duplicate keys, several documents and aliases without end are mistakes."""
+    """Parse to plain data with places. Duplicate keys, several documents and endless aliases are mistakes."""
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -164,7 +164,7 @@ def with_settings(document: Document, settings: Sequence[str]) -> Document:
 
 
 def check(document: Document, model: type[M]) -> M:
-    """The document as a model; what the model refuses is reported where it stands in the file."""
+    """Validate the document; each mistake is reported at its place in the file."""
     from pydantic import ValidationError
 
     try:
@@ -174,7 +174,7 @@ def check(document: Document, model: type[M]) -> M:
 
 
 def job_spec(document: Document) -> JobSpec:
-    """The job in a document. A command may be one line; a relative `workdir` is seen from the file."""
+    """The job in a document. A command may be one line; a relative `workdir` is relative to the file."""
     from shoal.server.api.models import JobSpec
 
     data = dict(document.data)
@@ -191,7 +191,7 @@ def job_spec(document: Document) -> JobSpec:
 
 
 def json_schema() -> dict[str, Any]:
-    """The published schema (schemas/job.schema.json): the model's, and what a file may write more simply."""
+    """The published schema (schemas/job.schema.json): the model's schema plus the short forms of a file."""
     from shoal.server.api.models import ENV_NAME, JobSpec
 
     schema = JobSpec.model_json_schema()
@@ -203,7 +203,7 @@ def json_schema() -> dict[str, Any]:
         "description": "One line, split as a shell would, or a list; no shell runs it.",
     }
     fields["gpus"] = {**fields["gpus"], "type": ["string", "integer"], "examples": [4, "1..8"]}
-    fields["workdir"]["description"] = "Where the command starts; relative paths are seen from the file."
+    fields["workdir"]["description"] = "Where the command starts; a relative path is relative to the file."
     fields["workdir"]["default"] = "."
     for name in ("env", "secrets"):
         fields[name].pop("patternProperties", None)
@@ -226,16 +226,16 @@ def _mistakes(error: ValidationError, document: Document, model: type[BaseModel]
         elif detail["type"] == "string_pattern_mismatch" and path[0] in PATTERNS:
             message = PATTERNS[str(path[0])]
         elif not path and message.partition(": ")[0] in model.model_fields:
-            field, _, message = message.partition(": ")  # of the job as a whole, but one value is to blame
+            field, _, message = message.partition(": ")  # a check of the whole job that names one value
             path = (field,)
         at = document.place(path, key=detail["type"] == "extra_forbidden")
         found.setdefault((at, field), Mistake(message, field, *at))
-    # What is missing comes last: it is often there, under the wrong name reported before it.
+    # Missing keys come last: often the key is there under a wrong name, which is reported first.
     yield from sorted(found.values(), key=lambda m: (m.message == MISSING, m.line or 0, m.column or 0))
 
 
 def _in_file(loc: Sequence[str | int], document: Document, *, missing: bool) -> Path_:
-    """The part of a model's location that exists in the file: unions add names of their own to it."""
+    """The part of a model's location that exists in the file: unions add other names to it."""
     path: Path_ = ()
     value: Any = document.data
     for i, part in enumerate(loc):
@@ -250,7 +250,7 @@ def _in_file(loc: Sequence[str | int], document: Document, *, missing: bool) -> 
 
 
 def _keys(model: type[BaseModel], path: Path_) -> list[str]:
-    """The keys a mapping at `path` may have, by the model's own schema."""
+    """The keys that a mapping at `path` may have, by the model's schema."""
     schema = model.model_json_schema()
     here = schema
     for part in path:
@@ -263,7 +263,7 @@ def _keys(model: type[BaseModel], path: Path_) -> list[str]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe, and with the implicit types of YAML 1.2's core schema only."""
+    """A safe loader with only the implicit types of YAML 1.2's core schema."""
 
 
 _Loader.yaml_implicit_resolvers = {}
@@ -277,7 +277,7 @@ for _tag, _pattern, _first in (
 
 
 def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> int:
-    """`010` is ten here, not eight."""
+    """Read `010` as ten, not as octal."""
     return int(node.value)
 
 
@@ -286,7 +286,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
 
 @dataclass
 class _Reader:
-    """Turns nodes into plain data and writes down where they stood."""
+    """Converts nodes to plain data and records their places."""
 
     source: str
     loader: yaml.SafeLoader
@@ -306,7 +306,7 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             return [self.value(child, (*path, i)) for i, child in enumerate(node.value)]
         if path[:1] in TEXT and node.tag in PLAIN_TAGS:
-            return node.value  # 1e3 and 007 stay as they are written
+            return node.value  # 1e3 and 007 remain as written
         return self.loader.construct_object(node)
 
     def mapping(self, node: yaml.MappingNode, path: Path_) -> dict[str, Any]:

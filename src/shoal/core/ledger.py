@@ -1,9 +1,8 @@
 """The fairness ledger: what each user was entitled to, received, lent, borrowed and traded, by GPU type.
 
-All in GPU-seconds. At any moment a user is entitled to its weighted water-filling share of each type, among
-the users with jobs and capped by what its jobs can use. What it receives of a type beyond that, after
-trading, is borrowed; what it does not take up while someone else runs on it is lent. It is settled lazily:
-the numbers between two changes are constant, so only changes cost anything.
+All numbers are GPU-seconds. At any time a user is entitled to its weighted water-filling share of each type among the
+active users, capped by what its jobs can use. What it receives of a type beyond that, after trading, is borrowed. What
+it does not use while others use it is lent. The ledger is settled lazily: rates are constant between two changes.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ def entitlement(
     gpus_of_type: FloatArray,
     fast_first: IntArray,
 ) -> FloatArray:
-    """[user, type]: the GPUs of each type a user is due, by tickets and capped by what it can use.
+    """[user, type]: the GPUs of each type that a user is entitled to, by tickets and capped by its demand.
 
-    Type by type, the fast ones first: water-filling among the users with demand left, none above what its
-    jobs may use of the type (`may_use[user, type]`). With one type this is plain water-filling.
+    Water-filling type by type, fast types first, among the users with demand left. No user gets more than its jobs may
+    use of the type (`may_use[user, type]`). With one type this is plain water-filling.
     """
     users, types = may_use.shape
     due = np.zeros((users, types))
@@ -78,8 +77,7 @@ def demand_and_use(
 
 @kernel
 def fill_rates(rate: FloatArray, entitled: FloatArray, received: FloatArray, traded: FloatArray) -> None:
-    """All columns of `rate[user, type]`. Lent is what others run on: of all that is not taken up, the part
-    that is not idle."""
+    """Write all columns of `rate[user, type]`. Unused entitlement counts as lent as far as others use it."""
     users, types = entitled.shape
     for t in range(types):
         borrowed = unused = 0.0
@@ -96,7 +94,7 @@ def fill_rates(rate: FloatArray, entitled: FloatArray, received: FloatArray, tra
 
 
 class Ledger:
-    """Accounts of all users over time. Call `observe` whenever shares, jobs, tickets or GPUs have changed."""
+    """Accounts of all users over time. Call `observe` after every change of shares, jobs, tickets or GPUs."""
 
     def __init__(
         self,
@@ -109,11 +107,11 @@ class Ledger:
         self.users = users
         self.gpu_types = gpu_types
         self.now_s = start_s
-        #: Distance of the samples kept for plots; it doubles whenever there would be too many.
+        #: Interval of the samples for plots. It doubles when there are too many samples.
         self.sample_s = sample_s
         #: [user, type, column] GPU-seconds up to `now_s`.
         self.account: FloatArray = np.zeros((len(users), len(gpu_types), len(COLUMNS)))
-        #: GPUs now, in the same layout; constant until the next change.
+        #: Current GPUs, in the same layout, constant until the next change.
         self.rate: FloatArray = np.zeros_like(self.account)
         self._fast_first: IntArray = np.arange(len(gpu_types), dtype=np.int32)
         self._times: list[float] = [start_s]
@@ -130,11 +128,10 @@ class Ledger:
         traded: FloatArray | None = None,
         entitled: FloatArray | None = None,
     ) -> None:
-        """Settle up to `now_s`, then go by what the view says from now on.
+        """Settle the accounts up to `now_s`, then read the current rates from the view.
 
-        `want_gpus` is what each job would use if it were alone (the size it asked for by default);
-        `traded[user, type]` the GPUs gained or given away by trading; `entitled` what a policy that reckons
-        entitlements itself found them to be.
+        `want_gpus` are the GPUs that each job would use alone (default: the requested size). `traded[user, type]` are
+        the GPUs gained or given away by trading. `entitled` overrides the entitlements, for policies that compute them.
         """
         users = len(tickets)
         self.settle(now_s)
@@ -143,7 +140,7 @@ class Ledger:
         want = view.requested_gpus if want_gpus is None else want_gpus
         demand, may_use = np.zeros(users), np.zeros((users, len(gpus_of_type)))
         received = np.zeros_like(may_use)
-        if len(view):  # else the kernel would be compiled for empty arrays, which are of another kind
+        if len(view):  # empty arrays have another layout, for which the kernel would be compiled again
             demand, may_use, received = demand_and_use(
                 view.user, want, view.gpus, view.gpu_type, view.type_max, users
             )
@@ -159,18 +156,18 @@ class Ledger:
         fill_rates(self.rate, entitled, received, nothing if traded is None else traded)
 
     def order_types(self, fast_first: IntArray) -> None:
-        """Which types users want first where they cannot use all they are due."""
+        """Set the order of types in which users with limited demand take their entitlement."""
         self._fast_first = np.asarray(fast_first, np.int32)
 
     def join(self, user: str) -> None:
-        """A user not seen before."""
+        """Add a user."""
         self.users = (*self.users, user)
         more = np.zeros((1, *self.account.shape[1:]))
         self.account = np.concatenate([self.account, more])
         self.rate = np.concatenate([self.rate, more])
 
     def settle(self, now_s: float) -> None:
-        """Bring the account up to `now_s`, keeping samples on the way."""
+        """Bring the accounts up to `now_s`, and take samples."""
         if now_s <= self.now_s:
             return
         while self._times[-1] + self.sample_s <= now_s:
@@ -184,15 +181,17 @@ class Ledger:
         self.now_s = now_s
 
     def deviation(self) -> FloatArray:
-        """Per user, (received - due) / due over all types and time, due being entitled and traded; nan for who
-        was due nothing."""
+        """Per user, (received - due) / due over all types and time, where due = entitled + traded.
+
+        nan for users that were due nothing.
+        """
         total = self.account.sum(axis=1)
         due = total[:, ENTITLED] + total[:, TRADED]
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(due > 0, (total[:, RECEIVED] - due) / np.where(due > 0, due, 1), np.nan)
 
     def totals(self) -> dict[str, Any]:
-        """Per user and type, GPU-seconds so far, as plain data."""
+        """GPU-seconds so far per user and type, as plain data."""
         deviation = self.deviation()
         return {
             user: {
@@ -225,8 +224,8 @@ class Ledger:
     def worst_deviation(self, *, window_s: float = 0.0) -> float:
         """Largest shortfall or excess of a user in any window: |received - due| / due GPU time.
 
-        Windows in which a user was due less than a tenth of its usual do not count: with little due, one
-        job more or less is a large part of it. 0: the whole time as one window.
+        A window does not count if a user was due less than a tenth of its mean: one job then makes a large difference.
+        `window_s` = 0 means the whole time as one window.
         """
         if window_s <= 0:
             deviation = self.deviation()
@@ -248,7 +247,7 @@ class Ledger:
         return float(off[counts].max()) if counts.any() else 0.0
 
     def state(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """The ledger as plain data."""
         return {
             "users": list(self.users),
             "now_s": self.now_s,
@@ -262,7 +261,7 @@ class Ledger:
     @classmethod
     def restored(cls, state: dict[str, Any], gpu_types: tuple[str, ...]) -> Ledger:
         ledger = cls(tuple(state["users"]), gpu_types, start_s=state["now_s"], sample_s=state["sample_s"])
-        # Without users a saved account is an empty list, which does not tell its other dimensions.
+        # Without users a saved account is an empty list without its other dimensions.
         ledger.account = np.array(state["account"], float).reshape(ledger.account.shape)
         ledger.rate = np.array(state["rate"], float).reshape(ledger.rate.shape)
         ledger._times = list(state["times"])

@@ -1,8 +1,8 @@
-"""Weighted water-filling: what each may claim of a common supply when some can use less than their part.
+"""Weighted water-filling: shares of a common supply when some users can use less than their proportional share.
 
-With weights w, demands d and a supply N, the share of i is min(d_i, w_i * level), and the level is the one at
-which the shares add up to N, or to all demand if that is less. What one cannot use goes to the others in
-proportion to their weights (Gandiva_fair, section 2; max-min fairness with weights).
+With weights w, demands d and a supply N, the share of i is min(d_i, w_i * level). The level is such that the shares add
+up to N, or to the total demand if that is less. What a user cannot use goes to the others in proportion to their
+weights: weighted max-min fairness (Chaudhary et al., EuroSys'20, section 2).
 """
 
 from __future__ import annotations
@@ -11,36 +11,33 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from shoal.core.arrays import FloatArray
 from shoal.core.compiled import kernel
 from shoal.core.errors import ShoalError
 
-FloatArray = NDArray[np.float64]
 Number = TypeVar("Number", float, Fraction)
 
 
 def water_fill(weights: Sequence[Number], demand: Sequence[Number], supply: Number) -> list[Number]:
     """The share of each, exact if the numbers are exact.
 
-    8 GPUs, equal tickets, demands 4, 4 and 2: the third would be due 8/3 but can use 2, so the others have 3.
+    Example: 8 GPUs, equal tickets, demands 4, 4 and 2. The third can use only 2 of its 8/3, so the others get 3.
     """
     _check(weights, demand, supply)
     share: list[Number] = [supply * 0] * len(weights)
-    thirsty = [i for i, d in enumerate(demand) if d > 0]
+    unmet = [i for i, d in enumerate(demand) if d > 0]
     left = supply
-    while thirsty and left > 0:
-        total = sum(weights[i] for i in thirsty)
-        full = [i for i in thirsty if demand[i] * total <= left * weights[i]]
+    while unmet and left > 0:
+        total = sum(weights[i] for i in unmet)
+        full = [i for i in unmet if demand[i] * total <= left * weights[i]]
         if not full:
-            for i in thirsty:
+            for i in unmet:
                 share[i] = left * weights[i] / total
             break
         for i in full:
             share[i] = demand[i]
             left -= demand[i]
-        thirsty = [i for i in thirsty if i not in full]
+        unmet = [i for i in unmet if i not in full]
     return share
 
 
@@ -56,7 +53,7 @@ def _check(weights: Sequence[Number], demand: Sequence[Number], supply: Number) 
 
 @kernel
 def water_fill_into(weights: FloatArray, demand: FloatArray, supply: float, share: FloatArray) -> None:
-    """`water_fill` in floats, into `share`. Who has no weight is served last, equally, from what is left."""
+    """`water_fill` in floats, into `share`. Users without weight are served last and equally."""
     n = len(weights)
     left = supply
     for positive in (True, False):

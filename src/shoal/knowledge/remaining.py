@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -246,17 +246,3 @@ class ConvergenceEstimator:
         steps, losses = np.array(self._steps[:older]), np.array(self._losses[:older])
         self._steps = [*steps.reshape(-1, 2).mean(axis=1).tolist(), *self._steps[older:]]
         self._losses = [*losses.reshape(-1, 2).mean(axis=1).tolist(), *self._losses[older:]]
-
-
-def goal_to_dict(goal: Goal) -> dict[str, Any]:
-    """A goal as plain values, for a job's saved profile."""
-    return {"kind": type(goal).__name__, **asdict(goal)}
-
-
-def goal_from_dict(state: dict[str, Any]) -> Goal | Unknown:
-    kind = state.get("kind")
-    if kind == "LossAtMost":
-        return LossAtMost(state["loss"])
-    if kind == "DropBelow":
-        return DropBelow(state["fraction"], state["epochs"], state["steps_per_epoch"])
-    return Unknown(f"{kind!r} is not a kind of goal")

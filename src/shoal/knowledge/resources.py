@@ -31,7 +31,6 @@ LABELS = (
     "gpu_util_std",
     "gpu_mem_mb",
 )
-TIME_LABELS = ("pre_s", "post_s", "total_s")
 RETRAIN_EVERY = 3
 MIN_EXAMPLES = MIN_SAMPLES_SPLIT  # with fewer, no tree can split
 MAX_EXAMPLES = 2000

@@ -1,11 +1,10 @@
-"""How fragmented the free GPUs are, and over how many nodes jobs are spread.
+"""How fragmented the free GPUs are.
 
 Fragmentation is the fraction of the free GPUs that jobs with `size` GPUs on one node cannot use:
 
     fragmentation(size) = 1 - sum_n floor(free_n / size) size / sum_n free_n
 
-It is 0 if such jobs can use every free GPU and 1 if they can use none. The mean is taken over the sizes
-1, 2, 4, ... up to the largest node, as an approximation of a mix of jobs.
+It is 0 if such jobs can use every free GPU and 1 if they can use none.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.cluster import Cluster
 from shoal.core.plan import Placement
 from shoal.placement.validate import whole
 
@@ -38,24 +36,7 @@ def fragmentation(free: IntArray, size: int) -> float:
     return 1.0 - float((free // size).sum() * size) / total if total else 0.0
 
 
-def mean_fragmentation(cluster: Cluster, free: IntArray) -> float:
-    """Fragmentation averaged over the job sizes 1, 2, 4, ... up to the largest node."""
-    sizes = 2 ** np.arange(int(np.log2(cluster.gpus_of_node.max())) + 1)
-    return float(np.mean([fragmentation(free, int(size)) for size in sizes]))
-
-
 def fewest_nodes(available: IntArray, need: int) -> int:
     """The smallest number of nodes that hold `need` GPUs; 0 if all nodes together do not."""
     within = np.cumsum(np.sort(available)[::-1])
     return int(np.searchsorted(within, need) + 1) if len(within) and within[-1] >= need else 0
-
-
-def excess_nodes(cluster: Cluster, placements: Iterable[Placement]) -> int:
-    """Total number of nodes that jobs span beyond what their shares would need on an empty cluster."""
-    excess = 0
-    for placement in placements:
-        if placement:
-            gpu_type = cluster.type_of_node[placement[0][0]]
-            size = np.where(cluster.type_of_node == gpu_type, cluster.gpus_of_node, 0)
-            excess += len(placement) - fewest_nodes(size, sum(gpus for _, gpus in placement))
-    return excess

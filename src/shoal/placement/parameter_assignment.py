@@ -41,10 +41,6 @@ class Assignment:
         return int(self.load.max() - self.load.min())
 
     @property
-    def max_request_difference(self) -> int:
-        return int(self.requests.max() - self.requests.min())
-
-    @property
     def total_requests(self) -> int:
         return int(self.requests.sum())
 

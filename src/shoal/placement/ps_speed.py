@@ -77,9 +77,7 @@ def step_time_s(traffic: Traffic, tasks: Iterable[tuple[int, int]]) -> float:
 
 #: The layouts of one server and two workers; a colon separates nodes.
 LAYOUTS = ("pww", "p:w:w", "pw:w", "p:ww")
-#: Seconds that Liquid's jobs took on one GPU, on two GPUs, and in each layout.
-ONE_GPU_TIME_S: Mapping[str, float] = {"vgg16": 220.0, "resnet50": 146.0, "inception3": 253.0}
-TWO_GPU_TIME_S: Mapping[str, float] = {"vgg16": 227.0, "resnet50": 164.0, "inception3": 257.0}
+#: Seconds that Liquid's jobs took in each layout.
 LAYOUT_TIME_S: Mapping[str, Mapping[str, float]] = {
     "vgg16": dict(zip(LAYOUTS, (510.0, 810.0, 767.0, 1190.0))),
     "resnet50": dict(zip(LAYOUTS, (203.0, 210.0, 204.0, 255.0))),

@@ -1,4 +1,4 @@
-"""What every decision must keep, of whosoever's making the policy is; else it is told in one line, by name."""
+"""Check every decision, also those of third-party policies. A violation raises an error that names the policy."""
 
 from __future__ import annotations
 

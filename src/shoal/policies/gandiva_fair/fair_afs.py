@@ -1,4 +1,4 @@
-"""Fair between users, efficient within: gandiva-fair's parts, shared out by AFS."""
+"""Fair between users and efficient within: the shares of gandiva-fair, divided among jobs by AFS."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ _INSIDE = ("afs-p", "afs-l")
 
 @dataclass(frozen=True)
 class FairAfsOptions:
-    #: How jobs inside a user's part are sized: afs-p, which knows no lengths, or afs-l, which must.
+    #: How the jobs of one user are sized: afs-p needs no job lengths, afs-l does.
     inside: str = "afs-p"
-    #: What part of their due elastic jobs of all users put together for AFS to give where it gains most: 0 keeps
-    #: parts at all times, more shortens the average completion; `correct_s` makes good what users then lack.
+    #: The part of the dues of elastic jobs that AFS gives to the jobs of any user that gain most. 0 keeps the users'
+    #: shares at all times; more shortens the average completion. `correct_s` gives back what users then lack.
     slack: float = 0.0
-    #: How long a rigid gang runs before others may have its GPUs, and how often fractions are made good.
+    #: How long a rigid gang runs before others may take its GPUs, and how often fractions of GPUs are evened out.
     quantum_s: float = 1800.0
     #: How long an elastic job keeps its share while the user has more jobs than GPUs (afs-p).
     turn_s: float = 7200.0
     #: Whether users trade GPUs of different types.
     trading: bool = True
-    #: A user that is behind or ahead of its part gets it back over about this long.
+    #: A user that is behind or ahead of its share is corrected over about this time.
     correct_s: float = 7200.0
-    #: What a user may be owed, or owe, at most, in seconds of its part; more is forgotten.
+    #: The most that a user can be owed, or can owe, in seconds of its share. The rest is forgotten.
     credit_s: float = 14400.0
-    #: Moves between GPU types: how often, how many at most each time, and how long a moved job rests.
+    #: Moves between GPU types: interval, moves per interval, and how long a moved job is left alone.
     balance_s: float = 1800.0
     migrations: int = 8
     rest_s: float = 3600.0
-    #: Rounds of trades that are kept on record.
+    #: Rounds of trades that are kept for the report.
     keep_rounds: int = 1000
 
     def __post_init__(self) -> None:
@@ -63,15 +63,15 @@ class FairAfsOptions:
 
 
 class FairAfs(Policy):
-    """Users get GPUs by tickets, as under gandiva-fair; a user's jobs get them by AFS.
+    """Users get GPUs by tickets, as under gandiva-fair. A user's jobs get them by AFS.
 
-    A user's part of each GPU type follows from tickets, demand and trading. It is divided equally among the
-    user's jobs; those that can change size put theirs together in a pool, those that cannot are gangs.
-    Gangs and pools are ordered by pass (see `fair.pools`); inside a pool AFS weighs short jobs against
-    efficient ones. GPUs that nobody is due are lent out by AFS over all users, so none idles that can be
-    used. Who was ahead or behind gets it back by a slightly smaller or larger part.
+    A user's share of each GPU type follows from tickets, demand and trading. It is divided equally among the user's
+    jobs. Elastic jobs put theirs together in a pool; rigid jobs are gangs. Gangs and pools are sorted by pass (see
+    `pools`). Inside a pool, AFS balances short jobs against efficient jobs. GPUs that no user is due are lent by AFS
+    over all users, so no usable GPU is idle. Users that are ahead or behind get a smaller or larger share for a
+    while.
 
-    State of each job: the number of its GPU type, plus 1. Of a gang: its lag in GPU-seconds and the GPUs it is
+    State of each job: the number of its GPU type, plus 1. Of a gang: its lag in GPU-seconds and the GPUs that it is
     due. Of a job in a pool: when its turn ends and how many turns it has had.
     """
 
@@ -96,8 +96,7 @@ class FairAfs(Policy):
     # -- the decision ------------------------------------------------------------------------------
 
     def decide(self, view: View, supply: Supply, now_s: float) -> Decision:
-        """Read it top to bottom."""
-        # 1. book what everybody had since the last decision
+        # 1. Settle the accounts of users and gangs up to now.
         rigid = view.min_gpus >= view.max_gpus
         self._book(view, supply, rigid, now_s)
         if not len(view):
@@ -109,7 +108,7 @@ class FairAfs(Policy):
             self.quantum_end_s = (
                 np.floor(now_s / self.options.quantum_s + 1e-9) + 1
             ) * self.options.quantum_s
-        # 2. the users' parts of each type, after trading
+        # 2. Compute the users' shares of each type, after trading.
         cap = np.where(rigid, view.requested_gpus, view.max_gpus).astype(np.int32)
         speed = homes.speeds_by_type(
             view.speeds,
@@ -121,14 +120,14 @@ class FairAfs(Policy):
         users = supply.cluster.users
         demand, may_use, own = homes.demand_by_user(speed, view.user, cap, len(users))
         self.market.update(self.accounts.tickets, demand, may_use, own, supply.gpus_of_type, now_s)
-        # 3. bind jobs to types, and give each its due
+        # 3. Bind jobs to types, and compute what each is due.
         types = self._bind(view, speed, cap, demand, new_quantum, now_s)
         weights = self.market.weights * self.accounts.corrections(self.options.correct_s)
         rate = dues(Claims(view.user, types, cap, view.weight, types >= 0), weights, supply.gpus_of_type)
         view.column("due_gpus")[rigid] = rate[rigid]
-        # 4. whole GPUs for gangs and pools, and inside the pools by AFS
+        # 4. Divide whole GPUs between gangs and pools, and inside the pools by AFS.
         shares = self._share(view, supply, rigid, types, rate, cap, new_quantum, now_s)
-        self._take_in(view, supply, rigid, types, speed, cap, shares, now_s)
+        self._take_idle(view, supply, rigid, types, speed, cap, shares, now_s)
         self._go_on(view, shares, types)
         codes = np.where(types >= 0, 0, int(Code.INFEASIBLE)).astype(np.int8)
         wake_s = self._wake_s(view, shares, rigid, types, now_s)
@@ -147,7 +146,7 @@ class FairAfs(Policy):
                 old = getattr(self, column).reshape(-1, len(view.gpu_types))
                 setattr(self, column, np.concatenate([old, np.zeros((more, len(view.gpu_types)))]))
         self.pool_lag += (self.pool_gpus - self.pool_rate) * span_s
-        # A pool is owed, or owes, a GPU for a quantum at most: parts are made good by the accounts.
+        # A pool is owed, or owes, one GPU for a quantum at most. The accounts keep the rest.
         np.clip(self.pool_lag, -self.options.quantum_s, self.options.quantum_s, out=self.pool_lag)
 
     def _go_on(self, view: View, gpus: IntArray, types: IntArray) -> None:
@@ -163,7 +162,7 @@ class FairAfs(Policy):
         new_quantum: bool,
         now_s: float,
     ) -> IntArray:
-        """The GPU type of each row, -1 where it cannot run; some move where their user has too few."""
+        """The GPU type of each row, -1 where it cannot run. Some jobs move to a type where their user has too few."""
         types = (view.column("type_plus_1") - 1).astype(np.int32)
         rows = np.arange(len(view))
         types[(types >= 0) & (speed[np.maximum(types, 0), rows] <= 0)] = -1
@@ -218,32 +217,36 @@ class FairAfs(Policy):
         passed = np.where(rigid, view.column("lag_gpu_s") / np.maximum(rate, NO_DUE), 0.0)
         least = np.where(rigid, view.requested_gpus, view.min_gpus).astype(np.int32)
         shares = np.zeros(len(view), np.int32)
+        claims = Claims(view.user, types, cap, view.weight, types >= 0)
         for t, gpus in enumerate(supply.gpus_of_type.tolist()):
             here = types == t
-            pool, limit, due, most = pools.form_pools(
-                t, types, rigid, view.user, rate, cap, view.type_max[t], len(self.accounts.names)
+            pool, limit, due, pool_most = pools.form_pools(
+                t, claims, rigid, rate, view.type_max[t], len(self.accounts.names)
             )
             due *= 1.0 - self.options.slack
             granted = pools.grant(
-                np.flatnonzero(here & rigid), passed, view.requested_gpus,
-                (view.gpus > 0) & here & (not new_quantum), due, self.pool_lag[:, t], most,
-                self.options.quantum_s, gpus, shares,
-            )  # fmt: skip
+                np.flatnonzero(here & rigid),
+                passed,
+                view.requested_gpus,
+                (view.gpus > 0) & here & (not new_quantum),
+                pools.Pools(due, np.ascontiguousarray(self.pool_lag[:, t]), pool_most),
+                self.options.quantum_s,
+                gpus,
+                shares,
+            )
             self.pool_rate[:, t], self.pool_gpus[:, t] = due, granted
             at = view.speed_at[t]
+            sizes = pools.Sizes(view.speeds, at, view.min_gpus, limit)
             if by_length:
-                pools.share_pools_by_length(
-                    pool, granted, remaining, view.speeds, at, view.min_gpus, limit, shares
-                )
+                pools.share_pools_by_length(pool, granted, remaining, sizes, shares)
             else:
-                pools.share_pools_by_gain(
-                    pool, granted, view.gpus, kept & (view.gpu_type == t), view.column("turns_had"), view.first_start_s,
-                    view.speeds, at, view.min_gpus, limit, shares,
-                )  # fmt: skip
+                in_turn = kept & (view.gpu_type == t)
+                turns = pools.Turns(view.gpus, in_turn, view.column("turns_had"), view.first_start_s)
+                pools.share_pools_by_gain(pool, granted, turns, sizes, shares)
             left = gpus - int(shares[here].sum())
             if left > 0:
                 left = pools.lend_to_waiting(np.argsort(passed, kind="stable"), here, left, least, shares)
-            if left > 0:  # what is left goes by AFS over all users
+            if left > 0:  # the rest goes by AFS to the jobs of all users
                 most = np.where(here & ~rigid, limit, 0).astype(np.int32)
                 if by_length:
                     hand_out_by_length(shares, remaining, view.speeds, at, view.min_gpus, most, left)
@@ -255,7 +258,7 @@ class FairAfs(Policy):
         view.column("turn_end_s")[begins] = now_s + self.options.turn_s
         return shares
 
-    def _take_in(
+    def _take_idle(
         self,
         view: View,
         supply: Supply,
@@ -266,7 +269,7 @@ class FairAfs(Policy):
         shares: IntArray,
         now_s: float,
     ) -> None:
-        """Jobs that wait for GPUs of their type take idle ones of another, the fastest for them first."""
+        """Jobs that wait for GPUs of their type take idle ones of the type on which they are fastest."""
         waiting = np.flatnonzero((shares == 0) & (types >= 0))
         free = supply.gpus_of_type - np.bincount(
             np.maximum(types, 0), weights=shares, minlength=len(supply.gpus_of_type)
@@ -288,7 +291,7 @@ class FairAfs(Policy):
                 view.column("turn_end_s")[row] = now_s + self.options.turn_s
 
     def _wake_s(self, view: View, shares: IntArray, rigid: BoolArray, types: IntArray, now_s: float) -> float:
-        """The end of the quantum while gangs wait or pools have fractions to come; the end of a turn."""
+        """The end of the quantum while gangs wait or pools are due fractions; otherwise the end of a turn."""
         waiting = (shares == 0) & (types >= 0)
         uneven = np.abs(self.pool_gpus - self.pool_rate) > 1e-6
         wake_s = np.inf
@@ -300,12 +303,12 @@ class FairAfs(Policy):
         return max(wake_s, now_s)
 
     def _contended(self, shares: IntArray, view: View) -> bool:
-        """Whether a user that is behind could have more: fractions of GPUs then go round."""
+        """Whether a user has more or less than its share now, so that fractions of GPUs must rotate."""
         had = np.bincount(view.user, weights=shares, minlength=len(self.accounts.names))
         part = self.market.weights.sum(axis=1)
         return bool((np.abs(had - part) > 1e-6).any())
 
-    # -- what people ask, and what must be remembered ----------------------------------------------
+    # -- questions and saved state -----------------------------------------------------------------
 
     def left(self, job_id: int, now_s: float) -> None:
         self.moved_s.pop(job_id, None)
@@ -324,11 +327,11 @@ class FairAfs(Policy):
         return self.market.entitled
 
     def traded(self) -> FloatArray:
-        """[user, type]: GPUs won (or, below 0, given away) by trading."""
+        """[user, type]: GPUs gained (below 0: given away) by trading."""
         return self.market.weights - self.market.entitled
 
     def report(self) -> dict[str, Any]:
-        """What the run has to tell beyond shares: trades."""
+        """The trades."""
         return {"trades": self.market.report(self.accounts.names, self._gpu_types)}
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The users' parts of each GPU type: entitled by tickets, then traded; with a record of the trades."""
+"""The users' shares of each GPU type, by tickets and after trading, with a record of the trades."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.ledger import entitlement
 from shoal.policies.gandiva_fair.trading import Trade, trade, type_order
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int32]
-
 
 def _alike(one: list[Trade], other: list[Trade]) -> bool:
-    """Whether two rounds of trades are the same but for rounding."""
+    """Whether two rounds of trades are equal except for rounding."""
     return len(one) == len(other) and all(
         (a.buyer, a.seller, a.fast, a.slow) == (b.buyer, b.seller, b.fast, b.slow)
         and abs(a.price - b.price) < 1e-6
@@ -26,7 +23,7 @@ def _alike(one: list[Trade], other: list[Trade]) -> bool:
 
 
 class Market:
-    """Recomputed when users, tickets, demand, speeds or GPUs change; remembers its rounds of trades."""
+    """Recomputes shares when users, tickets, demand, speeds or GPUs change, and records the rounds of trades."""
 
     def __init__(self, *, trading: bool, keep_rounds: int) -> None:
         self.trading = trading
@@ -46,7 +43,7 @@ class Market:
         gpus_of_type: IntArray,
         now_s: float,
     ) -> None:
-        """Parts of every type for users with `demand`; `speed[user, type]` is nan where it is unknown."""
+        """Compute the shares of users with `demand`. `speed[user, type]` is nan where it is unknown."""
         gpus = gpus_of_type.astype(np.float64)
         seen = b"".join(a.tobytes() for a in (tickets, demand, may_use, speed, gpus))
         if seen == self._seen:
@@ -65,12 +62,12 @@ class Market:
             del self.rounds[: -self.keep_rounds]
 
     def close(self, users: int, types: int) -> None:
-        """Nobody has jobs: nobody is entitled to anything."""
+        """No user has jobs, so all shares are zero."""
         self.entitled = self.weights = np.zeros((users, types))
         self._seen = b""
 
     def report(self, users: tuple[str, ...], gpu_types: tuple[str, ...]) -> list[dict[str, Any]]:
-        """All rounds of trades, with names; each holds from `time_s` to `until_s`, the last one to the end."""
+        """All rounds of trades, with names. Each is valid from `time_s` to `until_s`; the last one has no end."""
 
         def named(t: Trade) -> dict[str, Any]:
             return {

@@ -1,4 +1,4 @@
-"""Measuring while jobs run: samples from what the view shows, visits to types that still lack them."""
+"""Profiling while jobs run: samples from the view, and visits to GPU types without samples."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.view import View
 from shoal.policies.gandiva_fair.profiling import Profiles, Rules
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int32]
-
-#: Speed that stands for "can run there, but nobody knows how fast": behind all that is known.
+#: Placeholder for an unknown speed on a type that the job can use. Lower than all measured speeds.
 _UNKNOWN = 1e-12
 
 
 class Measuring:
-    """Profiles by user or by job, from the rates of running jobs; or, with "given", what jobs came with."""
+    """Profiles by user or by job from the rates of running jobs, or with "given" the profiles of the jobs."""
 
     def __init__(self, by: str, visit_s: float, visits: int, rules: Rules | None = None) -> None:
         self.by = by
         self.visit_s = visit_s
         self.most = visits
         self.profiles = Profiles(rules or Rules())
-        #: Visits under way: job -> (type, until).
+        #: Current visits: job -> (type, end time).
         self.visiting: dict[int, tuple[int, float]] = {}
 
     @property
@@ -36,7 +34,7 @@ class Measuring:
         return str(int(view.user[row]) if self.by == "user" else int(view.job_ids[row]))
 
     def speeds(self, view: View, can_run: FloatArray, now_s: float) -> FloatArray:
-        """[type, row]: speed of the gang as far as it is known; 0 where it cannot run."""
+        """[type, row]: measured speed of the gang; 0 where it cannot run."""
         if self.by == "given":
             return can_run
         self._sample(view, now_s)
@@ -44,7 +42,7 @@ class Measuring:
         return np.where(can_run > 0, np.where(np.isnan(known), _UNKNOWN, known), 0.0)
 
     def _means(self, view: View, types: int) -> FloatArray:
-        """[type, row]: measured speed of one GPU, nan where there is none."""
+        """[type, row]: measured speed of one GPU; nan where it was not measured."""
         keys, at = np.unique(view.user if self.by == "user" else view.job_ids, return_inverse=True)
         means = np.full((types, len(keys)), np.nan)
         for k, key in enumerate(keys.tolist()):
@@ -53,9 +51,9 @@ class Measuring:
         return np.asarray(means[:, at])
 
     def _sample(self, view: View, now_s: float) -> None:
-        """One sample for each key and type that lacks some, from a job that runs at a settled pace.
+        """Take one sample for each key and type that needs one, from a job that runs at a steady rate.
 
-        A job that runs at quite another pace than was measured has changed: it is measured anew.
+        If the rate of a job contradicts its profile, the job has changed and its profile is measured again.
         """
         steady = (view.gpus > 0) & (view.rate > 0) & (view.settled_s < now_s) & (view.changed_s < now_s)
         done = set()
@@ -66,19 +64,19 @@ class Measuring:
             done.add((key, t))
             speed = float(view.rate[row] / view.gpus[row])
             if self.profiles.rules.drifted(self.profiles.known.get(key, {}).get(t), speed, now_s):
-                self.profiles.forget(key)  # on the other types it may be another one too
+                self.profiles.forget(key)  # its speed on other types may have changed too
             if self.profiles.lacking(key, (t,), now_s):
                 self.profiles.observe(key, t, speed, now_s)
 
     def of_users(self, view: View, can_run: FloatArray, users: int) -> FloatArray:
-        """[user, type]: speed of one GPU for the user's jobs, nan unless it is known for all of them."""
+        """[user, type]: speed of one GPU for the user's jobs; nan unless all of them were measured."""
         each = np.where(can_run > 0, np.log(self._means(view, len(can_run))), np.nan)
         logs = np.stack([np.bincount(view.user, weights=x, minlength=users) for x in each], axis=1)
         jobs = np.bincount(view.user, minlength=users)
         return np.where(jobs[:, None] > 0, np.exp(logs / np.maximum(jobs, 1)[:, None]), np.nan)
 
     def send(self, view: View, types: IntArray, speed: FloatArray, now_s: float) -> dict[int, int]:
-        """{row: type} of the visits that begin now; ends those that have what they came for."""
+        """{row: type} of the visits that start now. Ends visits that have enough samples."""
         if self.by == "given":
             return {}
         for job, (t, until_s) in list(self.visiting.items()):
@@ -110,7 +108,7 @@ class Measuring:
             self.profiles.forget(str(job_id))
 
     def report(self, gpu_types: tuple[str, ...], users: tuple[str, ...]) -> dict[str, Any]:
-        """Measured speeds of one GPU with their spread, by user or job."""
+        """Measured speeds of one GPU and their spread, by user or job."""
         return {
             users[int(key)] if self.by == "user" else key: {
                 gpu_types[t]: {

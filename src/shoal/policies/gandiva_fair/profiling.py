@@ -1,8 +1,8 @@
-"""Transparent profiling: learning how fast jobs are on each GPU type by running them there for a short while.
+"""Transparent profiling: measuring the speed of jobs on each GPU type by running them there for a short time.
 
-Whatever runs is measured. What is missing, stale or noisy is filled in by sending a job to that type for a
-visit, a few at a time. Where all jobs of a user are alike (a hyper-parameter search) one profile serves the
-user; else each job has its own. No newer type is taken to be faster: only measurements count.
+All running jobs are measured. For missing, stale or noisy measurements a job visits that type; a few jobs visit at a
+time. If all jobs of a user are alike (a hyper-parameter search), the user has one profile; otherwise each job has its
+own. Only measurements count: a newer type is not assumed to be faster.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shoal.core.errors import ShoalError
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Speed of one GPU of a type as measured: mean and spread of the samples (Welford), and the last time."""
+    """Measured speed of one GPU of a type: mean and spread of the samples (Welford), and the time of the last."""
 
     samples: int = 0
     mean: float = 0.0
@@ -45,29 +45,29 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When a profile is good enough."""
+    """When a profile is complete."""
 
-    #: Samples a type needs at least.
+    #: Least number of samples of a type.
     least_samples: int = 2
-    #: Standard error relative to the mean above which more samples are taken.
+    #: Largest standard error of the mean, relative to it. Above it, more samples are taken.
     tolerance: float = 0.1
-    #: A noisy type is given up on after so many samples: it is as good as it gets.
+    #: Most samples of a type, however noisy they are.
     most_samples: int = 20
-    #: After this long without a sample the type is measured anew.
+    #: After this time without a sample the type is measured again.
     stale_s: float = 7 * 86400.0
-    #: A sample further off the mean than this, relative to it, and than four times the spread, tells that the
-    #: job has changed; who has changed is not looked at again for `settle_s`.
+    #: If a sample differs from the mean by more than this, relative to it, and by more than four times the spread,
+    #: the job has changed. For `settle_s` after a measurement, changes are not checked.
     drift: float = 0.25
     settle_s: float = 3600.0
 
     def drifted(self, m: Measured | None, speed: float, now_s: float) -> bool:
-        """Whether a sample contradicts a measurement that was good enough."""
+        """Whether a sample contradicts a complete measurement."""
         if m is None or self.lacks(m, now_s) or now_s - m.last_s < self.settle_s:
             return False
         return abs(speed / m.mean - 1.0) > max(self.drift, 4.0 * m.spread)
 
     def lacks(self, m: Measured | None, now_s: float) -> str | None:
-        """Why this measurement does not do: missing, stale or noisy; None if it does."""
+        """Why the measurement is incomplete: missing, stale or noisy; None if it is complete."""
         if m is None or m.samples < self.least_samples:
             return "missing"
         if now_s - m.last_s > self.stale_s:
@@ -79,7 +79,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A job that is to run on a type for a while, so that it gets measured there."""
+    """A job that runs on a type for a short time to be measured there."""
 
     job: int
     gpu_type: int
@@ -88,13 +88,13 @@ class Visit:
 
 @dataclass(slots=True)
 class Profiles:
-    """What was measured so far, by key (a user's or a job's) and GPU type."""
+    """Measurements by key (user or job) and GPU type."""
 
     rules: Rules = field(default_factory=Rules)
     known: dict[str, dict[int, Measured]] = field(default_factory=dict)
 
     def observe(self, key: str, gpu_type: int, speed: float, now_s: float) -> None:
-        """Take in a sample; the first after a stale gap starts the type's profile anew."""
+        """Add a sample. If the last one is stale, the profile of the type starts again."""
         mine = self.known.setdefault(key, {})
         before = mine.get(gpu_type, Measured())
         if now_s - before.last_s > self.rules.stale_s:
@@ -102,7 +102,7 @@ class Profiles:
         mine[gpu_type] = before.add(speed, now_s)
 
     def speed(self, key: str, gpu_type: int) -> float:
-        """Mean speed of one GPU of this type, nan as long as nothing is known."""
+        """Mean speed of one GPU of this type; nan if it was not measured."""
         m = self.known.get(key, {}).get(gpu_type)
         return nan if m is None else m.mean
 
@@ -113,7 +113,7 @@ class Profiles:
         self.known.pop(key, None)
 
     def lacking(self, key: str, types: Iterable[int], now_s: float) -> list[tuple[int, str]]:
-        """(type, why) of those that still have to be measured for this key."""
+        """(type, reason) of the types that must still be measured for this key."""
         mine = self.known.get(key, {})
         return [(t, why) for t in types if (why := self.rules.lacks(mine.get(t), now_s)) is not None]
 
@@ -124,10 +124,10 @@ class Profiles:
         now_s: float,
         most: int,
     ) -> list[Visit]:
-        """Which jobs to send where, at most `most` at a time with those `under_way` (job: type).
+        """Visits to start, so that at most `most` are active including those `under_way` (job: type).
 
-        `jobs` are (id, key, types it may use), preferred ones first. Of each key one job visits at a time;
-        missing types come before stale ones, and those before noisy ones.
+        `jobs` are (id, key, usable types), preferred jobs first. One job of each key visits at a time. Missing types
+        come first, then stale types, then noisy types.
         """
         busy_keys = set()
         candidates: dict[str, tuple[int, tuple[int, ...]]] = {}

@@ -1,10 +1,10 @@
 """Split stride: a central scheduler for gangs that span nodes, and gang-aware stride on every node.
 
-One stride over the whole cluster would move jobs about without bound. So jobs are bound to nodes: each node
-time-slices its small jobs by itself, and a central scheduler orders the gangs that span nodes against one
-aggregate per node, which stands for all its small jobs with the sum of their tickets (Gandiva_fair).
+One stride scheduler over the whole cluster would migrate jobs without bound. Therefore jobs are bound to nodes. Each
+node time-slices its small jobs. A central scheduler orders the gangs that span nodes against one aggregate job per
+node, which has the sum of the tickets of the node's small jobs (Chaudhary et al., EuroSys'20).
 
-This is the plain form, exact with fractions; `kernels.split_stride` is the fast one and must equal it.
+This is the reference implementation, exact with fractions. The kernel `quantum.split_stride` must equal it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Home = Mapping[int, int]
 
 
 def aggregate_pass(jobs: Sequence[Strider[Number]]) -> Number:
-    """The pass of a node's small jobs taken as one: the mean of theirs, weighted by tickets.
+    """The pass of a node's small jobs as one job: the mean of their passes, weighted by tickets.
 
-    When the chosen ones run, it grows by used GPUs / sum of tickets, exactly as a job with the sum of the
-    tickets would; kept as a mean it needs no state of its own, and stays right when jobs come and go.
+    When small jobs run, it grows by used GPUs / sum of tickets, as the pass of one job with the sum of the tickets
+    does. As a mean it needs no state of its own when jobs arrive and leave.
     """
     tickets = sum(job.tickets for job in jobs)
     return sum((job.passed * job.tickets for job in jobs), start=0 * tickets) / tickets  # type: ignore
@@ -35,7 +35,7 @@ def aggregate_pass(jobs: Sequence[Strider[Number]]) -> Number:
 
 @dataclass(slots=True)
 class SplitStride(Generic[Number]):
-    """A cluster under split stride. Jobs are in tie order, and `homes` says where each is bound."""
+    """A cluster under split stride. Jobs are in tie order; `homes` are the nodes that each is bound to."""
 
     gpus_of_node: Sequence[int]
     jobs: list[Strider[Number]] = field(default_factory=list)
@@ -53,14 +53,14 @@ class SplitStride(Generic[Number]):
         self.homes.append(dict(home))
 
     def quantum(self) -> list[str]:
-        """Run one quantum; the names of those that ran."""
+        """Run one quantum. Returns the names of the jobs that ran."""
         chosen = self.pick()
         for i in chosen:
             self.jobs[i] = self.jobs[i].ran()
         return [self.jobs[i].name for i in chosen]
 
     def pick(self, running: Sequence[int] = ()) -> list[int]:
-        """Who runs, by position. `running` go on in any case: their quantum has not ended."""
+        """Positions of the jobs that run. Those in `running` continue: their quantum has not ended."""
         free = list(self.gpus_of_node)
         chosen = set(running)
         for i in running:
@@ -92,11 +92,11 @@ class SplitStride(Generic[Number]):
             free[node] -= gpus
 
     def move(self, i: int, home: Home) -> None:
-        """Bind a job elsewhere; it keeps its pass, that is what it is owed or owes."""
+        """Bind a job to other nodes. It keeps its pass."""
         self.homes[i] = dict(home)
 
     def retickets(self, i: int, tickets: Number, at_pass: Number) -> None:
-        """Change tickets, keeping the service beyond or below the due at `at_pass`."""
+        """Change the tickets of a job, and keep its lag relative to `at_pass`."""
         job = self.jobs[i]
         lag = (job.passed - at_pass) * job.tickets
         self.jobs[i] = replace(job, tickets=tickets, passed=at_pass + lag / tickets)

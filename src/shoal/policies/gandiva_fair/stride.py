@@ -1,10 +1,10 @@
 """Stride scheduling of jobs that time-slice a node: plain, and gang-aware.
 
-Every job has a pass, the service it has had per ticket. Each quantum the jobs with the lowest pass run, and
-their pass grows by size / tickets, so over time GPU time is in proportion to tickets whatever the gang sizes
-(Waldspurger & Weihl 1995; Gandiva_fair, EuroSys'20, for gangs).
+Every job has a pass: the service that it received per ticket. In each quantum the jobs with the lowest pass run, and
+their pass grows by size / tickets. Over time, GPU time is in proportion to tickets for any gang sizes (Waldspurger &
+Weihl 1995; for gangs Chaudhary et al., EuroSys'20).
 
-Passes may be floats or fractions; with fractions all that is said here holds exactly.
+Passes are floats or fractions. With fractions the results are exact.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Number = TypeVar("Number", float, Fraction)
 
 @dataclass(frozen=True, slots=True)
 class Strider(Generic[Number]):
-    """A job as stride sees it."""
+    """A job under stride scheduling."""
 
     name: str
     tickets: Number
     size_gpus: int = 1
-    #: Service per ticket so far ("pass" is a word of the language).
+    #: Service per ticket so far (`pass` is a keyword of Python).
     passed: Number = 0  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Strider(Generic[Number]):
 
     @property
     def stride(self) -> Number:
-        """What one quantum adds to the pass."""
+        """The increase of the pass in one quantum."""
         return self.size_gpus / self.tickets
 
     def ran(self) -> Strider[Number]:
@@ -45,16 +45,16 @@ class Strider(Generic[Number]):
 
 
 def pick_plain(jobs: Sequence[Strider[Number]]) -> int:
-    """Plain stride: the job with the lowest pass; of equals the first in the sequence, or -1 of none."""
+    """Plain stride: the job with the lowest pass, the first of equals; -1 without jobs."""
     return min(range(len(jobs)), key=lambda i: jobs[i].passed, default=-1)
 
 
 def pick_gangs(jobs: Sequence[Strider[Number]], free_gpus: int) -> list[int]:
     """Gang-aware stride: the jobs that run in this quantum, in the order in which they were taken.
 
-    Jobs go by pass, equals in the order of the sequence. One that does not fit is skipped and keeps its pass,
-    while later ones may fill the gap: so it is first in line when the next quantum frees all GPUs, and no
-    gang starves however big it is.
+    Jobs are sorted by pass, equals in the order of the sequence. A gang that does not fit is skipped and keeps its
+    pass, and later jobs may fill the gap. In the next quantum all GPUs are free and the skipped gang is first, so no
+    gang starves.
     """
     chosen = []
     for i in sorted(range(len(jobs)), key=lambda i: jobs[i].passed):
@@ -66,11 +66,11 @@ def pick_gangs(jobs: Sequence[Strider[Number]], free_gpus: int) -> list[int]:
 
 @dataclass(slots=True)
 class GangStride(Generic[Number]):
-    """Jobs that time-slice the GPUs of one node, who may come, go and change their tickets at any time.
+    """Jobs that time-slice the GPUs of one node. They may join, leave and change their tickets at any time.
 
-    The node's own pass grows by used GPUs / sum of tickets: it is where the pass of a job with exactly its
-    due would be. A job's lag, (pass - node pass) * tickets, is the service it has had beyond its due. What
-    comes and goes never changes the lag of those that stay, and re-ticketing leaves a job its own.
+    The node's own pass grows by used GPUs / sum of tickets: the pass of a job that receives exactly its due. A job's
+    lag, (pass - node pass) * tickets, is the service that it received beyond its due. Jobs that join or leave do not
+    change the lag of others, and a change of tickets does not change the lag of the job.
     """
 
     gpus: int
@@ -79,7 +79,7 @@ class GangStride(Generic[Number]):
     passed: Number = 0  # type: ignore[assignment]
 
     def quantum(self) -> list[str]:
-        """Run one quantum; the names of those that ran."""
+        """Run one quantum. Returns the names of the jobs that ran."""
         chosen = pick_gangs(self.jobs, self.gpus)
         used = sum(self.jobs[i].size_gpus for i in chosen)
         if used:
@@ -89,9 +89,9 @@ class GangStride(Generic[Number]):
         return [self.jobs[i].name for i in sorted(chosen)]
 
     def join(self, job: Strider[Number], lag: Number = 0) -> None:  # type: ignore[assignment]
-        """Take a job in with what it brings along: 0 for a new one, else what `leave` said elsewhere.
+        """Add a job with a lag: 0 for a new job, otherwise the result of `leave` on another node.
 
-        It starts at the node's pass, not at 0: with 0 it would have the node to itself until it caught up.
+        The job starts at the node's pass. If it started at 0, it would have the node to itself until it caught up.
         """
         if job.size_gpus > self.gpus:
             raise ShoalError(
@@ -103,14 +103,14 @@ class GangStride(Generic[Number]):
         self.jobs.append(replace(job, passed=self.passed + lag / job.tickets))
 
     def leave(self, name: str) -> Number:
-        """Let a job go; its lag in GPU-quanta, above 0 if it had more than its due."""
+        """Remove a job. Returns its lag in GPU-quanta, above 0 if it received more than its due."""
         i = self._index(name)
         lag = self.lag(name)
         del self.jobs[i]
         return lag
 
     def retickets(self, name: str, tickets: Number) -> None:
-        """Change a job's tickets from now on: its lag, and its place in the tie order, stay as they are."""
+        """Change a job's tickets. Its lag and its place in the tie order stay."""
         i = self._index(name)
         lag = self.lag(name)
         self.jobs[i] = replace(self.jobs[i], tickets=tickets, passed=self.passed + lag / tickets)

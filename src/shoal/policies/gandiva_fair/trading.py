@@ -1,9 +1,9 @@
-"""Automated trading: users exchange GPUs of one type for another's, at the second price.
+"""Automated trading: users exchange GPUs of different types at the second price.
 
-Every user starts with the ticket share of each GPU type. For two types the user whose jobs gain most from
-the faster one buys it, from the one whose jobs gain least, for p GPUs of the slower type each. Both gain if p
-lies between their speed-ups. The price is the second-highest speed-up, as in a Vickrey auction: the buyer's
-own report decides whether it buys, not what it pays (Gandiva_fair, Algorithm 2).
+Every user starts with its ticket share of each GPU type. For each pair of types, the user with the highest speed-up
+buys GPUs of the faster type from the user with the lowest speed-up, for p GPUs of the slower type each. Both gain if p
+lies between their speed-ups. As in a Vickrey auction, the price p is the second-highest speed-up: the buyer's own
+report decides whether it buys, not what it pays (Chaudhary et al., EuroSys'20, Algorithm 2).
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from shoal.core.arrays import FloatArray
 from shoal.core.compiled import inner, kernel
 from shoal.core.errors import ShoalError
 
-FloatArray = NDArray[np.float64]
-
-#: Trades below this many GPUs are not worth their record.
+#: Trades of fewer GPUs are rounding errors.
 LEAST_GPUS = 1e-9
 
 
@@ -27,7 +26,7 @@ LEAST_GPUS = 1e-9
 class Trade:
     """`buyer` gets `fast_gpus` of type `fast` from `seller` for `slow_gpus` = price * fast_gpus of `slow`.
 
-    Gains are in GPUs of the slow type: what the trade adds to the throughput of each, in its own measure.
+    Gains are in GPUs of the slow type: the throughput that each gains, in units of its own speed on that type.
     """
 
     buyer: int
@@ -48,10 +47,10 @@ def trade(
     demand: FloatArray | None = None,
 ) -> tuple[FloatArray, list[Trade]]:
     """(shares after trading, the trades). `shares[user, type]` in GPUs; `speed[user, type]` of one GPU, nan
-    if unknown: who has no speed for a type neither buys nor sells it.
+    if unknown. A user without a speed for a type neither buys nor sells it.
 
-    `slow_to_fast` orders the types (default: by the mean of their speeds). `demand[user]` is what a user can
-    use in all, and nobody sells fast GPUs for more slow ones than that.
+    `slow_to_fast` orders the types (default: by the mean of their speeds). `demand[user]` is the number of GPUs that a
+    user can use in all. No user sells fast GPUs for more slow ones than that.
     """
     shares = np.ascontiguousarray(shares, np.float64)
     speed = np.ascontiguousarray(speed, np.float64)
@@ -84,10 +83,10 @@ def _record(row: FloatArray, speed: FloatArray) -> Trade:
 
 
 def type_order(speed: FloatArray) -> NDArray[np.int64]:
-    """Types from slow to fast, by the geometric mean of what users measure; unknown counts for nothing."""
+    """Types from slow to fast, by the geometric mean of the users' known speeds."""
     known = np.isfinite(speed)
     logs = np.where(known, np.log(np.where(known, speed, 1.0)), 0.0)
-    # A user's speeds count relative to its own mean, or fast models would decide for all.
+    # A user's speeds count relative to its own mean. Otherwise fast models would dominate.
     own = logs.sum(axis=1, keepdims=True) / np.maximum(known.sum(axis=1, keepdims=True), 1)
     mean = np.where(known, logs - own, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     return np.argsort(mean, kind="stable")
@@ -97,7 +96,7 @@ def type_order(speed: FloatArray) -> NDArray[np.int64]:
 def trade_all(
     shares: FloatArray, speed: FloatArray, slow_to_fast: NDArray[np.int64], room: FloatArray
 ) -> tuple[FloatArray, FloatArray]:
-    """All trades over all pairs of types; rows of the log are buyer, seller, fast, slow, price, fast GPUs."""
+    """All trades over all pairs of types. Rows of the log: buyer, seller, fast, slow, price, fast GPUs."""
     users, types = shares.shape
     log = np.empty((64, 6))
     count = 0
@@ -135,8 +134,8 @@ def _parties(
 ) -> tuple[int, int, float]:
     """(buyer, seller, price) of the next trade; seller -1 if there is none.
 
-    The buyer has the highest speed-up of those with slow GPUs to give; the seller the lowest of those with
-    fast ones, and lower than the buyer's; the price is the highest speed-up after the buyer's.
+    The buyer has the highest speed-up of the users with slow GPUs. The seller has the lowest speed-up of the users with
+    fast GPUs, below the buyer's. The price is the highest speed-up after the buyer's.
     """
     buyer, seller, price = -1, -1, -1.0
     for u in range(len(ratio)):
@@ -160,8 +159,8 @@ def _parties(
 def _amount(
     shares: FloatArray, slow: int, fast: int, room: FloatArray, buyer: int, seller: int, price: float
 ) -> float:
-    """Fast GPUs that change hands: all the seller has, all the buyer can pay, all either can use."""
-    amount = min(shares[seller, fast], shares[buyer, slow] / price)
+    """Fast GPUs of the trade: the least of what the seller has, the buyer can pay, and both can use."""
+    amount: float = min(shares[seller, fast], shares[buyer, slow] / price)
     if price > 1.0:
         amount = min(amount, room[seller] / (price - 1.0))
     elif price < 1.0:
@@ -177,7 +176,7 @@ def _exchange(
     shares[buyer, fast] += amount
     shares[buyer, slow] -= price * amount
     shares[seller, slow] += price * amount
-    for u in (buyer, seller):  # what rounding leaves is nothing
+    for u in (buyer, seller):  # remove rounding errors
         for t in (slow, fast):
             if abs(shares[u, t]) <= LEAST_GPUS:
                 shares[u, t] = 0.0

@@ -1,7 +1,7 @@
-"""Crews of live jobs: resized while they train, through the wire's coordinator.
+"""The runner of live jobs, which are resized while they train, through the wire's coordinator.
 
-What is decided here is only which workers a job shall have and on which GPUs. How it gets from one set to the
-next is the coordinator's affair; a GPU is free when the process on it has ended.
+The runner decides which workers a job has and on which GPUs. The coordinator moves the job from one set of workers to
+the next. A GPU is free when the process on it has ended.
 """
 
 from __future__ import annotations
@@ -9,19 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.executors.base import Exit
-from shoal.server.api.models import JobState
+from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, LiveJob, LiveWorker
-from shoal.server.loop.runner import describe_exit
+from shoal.server.loop.runner import Parts, RunnerLoop, describe_exit
 from shoal.wire.auth import new_secret, read_secret, write_secret
 from shoal.wire.service import ControlService, JobHandle
-
-if TYPE_CHECKING:
-    from shoal.server.loop.control_loop import ControlLoop
 
 log = logging.getLogger("shoal.server")
 
@@ -34,8 +31,8 @@ NO_RUNTIME = (
 class ElasticRunner(CoordinatorEvents):
     """Also the executor of the wire's service: it turns the coordinators' wishes into workers."""
 
-    def __init__(self, loop: ControlLoop, host: str = "127.0.0.1") -> None:
-        super().__init__(loop)
+    def __init__(self, loop: RunnerLoop, parts: Parts, host: str = "127.0.0.1") -> None:
+        super().__init__(loop, parts)
         self._host = host
         self.service = ControlService(self._Adapter(self), on_event=self._event)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -54,16 +51,16 @@ class ElasticRunner(CoordinatorEvents):
 
     async def open(self) -> None:
         """Listen where the last server did, so that its workers find us, and take their jobs over."""
-        port = int(self.c.store.get("control_port", 0))
-        for job in self.c.jobs.values():
-            if job.coordinator is not None and self.c.runners[job.resize] is self:
+        port = int(self.parts.store.get("control_port", 0))
+        for job in self.parts.jobs.values():
+            if job.coordinator is not None and job.resize is Resize.LIVE:
                 self._handle(job)
         try:
             address = await self.service.start(self._host, port)
         except OSError as error:
-            self.c.warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
+            self.parts.warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
             address = await self.service.start(self._host, 0)
-        with self.c.store.change(self.c.now_s()) as change:
+        with self.parts.store.change(self.loop.now_s()) as change:
             change.put("control_port", int(address.rpartition(":")[2]))
 
     async def close(self) -> None:
@@ -74,7 +71,7 @@ class ElasticRunner(CoordinatorEvents):
     def _handle(self, job: LiveJob) -> JobHandle:
         key = str(job.id)
         if key not in self.service.jobs:
-            directory = self.c.home.job(job.id)
+            directory = self.parts.home.job(job.id)
             path = directory / "secret"
             if not path.exists():
                 write_secret(path, new_secret())
@@ -89,14 +86,14 @@ class ElasticRunner(CoordinatorEvents):
 
     def _remember(self, job: LiveJob, state: dict[str, Any]) -> None:
         job.coordinator = state
-        self.c.outbox.job(job)
-        self.c.outbox.flush()
+        self.parts.outbox.job(job)
+        self.parts.outbox.flush()
 
     # -- towards the target ------------------------------------------------------------------------
 
     def reconcile(self, job: LiveJob) -> None:
         want = job.wanted
-        self.c.unmet.discard(job.id)
+        self.parts.unmet.discard(job.id)
         if job.ending is not None or job.life.state is JobState.STOPPING:
             return
         try:
@@ -127,10 +124,10 @@ class ElasticRunner(CoordinatorEvents):
         need = {node: count for node, count in need.items() if count}
         new: list[LiveWorker] = []
         if need and job.refused < MAX_REFUSED:
-            devices = self.c.devices.choose(need, self.c.sharing.beside(job))
+            devices = self.parts.devices.choose(need, self.parts.sharing.beside(job))
             if devices is None:
                 # All or nothing: a second switch a moment later would cost more than the wait.
-                self.c.unmet.add(job.id)
+                self.parts.unmet.add(job.id)
                 return
             if not job.workers and may(job.life, Verb.START):
                 self.advance(job, Verb.START, gpus=len(devices))
@@ -140,19 +137,19 @@ class ElasticRunner(CoordinatorEvents):
         target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
         if target and (tuple(target) != coordinator.target or coordinator.pausing):
             if coordinator.pending is not None:
-                self.c.metrics.superseded.inc()
+                self.parts.metrics.superseded.inc()
             try:
                 handle.set_target(target)
-                self._aimed_s[job.id] = self.c.now_s()
+                self._aimed_s[job.id] = self.loop.now_s()
             except ValueError as error:  # one of them ended this moment; its exit brings us back here
                 log.info("job %s: %s", job.id, error)
 
     def _wanted_start(self, key: str, worker_id: str) -> None:
-        job = self.c.jobs.get(int(key))
+        job = self.parts.jobs.get(int(key))
         worker = job.workers.get(worker_id) if job is not None else None
         if job is None or worker is None:
             return
-        directory = self.c.home.job(job.id)
+        directory = self.parts.home.job(job.id)
         env = {
             "SHOAL_CONTROL": self.service.address,
             "SHOAL_SECRET_FILE": str(directory / "secret"),
@@ -161,7 +158,7 @@ class ElasticRunner(CoordinatorEvents):
         self.start(job, worker, env, warm=True)
 
     def _wanted_stop(self, key: str, worker_id: str, kill: bool) -> None:
-        job = self.c.jobs.get(int(key))
+        job = self.parts.jobs.get(int(key))
         worker = job.workers.get(worker_id) if job is not None else None
         if job is None or worker is None:
             return
@@ -172,10 +169,10 @@ class ElasticRunner(CoordinatorEvents):
             # It was asked over the wire; signals are for one that does not listen.
             self._leaving(worker)
             asyncio.get_running_loop().call_later(job.spec["grace_s"], self._insist, worker_id)
-        self.c.soon(job)
+        self.loop.soon(job)
 
     def _insist(self, worker_id: str) -> None:
-        self.c.executor.stop(worker_id)
+        self.parts.executor.stop(worker_id)
 
     def cancel(self, job: LiveJob) -> None:
         for worker in job.workers.values():
@@ -202,8 +199,8 @@ class ElasticRunner(CoordinatorEvents):
         handle = self.service.jobs.get(str(job.id))
         if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
             job.ending = DONE  # on record together with the end of this worker
-            self.c.outbox.job(job)
-        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.c.then_s(job)))
+            self.parts.outbox.job(job)
+        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.loop.then_s(job)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -217,16 +214,16 @@ class ElasticRunner(CoordinatorEvents):
                 )
             await handle._exited(worker.id, describe_exit(exit_))
         if not job.is_over:
-            with self.c.as_of(then_s):
+            with self.loop.as_of(then_s):
                 self._after_exit(job, worker, handle, exit_)
-        self.c.soon(job)
+        self.loop.soon(job)
 
     def _after_exit(self, job: LiveJob, worker: LiveWorker, handle: JobHandle | None, exit_: Exit) -> None:
         of_itself = exit_.began and not exit_.told and worker.state != LEAVING
         newborn = job.generation == 0 and job.ending is None and of_itself
         if newborn and job.life.state is not JobState.STOPPING and not (exit_.ok and job.workers):
             job.ending = NO_RUNTIME if exit_.ok else describe_exit(exit_)
-            self.c.outbox.job(job)
+            self.parts.outbox.job(job)
             if handle is not None:
                 handle.stop(job.ending)
         if not job.workers:
@@ -272,7 +269,7 @@ class ElasticRunner(CoordinatorEvents):
         """By node: how long ago its most silent worker was heard."""
         ages: dict[str, float] = {}
         for key, handle in self.service.jobs.items():
-            job = self.c.jobs.get(int(key))
+            job = self.parts.jobs.get(int(key))
             for view in handle.coordinator.workers.values():
                 worker = job.workers.get(view.worker) if job is not None else None
                 if worker is not None and view.connected:

@@ -183,11 +183,11 @@ def adopt_worker(
     device = (node if node is not None else -1, row["gpu"])
     worker = LiveWorker(row["id"], device, row["node"], row["started_s"], row["rank"], row["state"])
     job.workers[worker.id] = worker
-    worker.lodges = job.lodges and worker.state != STOPPED
+    worker.colocated = job.colocated and worker.state != STOPPED
     if node is None:
         worker.state = LEAVING
-    elif worker.lodges:
-        devices.lodge(device, worker.id)
+    elif worker.colocated:
+        devices.colocate(device, worker.id)
     elif worker.state != STOPPED:
         devices.give(device, worker.id)
 

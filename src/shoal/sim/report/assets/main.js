@@ -109,7 +109,7 @@ function inputs() {
   const row = (tag, cells) => el("tr", {}, ...cells.map((c, i) => el(i ? tag : "th", { class: "word", scope: tag === "th" ? "col" : i ? null : "row" }, c)));
   $("input-table").replaceChildren(el("thead", {}, row("th", ["Run", ...own])), el("tbody", {}, ...RUNS.map((r) => row("td", [r.label, ...own.map((name) => words(r.setup[name]) || "–")]))));
   $("input-table").hidden = !own.length;
-  $("input-caption").textContent = `${own.length ? "All runs: " : ""}${same.filter((name) => words(RUNS[0].setup[name])).map((name) => `${name.replaceAll("_", " ")} ${words(RUNS[0].setup[name])}`).join("; ")}.`;
+  $("input-caption").textContent = `${own.length ? "All runs: " : ""}${same.filter((name) => words(RUNS[0].setup[name])).map((name) => `${name.replaceAll("_", " ")}: ${words(RUNS[0].setup[name])}`).join("; ")}.`;
 }
 
 function theme() {

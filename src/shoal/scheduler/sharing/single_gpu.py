@@ -1,4 +1,4 @@
-"""Jobs of one GPU: those that wait for one, and those that have one. Guests and early starts are among them."""
+"""Jobs with one GPU, and jobs that wait for one. Only these share GPUs."""
 
 from __future__ import annotations
 

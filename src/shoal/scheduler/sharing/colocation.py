@@ -1,11 +1,11 @@
-"""Jobs that run on a GPU of another: Liquid's sharing on top of any policy (TPDS'21).
+"""Co-location: jobs that run on the GPU of another job, on top of any policy (Liquid, TPDS 2021).
 
-The policy shares out whole GPUs and knows nothing of guests: to it a guest is a job that waits, and it gets a
-GPU of its own as soon as it is its turn. After each of the scheduler's cycles, jobs that wait and want one GPU
-may join a job that has one GPU, where memory and predicted utilisation allow (`placement.sharing`). So what
-holds for the scheduler holds with guests too, and a guest can never cost a job its share.
+The policy allocates whole GPUs and does not know about co-location: to it, a co-located job waits, and it gets
+a GPU of its own when it is its turn. After each cycle of the scheduler, waiting jobs that want one GPU may join
+a job that has one GPU, if memory and predicted utilisation allow it (`placement.sharing`). Co-location
+therefore never costs another job its share, and all rules of the scheduler still hold.
 
-A guest leaves when its host ends, moves or changes size, and when it gets a share of its own.
+A co-located job leaves when its host ends, moves or changes size, and when it gets a share of its own.
 """
 
 from __future__ import annotations
@@ -17,8 +17,14 @@ import numpy as np
 
 from shoal.placement.placer import Unplaced
 from shoal.placement.sharing import GpuUse, SharingRule, find_shared_gpu
-from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.single_gpu import (
+    generation_of,
+    has_one,
+    waiting_for_one,
+    waits_for_one,
+    with_one,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +35,24 @@ class Need:
     utilisation: float
 
 
-#: What a job (by id) needs of a GPU; None where nothing is known of it.
+#: What a job (by id) needs of a GPU; None if unknown.
 NeedOf = Callable[[int], Need | None]
 #: The memory of the GPU that a job (by id) has.
 MemoryOf = Callable[[int], float]
-#: Whether those who carry it out can put a job (by id) beside a host, as things are.
+#: Whether a job (by id) can be put on the GPU of a host now.
 MayJoin = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class GuestPlan:
-    """What changes after a cycle: guests that leave, and guests that join (job, host)."""
+class ColocationPlan:
+    """The changes after a cycle: jobs that leave their host, and jobs that join one (job, host)."""
 
     leave: tuple[int, ...] = ()
     join: tuple[tuple[int, int], ...] = ()
 
 
-class Guests:
-    """Who runs on whose GPU. Changed only by `step`."""
+class Colocation:
+    """Which job runs on which job's GPU. Changed only by `step`."""
 
     def __init__(
         self,
@@ -61,25 +67,25 @@ class Guests:
         self.memory_of: MemoryOf = memory_mb if callable(memory_mb) else lambda host: memory_mb
         self.rule = rule or SharingRule()
         self.may_join: MayJoin = may_join or (lambda guest, host: True)
-        #: Guest -> host, by job id.
+        #: Co-located job -> host, by job id.
         self.host_of: dict[int, int] = {}
         self._generation: dict[int, int] = {}
 
     def take_over(self, scheduler: Scheduler, host_of: dict[int, int]) -> None:
-        """Go on with these guests under a scheduler that was told of the same jobs."""
+        """Continue with these under another scheduler that has the same jobs."""
         self.scheduler = scheduler
         self.host_of = {guest: host for guest, host in host_of.items() if host in scheduler.view}
         self._generation = {guest: generation_of(scheduler, host) for guest, host in self.host_of.items()}
 
-    def guests_of(self, host: int) -> list[int]:
+    def colocated_with(self, host: int) -> list[int]:
         return [guest for guest, its in self.host_of.items() if its == host]
 
-    def step(self) -> GuestPlan:
-        """After a cycle of the scheduler: who leaves, then who joins."""
+    def step(self) -> ColocationPlan:
+        """After a cycle of the scheduler: which jobs leave, then which join."""
         leave = [guest for guest, host in self.host_of.items() if not self._may_stay(guest, host)]
         for guest in leave:
             del self.host_of[guest], self._generation[guest]
-        return GuestPlan(tuple(leave), tuple(self._join()))
+        return ColocationPlan(tuple(leave), tuple(self._join()))
 
     def _may_stay(self, guest: int, host: int) -> bool:
         if not waits_for_one(self.scheduler, guest) or not has_one(self.scheduler, host):
@@ -115,14 +121,14 @@ class Guests:
                     continue
                 self.host_of[guest] = host
                 self._generation[guest] = generation_of(self.scheduler, host)
-                uses[at] = self._use(host, self.guests_of(host))
+                uses[at] = self._use(host, self.colocated_with(host))
                 rooms[at] = _room(uses[at], self.rule)
                 joined.append((guest, host))
                 break
         return joined
 
     def why_not(self, job: int) -> str | None:
-        """Why a job that waits is no one's guest, in a clause; None if it could be one now."""
+        """Why a waiting job is not co-located, as a clause; None if it could be now."""
         if not waits_for_one(self.scheduler, job):
             return "only jobs with one GPU share"
         hosts = self._hosts()
