@@ -34,6 +34,8 @@ def test_a_job_that_its_owner_pauses_loses_its_target_by_a_command(tmp_path: Pat
                 "verb": "pause", "from_gpus": 2, "to_gpus": 0, "cause": "Held", "causes": causes
             }  # fmt: skip
             assert event["plan"] == here.loop.jobs[job].plan
+            shown = {e["id"]: e for e in (await here.get(f"/events?job={job}"))["items"]}
+            assert shown[event["id"]]["cause"] == asked[0], "the API names the request that caused it"
 
     run(story())
 
