@@ -107,6 +107,7 @@ def test_an_agent_talks_only_to_the_certificate_in_its_token(tmp_path: Path) -> 
         b"\x82\xa4type\xa3Ack\xa4done\xa11",  # text for a number
         b"\x83\xa4type\xa3Ack\xa4done\x01\xa1x\x01",  # an unknown field
         b"\x81\xa4type\xa4Nope",
+        *(am.encode(am.Command(1, am.Forget(name))) for name in ("../x", "a/b", "", ".", "1.0\n")),
     ],
 )
 def test_malformed_messages_are_refused(body: bytes) -> None:

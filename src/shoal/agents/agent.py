@@ -12,7 +12,6 @@ import fcntl
 import logging
 import os
 import random
-import re
 import secrets
 import shutil
 import time
@@ -227,8 +226,6 @@ class Agent:
 
     def _start(self, order: am.Start) -> None:
         """The worker's directory is made first: after a restart the agent knows every worker it was told to start."""
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", order.worker):
-            raise WireError(f"{order.worker!r} is not a name for a worker")
         path = self._workers / order.worker
         try:
             if order.node not in self._local_name:

@@ -82,6 +82,8 @@ class AgentExecutor:
         )
 
     def start(self, worker: WorkerSpec) -> None:
+        if not am.is_worker_id(worker.worker):
+            raise ValueError(f"{worker.worker!r} is not an id of a worker")
         try:
             worker.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             (worker.directory / "node").write_text(worker.node)

@@ -10,13 +10,24 @@ Decoding is strict: an unknown type or field, a missing field and a value of the
 
 from __future__ import annotations
 
+import re
+from typing import Annotated
+
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shoal.wire.messages import MAX_MESSAGE_BYTES, Int, WireError
 
 AGENT_PROTOCOL = 1
 """Raised whenever a message changes its meaning. The control plane refuses agents with another number."""
+
+WORKER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z"
+WorkerId = Annotated[str, Meta(pattern=WORKER_PATTERN)]
+"""The id of a worker. It names a directory on the node, so it must not lead to another one."""
+
+
+def is_worker_id(text: str) -> bool:
+    return re.search(WORKER_PATTERN, text) is not None
 
 
 class _Part(Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,7 +86,7 @@ class Ack(_Message, frozen=True):
 class Exited(_Message, frozen=True):
     """A worker has ended, and no process of it is left."""
 
-    worker: str
+    worker: WorkerId
     code: Int | None = None
     signal: str | None = None
     why: str = ""
@@ -92,7 +103,7 @@ class LogChunk(_Message, frozen=True):
     before it could be sent.
     """
 
-    worker: str
+    worker: WorkerId
     previous: Int
     position: Int
     data: bytes
@@ -145,14 +156,14 @@ class Renewed(_Message, frozen=True):
 class LogAck(_Message, frozen=True):
     """The control plane has the worker's output up to `position`."""
 
-    worker: str
+    worker: WorkerId
     position: Int
 
 
 class Start(_Part, frozen=True, tag_field="do", tag=True):
     """Start a worker. Does nothing if the agent knows the worker."""
 
-    worker: str
+    worker: WorkerId
     node: str
     gpu: Int
     command: tuple[str, ...]
@@ -167,16 +178,16 @@ class Start(_Part, frozen=True, tag_field="do", tag=True):
 
 
 class Stop(_Part, frozen=True, tag_field="do", tag=True):
-    worker: str
+    worker: WorkerId
     kill: bool = False
 
 
 class Suspend(_Part, frozen=True, tag_field="do", tag=True):
-    worker: str
+    worker: WorkerId
 
 
 class Wake(_Part, frozen=True, tag_field="do", tag=True):
-    worker: str
+    worker: WorkerId
 
 
 class WarmUp(_Part, frozen=True, tag_field="do", tag=True):
@@ -186,7 +197,7 @@ class WarmUp(_Part, frozen=True, tag_field="do", tag=True):
 class Forget(_Part, frozen=True, tag_field="do", tag=True):
     """The control plane knows how the worker ended and has its output. Delete everything about it."""
 
-    worker: str
+    worker: WorkerId
 
 
 Order = Start | Stop | Suspend | Wake | WarmUp | Forget
