@@ -388,11 +388,9 @@ async def cut_off(control: Control) -> None:
     c.stopping = True
     c.outbox.flush = lambda: False  # type: ignore[method-assign]
     c.executor.on_exit = lambda exit_: None
-    for handle in (c._cycle_at, c._settle_at, c._wake, c._retry):
-        if handle is not None:
-            handle.cancel()
-    if c._saver is not None:
-        c._saver.cancel()
+    c._inbox.close()
+    c.reconciler.close()
+    c._saver.stop()
     c.usage.close()
     service = c.runners["live"].service
     for handle in service.jobs.values():

@@ -60,7 +60,7 @@ def test_a_full_disk_is_said_jobs_run_on_and_nothing_is_lost(small: Path) -> Non
                 await here.get("/jobs", status=200)
             assert f"{kept[1]}.0" in here.fleet.running
             (small / "filler").unlink()
-            here.loop._flush()
+            here.loop.reconciler.flush()
             await here.until(lambda: here.state(kept[0]) == "succeeded")
             assert {j["id"] for j in here.control.store.jobs(limit=1000)} == set(kept)
             kept.append((await here.submit("1"))["id"])

@@ -143,7 +143,7 @@ class Story:
         loop = self.here.loop
 
         def is_quiet() -> bool:
-            waits = loop._inbox or loop._cycle_at or loop._settle_at or loop._changed or not loop.ready
+            waits = loop._inbox or loop.reconciler or not loop.ready
             return not waits and all(j.gpus == j.target_gpus and not j.ending for j in loop.jobs.values())
 
         await self.here.until(is_quiet)

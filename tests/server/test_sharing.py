@@ -68,7 +68,7 @@ def test_a_guest_runs_beside_its_host_counts_no_gpu_and_inherits_it_without_a_st
             assert found["workers"][0]["gpu"] == 0
             why = await here.get(f"/jobs/{guest}/why")
             assert re.search(
-                "guest is running: it runs as a guest on GPU 0 of local, beside host, and waits for a GPU "
+                "guest is running: it runs co-located on GPU 0 of local, beside host, and waits for a GPU "
                 "of its own: ",
                 why["sentence"],
             )
@@ -278,7 +278,7 @@ def test_a_live_job_can_be_host_and_what_it_does_meanwhile_teaches_nothing(tmp_p
             waits = (await here.submit("1..2", needs=LIGHT))["id"]
             await here.until(lambda: waits in here.loop.scheduler.jobs)
             why = (await here.get(f"/jobs/{waits}/why"))["reason"]["evidence"]["sharing"]
-            assert why == "a job that resizes while it trains is no guest"
+            assert why == "a job that resizes while it trains cannot be co-located"
 
     run(story())
 

@@ -86,7 +86,7 @@ class Control:
         """Give each service the parts of the control loop that it needs."""
         loop, store, now_s = self.loop, self.store, self.clock.now_s
         profiles, searches, sharing = loop.profiles, loop.searches, loop.sharing
-        reasons = Reasons(loop, profiles, sharing)
+        reasons = Reasons(loop, profiles, sharing.explanations)
         what_if = WhatIf(loop, profiles)
         shares = Shares(loop, loop.live_ledger)
         nodes = Nodes(loop, store)
@@ -101,7 +101,7 @@ class Control:
             submit=Submit(loop, store, self.home, profiles, searches, learns_needs=lambda: sharing.on),
             change=ChangeJob(loop, store, profiles, searches),
             reasons=reasons,
-            why=Why(loop, profiles, sharing, reasons, what_if),
+            why=Why(loop, profiles, sharing.explanations, reasons, what_if),
             what_if=what_if,
             history=History(loop, store),
             shares=shares,

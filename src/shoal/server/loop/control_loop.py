@@ -1,7 +1,7 @@
 """The control loop: it asks the scheduler for decisions and carries them out.
 
 It owns the scheduler, the live jobs and the GPUs, and runs in the thread of one event loop. A decision follows
-an event at once; events that arrive during a cycle, or within `COALESCE_S` of it, are decided together.
+an event at once; events that arrive during a cycle, or within `inbox.COALESCE_S` of it, are decided together.
 Decisions are written before they are carried out (`outbox`), so the server can be killed at any moment: the
 next one reads from the store what was decided, learns from the executor what runs, and continues. See
 docs/design/030-server.md.
@@ -10,19 +10,13 @@ docs/design/030-server.md.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import copy
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from shoal.core.cluster import Cluster
-from shoal.core.errors import ShoalError
 from shoal.core.events import (
     Cancelled,
     Event,
@@ -37,32 +31,36 @@ from shoal.placement.placer import Placer
 from shoal.placement.registry import Setting, make_placer
 from shoal.policies.base import Policy
 from shoal.policies.registry import make_policy
-from shoal.scheduler.saved import restore, save
 from shoal.scheduler.scheduler import Scheduler
-from shoal.server.api.models import JobState, Resize
+from shoal.server.api.models import Resize
 from shoal.server.home import Home
-from shoal.server.loop import snapshot
+from shoal.server.loop import shutdown, snapshot
 from shoal.server.loop.causes import causes_of
 from shoal.server.loop.clock import Clock
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.elastic_runner import ElasticRunner
+from shoal.server.loop.event_time import EventTime
 from shoal.server.loop.fixed_runner import FixedRunner
-from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob
+from shoal.server.loop.inbox import Inbox
+from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.phases import Phases
+from shoal.server.loop.policy_change import with_policy
 from shoal.server.loop.profiles import Profiles
+from shoal.server.loop.reconciler import Reconciler
 from shoal.server.loop.restart import (
-    adopt_worker,
     make_cluster,
     missed_events,
+    read_jobs,
+    repeat_orders,
     restored_scheduler,
-    save_regularly,
     tickets_of,
 )
 from shoal.server.loop.runner import Parts, Runner
+from shoal.server.loop.saver import Saver
 from shoal.server.loop.searches import Searches
-from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.sharing.sharing import Sharing
 from shoal.server.loop.targets import Targets
 from shoal.server.loop.usage import Usage
 from shoal.server.metrics import Metrics
@@ -70,12 +68,9 @@ from shoal.server.store.store import Store
 
 log = logging.getLogger("shoal.server")
 
-COALESCE_S = 0.02
 COOL_DOWN_S = 10.0
-SAVE_S = 5.0
 #: The cost of a migration that placements assume, in seconds without progress: far more than the pause of a switch.
 MOVE_S = 5.0
-RETRY_S = 1.0
 
 
 class ControlLoop:
@@ -113,37 +108,35 @@ class ControlLoop:
         #: Whether the jobs and workers of the last server are known. Nothing is decided or carried out before.
         self.ready = False
         self.stopping = False
-        #: Events to decide on, each with the id of the store's event that records it, if one does.
-        self._inbox: list[tuple[Event, int | None]] = []
-        self._inbox_since = 0.0
-        self._changed: set[int] = set()
-        self._then_s: float | None = None
-        self._cycle_at: asyncio.TimerHandle | asyncio.Handle | None = None
-        self._settle_at: asyncio.Handle | None = None
-        self._wake: asyncio.TimerHandle | None = None
-        self._retry: asyncio.TimerHandle | None = None
-        self._last_cycle_s = 0.0
-        self._saver: asyncio.Task[None] | None = None
+        self._inbox = Inbox(self._cycle, lambda: self.is_running)
+        self.reconciler = Reconciler(self, self.jobs, self.unmet, self.outbox)
+        self.soon, self.reconcile_next = self.reconciler.soon, self.reconciler.reconcile_next
+        self.settle, self.settle_soon = self.reconciler.settle, self.reconciler.settle_soon
+        self.gpus_freed = self.reconciler.gpus_freed
+        times = EventTime(self.now_s)
+        self.as_of, self.then_s = times.as_of, times.then_s
         #: Seconds from the first event of a decision until its commands were written and carried out.
         self.latencies_s: deque[float] = deque(maxlen=20000)
-        cluster = make_cluster(self.nodes, store)
+        cluster = self._cluster = make_cluster(self.nodes, store)
         self.profiles = Profiles(
             self.jobs, self.nodes, store, self.outbox, self.take_in, lambda: self.scheduler, self.now_s
         )
         self.searches = Searches(
             self.profiles, self.outbox, self.warnings, self.take_in, lambda: self.scheduler.policy.elastic
         )
-        self._cluster = cluster
         made = self._policy()
         #: The scheduler of the last server replaces this one in `start`.
-        self.scheduler = Scheduler(cluster, made, self._placer(made), cool_down_s=cool_down_s)
+        self.scheduler: Scheduler = Scheduler(cluster, made, self._placer(made), cool_down_s=cool_down_s)
         self.sharing = Sharing(
             self, self.jobs, self.nodes, self.devices, self.outbox, self.profiles,
             share=share, pre_schedule=pre_schedule,
         )  # fmt: skip
-        self.usage = Usage(self.jobs, self.nodes, executor, self.outbox, self.sharing.shares, self.now_s)
+        self.usage = Usage(
+            self.jobs, self.nodes, executor, self.outbox, self.sharing.facts.shares, self.now_s
+        )
         self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
         self.live_ledger = LiveLedger(store.get("ledger"), cluster, self.now_s())
+        self._saver = Saver(store, self.live_ledger, self.jobs, self.now_s)
         self._parts = Parts(
             self.outbox, self.devices, executor, home, store, self.nodes, self.jobs, self.metrics,
             self.profiles, self.searches, self.sharing, self.drained, self.unmet, self.warnings,
@@ -157,58 +150,49 @@ class ControlLoop:
         }
         executor.on_exit = self._exited
 
-    # -- making and restoring ----------------------------------------------------------------------
+    # -- starting and closing ----------------------------------------------------------------------
 
     async def start(self) -> None:
         """Continue where the last server stopped, or begin."""
-        rows = self.store.active_jobs()
-        for row in rows:
-            self.jobs[row["id"]] = LiveJob.from_row(row)
-        for row in self.store.unended_workers():
-            adopt_worker(row, self.jobs.get(row["job"]), self.nodes, self.devices, self.warnings)
+        read_jobs(self.store, self.jobs, self.nodes, self.devices, self.warnings)
         self.scheduler = restored_scheduler(
-            self.store,
-            self.jobs,
-            self.profiles.of,
-            self.cluster,
-            self._policy,
-            self._placer,
+            self.store, self.jobs, self.profiles.of, self.cluster, self._policy, self._placer,
             self.cool_down_s,
-        )
+        )  # fmt: skip
         self.take_in(*self._missed_events())
         for runner in dict.fromkeys(self.runners.values()):
             await runner.open()
         for job in list(self.jobs.values()):
             for worker in list(job.workers.values()):
                 self.executor.adopt(worker.id, self.worker_directory(job.id, worker.id))
-        asyncio.get_running_loop().call_soon(self._go_on)
-        self._saver = asyncio.create_task(self._save_regularly())
+        asyncio.get_running_loop().call_soon(self._continue)
+        self._saver.start()
         self.usage.watch()
 
-    def _go_on(self) -> None:
-        """Repeat earlier orders before deciding: a GPU must not get a new owner while the last has yet to leave."""
+    def _continue(self) -> None:
+        """Repeat earlier orders before deciding: a GPU must not get a new owner before the last one has left."""
         if self.stopping:
             return
-        self._repeat_orders()
+        repeat_orders(self.jobs.values(), self.runners, self.executor)
+        self.reconciler.flush()
         self.ready = True
         self.take_in(Timer())
         for job in self.jobs.values():
             self.soon(job)
 
-    def _repeat_orders(self) -> None:
-        """Repeat the orders that the last server may have been killed before giving."""
-        for job in list(self.jobs.values()):
-            if job.life.state is JobState.STOPPING:
-                self.runners[job.resize].cancel(job)
-            elif job.ending is not None and not job.workers:
-                self.runners[job.resize].conclude_rest(job)
-            for worker in list(job.workers.values()):
-                if worker.state == LEAVING:
-                    self.executor.stop(worker.id)
-                elif worker.state == SUSPENDED:
-                    self.executor.suspend(worker.id)
-            self.runners[job.resize].repeat_orders(job)
-        self._flush()
+    async def close(self, *, stop_jobs: bool) -> None:
+        """Stop the server. Jobs continue without it, or are stopped and start again with the next server."""
+        self.stopping = True  # nothing is decided any more
+        if stop_jobs:
+            await shutdown.stop_jobs(self.jobs, self.runners, self.executor, self.outbox)
+        self._inbox.close()
+        self.reconciler.close()
+        self._saver.stop()
+        self.usage.close()
+        for runner in dict.fromkeys(self.runners.values()):
+            await runner.close()
+        self._saver.save()
+        self.outbox.flush()
 
     # -- events in, decisions out ------------------------------------------------------------------
 
@@ -218,21 +202,13 @@ class ControlLoop:
 
     def take_in(self, *events: Event, recorded_as: int | None = None) -> None:
         """Decide on these events as soon as this turn of the event loop is over."""
-        if not self._inbox:
-            self._inbox_since = time.perf_counter()
-        self._inbox += [(event, recorded_as) for event in events]
-        if self._cycle_at is None and self.ready and not self.stopping:
-            loop = asyncio.get_running_loop()
-            wait_s = self._last_cycle_s + COALESCE_S - loop.time()
-            self._cycle_at = (
-                loop.call_later(wait_s, self._cycle) if wait_s > 0 else loop.call_soon(self._cycle)
-            )
+        self._inbox.put(*events, recorded_as=recorded_as)
 
     def _cycle(self) -> None:
-        self._cycle_at = None
+        """One cycle: decide, set the targets, decide about sharing, and carry it out."""
         if self.stopping:
             return
-        taken, since, self._inbox = self._inbox, self._inbox_since, []
+        taken, since = self._inbox.take()
         now_s, phases = self.now_s(), Phases()
         # 1. decide
         try:
@@ -244,9 +220,9 @@ class ControlLoop:
         self.decided_s = now_s
         # 2. turn the commands into targets, and account for the new shares
         self.outbox.snapshot_due()
-        self._changed.update(self._targets.apply(plan, self.policy_name, causes_of(taken)))
+        self.reconcile_next(*self._targets.apply(plan, self.policy_name, causes_of(taken)))
         self.live_ledger.observe(self.scheduler, now_s)
-        self._wake_at(plan.wake_s, now_s)
+        self._inbox.wake_at(plan.wake_s, now_s)
         phases.end("targets")
         # 3. decide which jobs share a GPU
         self.sharing.decide(now_s)
@@ -259,7 +235,7 @@ class ControlLoop:
         log.info(
             "cycle number=%d events=%d changes=%d %s", plan.number, len(taken), len(plan.commands), phases
         )
-        self._last_cycle_s = asyncio.get_running_loop().time()
+        self._inbox.cycle_done()
 
     def _explain(self, job: LiveJob) -> dict[str, Any] | None:
         """Why a job lacks GPUs after the last decision."""
@@ -278,35 +254,19 @@ class ControlLoop:
         self.use_policy("fifo", {})
 
     def use_policy(self, name: str, options: dict[str, str]) -> None:
-        """Decide by another policy from now on. Shares stay as they are until it says otherwise.
+        """Decide by another policy from now on. Shares stay as they are until it changes them.
 
-        One that cannot decide on the jobs there are is refused with a ShoalError, and the old one stays.
+        A policy that cannot decide on the present jobs is refused with a ShoalError, and the old one stays.
         """
-        before = self.policy_name, self.policy_options, self.scheduler
-        self.policy_name, self.policy_options = name, options
-        try:
-            self.scheduler = self._under_new_policy(self.scheduler)
-            copy.deepcopy(self.scheduler).step(self.now_s(), [Timer()])
-        except Exception as error:
-            self.policy_name, self.policy_options, self.scheduler = before
-            if isinstance(error, ShoalError):
-                raise
-            log.exception("policy %s failed at its first decision", name)
-            what = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise ShoalError(f"policy {name} fails ({what}), so {before[0]} stays in force") from error
-        # A policy that failed may have failed between two events, so all of them are found again.
-        gone = [e for e, _ in self._inbox if isinstance(e, (Finished, Cancelled))]
-        self._inbox = []
-        self.take_in(*gone, *self._missed_events(), Timer())
-
-    def _under_new_policy(self, before: Scheduler) -> Scheduler:
-        """A scheduler with the shares of the present one and a policy without a state."""
-        saved, policy = save(before), self._policy()
-        saved |= {"policy": None, "policy_state": None}
-        return restore(
-            saved, before.cluster, policy, before.jobs, before.profiles, self._placer(policy),
-            cool_down_s=self.cool_down_s,
+        self.scheduler = with_policy(
+            self.scheduler, self.policy_name, name, lambda: make_policy(name, options), self._placer,
+            cool_down_s=self.cool_down_s, now_s=self.now_s(),
         )  # fmt: skip
+        self.policy_name, self.policy_options = name, options
+        # The old policy may have failed between two events, so compare everything again.
+        waiting, _ = self._inbox.take()
+        gone = [event for event, _ in waiting if isinstance(event, (Finished, Cancelled))]
+        self.take_in(*gone, *self._missed_events(), Timer())
 
     def _missed_events(self) -> list[Event]:
         return missed_events(
@@ -336,69 +296,12 @@ class ControlLoop:
     def cluster(self) -> Cluster:
         return self.scheduler.cluster
 
-    def _wake_at(self, wake_s: float, now_s: float) -> None:
-        if self._wake is not None:
-            self._wake.cancel()
-            self._wake = None
-        if np.isfinite(wake_s):
-            delay_s = max(wake_s - now_s, COALESCE_S)
-            self._wake = asyncio.get_running_loop().call_later(delay_s, self.take_in, Timer())
-
     # -- carrying out ------------------------------------------------------------------------------
-
-    def soon(self, job: LiveJob) -> None:
-        """See to this job when the present turn of the loop is over."""
-        self._changed.add(job.id)
-        self.settle_soon()
-
-    def settle_soon(self) -> None:
-        if self._settle_at is None:
-            self._settle_at = asyncio.get_running_loop().call_soon(self.settle)
-
-    def reconcile_next(self, job_id: int) -> None:
-        """See to this job the next time that jobs are reconciled."""
-        self._changed.add(job_id)
 
     @property
     def is_running(self) -> bool:
         """Whether decisions are made: the server has started and does not stop."""
         return self.ready and not self.stopping
-
-    def gpus_freed(self) -> None:
-        """Reconcile the jobs that wait for GPUs."""
-        for job_id in self.unmet:
-            if job_id in self.jobs:
-                self.soon(self.jobs[job_id])
-
-    def settle(self) -> None:
-        """Move every job that changed towards its target, those that release GPUs first."""
-        if self._settle_at is not None:
-            self._settle_at.cancel()
-            self._settle_at = None
-        if not self.ready:
-            return
-        self._reconcile()
-        if self.sharing.stale and not self.stopping:
-            self.sharing.decide(self.now_s())
-            self._reconcile()
-        self._flush()
-
-    def _reconcile(self) -> None:
-        changed, self._changed = self._changed, set()
-        jobs = [self.jobs[i] for i in sorted(changed) if i in self.jobs and not self.jobs[i].is_over]
-        if not self.stopping:
-            for job in sorted(jobs, key=lambda j: j.target_gpus >= j.gpus and not j.is_to_leave):
-                self.runners[job.resize].reconcile(job)
-
-    def _flush(self) -> None:
-        if self.outbox.flush():
-            return
-        if self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._try_again)
-
-    def _try_again(self) -> None:
-        self._retry = None
-        self._flush()
 
     def _exited(self, exit_: Exit) -> None:
         """The executor saw a worker end."""
@@ -428,22 +331,8 @@ class ControlLoop:
             )  # fmt: skip
             runner.exited(job, worker, exit_)
         self.gpus_freed()
-        self.sharing.look_again()
+        self.sharing.process_left()
         self.settle_soon()  # with whatever else ends in this turn
-
-    @contextlib.contextmanager
-    def as_of(self, then_s: float) -> Iterator[None]:
-        """What is taken in within this context happened at `then_s`, perhaps while no server ran."""
-        self._then_s = then_s
-        try:
-            yield
-        finally:
-            self._then_s = None
-
-    def then_s(self, job: LiveJob) -> float:
-        """The time of what is being taken in: now, unless `as_of` says otherwise."""
-        now_s = self.now_s()
-        return now_s if self._then_s is None else min(max(self._then_s, job.life.settled_s), now_s)
 
     def job_over(self, job: LiveJob) -> None:
         """The job has ended, and so has its last process."""
@@ -467,7 +356,7 @@ class ControlLoop:
         """Withdraw the job from the scheduler and end its workers."""
         self.withdraw(job)
         self.runners[job.resize].cancel(job)
-        self._flush()
+        self.reconciler.flush()
 
     def hold(self, job: LiveJob) -> None:
         self.post(Held(job.id, True))
@@ -497,21 +386,6 @@ class ControlLoop:
         """By node: age of the oldest heartbeat of its workers."""
         return self.elastic.heartbeat_age_s()
 
-    # -- time and memory ---------------------------------------------------------------------------
-
-    async def _save_regularly(self) -> None:
-        while True:
-            await asyncio.sleep(SAVE_S)
-            self._save()
-
-    def _save(self) -> None:
-        live = [job for job in self.jobs.values() if job.resize is Resize.LIVE]
-        now_s = self.now_s()
-        try:
-            save_regularly(self.store, self.live_ledger.state(now_s), live, now_s)
-        except ShoalError as error:
-            log.error("cannot save: %s", error)
-
     def _snapshot(self) -> dict[str, Any] | None:
         try:
             return snapshot.encode(self.scheduler)
@@ -521,36 +395,3 @@ class ControlLoop:
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
         return self._parts.worker_directory(job_id, worker_id)
-
-    async def close(self, *, stop_jobs: bool) -> None:
-        """Stop the server. Jobs run on without it, or are stopped and start again with the next server."""
-        if stop_jobs:
-            await self._stop_jobs()
-        self.stopping = True
-        for handle in (self._cycle_at, self._settle_at, self._wake, self._retry):
-            if handle is not None:
-                handle.cancel()
-        if self._saver is not None:
-            self._saver.cancel()
-        self.usage.close()
-        for runner in dict.fromkeys(self.runners.values()):
-            await runner.close()
-        self._save()
-        self.outbox.flush()
-
-    async def _stop_jobs(self) -> None:
-        """Release every GPU: live jobs save their state, others are stopped."""
-        self.stopping = True  # nothing is decided any more
-        for job in list(self.jobs.values()):
-            self.runners[job.resize].shut_down(job)
-        self.outbox.flush()
-        longest_s = max((j.spec["grace_s"] for j in self.jobs.values() if j.workers), default=0.0)
-        deadline = asyncio.get_running_loop().time() + longest_s + 30.0
-        while any(j.workers for j in self.jobs.values()):
-            if asyncio.get_running_loop().time() > deadline:
-                for job in self.jobs.values():
-                    for worker in job.workers.values():
-                        self.executor.stop(worker.id, kill=True)
-                deadline += 10.0
-            await asyncio.sleep(0.05)
-        self.outbox.flush()

@@ -83,7 +83,7 @@ class CoordinatorEvents(RunnerBase):
                 self.parts.metrics.resize.labels(phase="prepare").observe(now_s - self._aimed_s[job.id])
         self._aimed_s.pop(job.id, None)
         self.parts.profiles.tell_length(job)
-        self.parts.sharing.began(job)
+        self.parts.sharing.process_began(job)
 
     def _on_PauseMeasured(self, job: LiveJob, event: ev.PauseMeasured) -> None:
         """All workers pause together, so the pause of the job is the longest of theirs."""
@@ -109,7 +109,7 @@ class CoordinatorEvents(RunnerBase):
         step_s = learner.pace.take(report)
         if step_s is not None:
             progress.speed = 1.0 / step_s
-        if step_s is not None and not self.parts.sharing.shares(job):
+        if step_s is not None and not self.parts.sharing.facts.shares(job):
             nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
             self.parts.profiles.measured(job, report.workers, nodes, step_s)
             self.parts.searches.measured(job, report.workers, step_s, report.batch_size)

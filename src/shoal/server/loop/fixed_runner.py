@@ -66,7 +66,7 @@ class FixedRunner(RunnerBase):
             return
         job.prescheduled = False
         self._begin_on(job, devices)
-        self.parts.sharing.began(job)
+        self.parts.sharing.process_began(job)
 
     def _begin_on(self, job: LiveJob, devices: list[Device], *, colocated: bool = False) -> None:
         job.asked_to_end = False
@@ -137,7 +137,7 @@ class FixedRunner(RunnerBase):
         if worker.state == SUSPENDED:
             self.parts.devices.take_back(worker.device, worker.id, keep_warm=True)
             self.loop.gpus_freed()
-            self.parts.sharing.look_again()
+            self.parts.sharing.process_left()
 
     def _wake(self, job: LiveJob, want: dict[int, int]) -> None:
         workers = sorted(job.workers.values(), key=lambda w: w.rank or 0)
@@ -174,7 +174,7 @@ class FixedRunner(RunnerBase):
             self.advance(job, Verb.RUN, gpus=job.gpus)
         for worker in workers if job.shared else ():
             self.parts.outbox.effect(lambda w=worker: self.say_go(job, w))  # type: ignore[misc]
-        self.parts.sharing.began(job)
+        self.parts.sharing.process_began(job)
 
     # -- on a GPU of another job -------------------------------------------------------------------
 

@@ -26,15 +26,16 @@ from shoal.core.events import (
 )
 from shoal.core.job import Job
 from shoal.core.profile import Profile
-from shoal.executors.base import NodeInfo
+from shoal.executors.base import Executor, NodeInfo
 from shoal.placement.placer import Placer
 from shoal.policies.base import Policy
 from shoal.scheduler.saved import restore
 from shoal.scheduler.scheduler import Scheduler
-from shoal.server.api.models import JobState
+from shoal.server.api.models import JobState, Resize
 from shoal.server.loop import snapshot
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob, LiveWorker
+from shoal.server.loop.runner import Runner
 from shoal.server.store.store import Store
 
 log = logging.getLogger("shoal.server")
@@ -166,14 +167,24 @@ def _changes(scheduler: Scheduler, job: LiveJob, core_of: CoreOf, caps_of: CapsO
     return events
 
 
-def adopt_worker(
+def read_jobs(
+    store: Store, jobs: dict[int, LiveJob], nodes: Sequence[NodeInfo], devices: Devices, warnings: list[str]
+) -> None:
+    """Read the unfinished jobs of the last server and their workers."""
+    for row in store.active_jobs():
+        jobs[row["id"]] = LiveJob.from_row(row)
+    for row in store.unended_workers():
+        _read_worker(row, jobs.get(row["job"]), nodes, devices, warnings)
+
+
+def _read_worker(
     row: Mapping[str, Any],
     job: LiveJob | None,
     nodes: Sequence[NodeInfo],
     devices: Devices,
     warnings: list[str],
 ) -> None:
-    """Take over a worker of the last server, with the GPU that it has."""
+    """Read a worker of the last server, and give it the GPU that it has."""
     node = next((i for i, n in enumerate(nodes) if n.name == row["node"]), None)
     if job is None or node is None or row["gpu"] >= nodes[node].gpus:
         warnings.append(f"worker {row['id']} was on a GPU that is no longer there; it is ended")
@@ -196,9 +207,17 @@ def tickets_of(store: Store) -> dict[str, float]:
     return {user["name"]: user["tickets"] for user in store.users()}
 
 
-def save_regularly(store: Store, ledger: dict[str, Any], live: Iterable[LiveJob], now_s: float) -> None:
-    """Write what may be some seconds old after a crash: the accounts of the users, the progress of live jobs."""
-    with store.change(now_s) as change:
-        change.put("ledger", ledger)
-        for job in live:
-            change.update_job(job.id, progress=job.row()["progress"], stalled_s=job.stalled_s)
+def repeat_orders(jobs: Iterable[LiveJob], runners: Mapping[Resize, Runner], executor: Executor) -> None:
+    """Repeat the orders that the last server may have been killed before giving."""
+    for job in list(jobs):
+        runner = runners[job.resize]
+        if job.life.state is JobState.STOPPING:
+            runner.cancel(job)
+        elif job.ending is not None and not job.workers:
+            runner.conclude_rest(job)
+        for worker in list(job.workers.values()):
+            if worker.state == LEAVING:
+                executor.stop(worker.id)
+            elif worker.state == SUSPENDED:
+                executor.suspend(worker.id)
+        runner.repeat_orders(job)

@@ -18,7 +18,7 @@ from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob, LiveWorker
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.searches import Searches
-from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.sharing.sharing import Sharing
 from shoal.server.metrics import Metrics
 from shoal.server.store.store import Store
 

@@ -9,14 +9,14 @@ from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LEAVING, MAX_REFUSED, LiveJob
 from shoal.server.loop.profiles import Profiles
-from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.sharing.explanations import Explanations
 from shoal.server.services.loop_view import LoopView
 
 MOST_NAMED = 3
 
 
 class Reasons:
-    def __init__(self, loop: LoopView, profiles: Profiles, sharing: Sharing) -> None:
+    def __init__(self, loop: LoopView, profiles: Profiles, sharing: Explanations) -> None:
         self._loop, self._profiles, self._sharing = loop, profiles, sharing
 
     def _outcome(self, job: LiveJob) -> Outcome | None:
@@ -49,7 +49,9 @@ class Reasons:
         if outcome is None:
             return m.Reason(code="PendingEvaluation", sentence="no decision has been made since it arrived")
         if outcome.reason is not None:
-            return self._sharing.explain(job, self._profiles.in_full(job, outcome.reason), may_see)
+            reason = self._profiles.in_full(job, outcome.reason)
+            is_active = job.id in self._loop.scheduler.view
+            return self._sharing.explain(job, reason, may_see, is_active=is_active)
         if lacks:
             text = f"{given}; its new workers are starting"
             return m.Reason(code="PendingEvaluation", sentence=text, evidence={"gpus": job.gpus})

@@ -17,7 +17,7 @@ from shoal.server.loop.clock import Clock, as_time
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
-from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.sharing.sharing import Sharing
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.nodes import Nodes
 from shoal.server.store.store import Store

@@ -12,7 +12,7 @@ from shoal.server.loop.clock import as_time
 from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LiveJob, job_ref
 from shoal.server.loop.profiles import Profiles
-from shoal.server.loop.sharing import Sharing
+from shoal.server.loop.sharing.explanations import Explanations
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.reasons import Reasons, shown_name
 from shoal.server.services.what_if import WhatIf
@@ -22,7 +22,7 @@ MOST_AHEAD = 5
 
 class Why:
     def __init__(
-        self, loop: LoopView, profiles: Profiles, sharing: Sharing, reasons: Reasons, what_if: WhatIf
+        self, loop: LoopView, profiles: Profiles, sharing: Explanations, reasons: Reasons, what_if: WhatIf
     ) -> None:
         self._loop, self._profiles, self._sharing = loop, profiles, sharing
         self._reasons, self._what_if = reasons, what_if
