@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from shoal.server.store.store import StoreFull
+from shoal.wire.channel import AsyncChannel
 
 from .fakes import run, server
 
@@ -65,5 +69,36 @@ def test_a_full_disk_is_said_jobs_run_on_and_nothing_is_lost(small: Path) -> Non
             assert {j["id"] for j in here.control.store.jobs(limit=1000)} == set(kept)
             kept.append((await here.submit("1"))["id"])
             assert here.loop.outbox.trouble is None
+
+    run(story())
+
+
+def test_a_live_job_gets_no_orders_until_they_are_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[Any] = []
+    send = AsyncChannel.send
+
+    def recorded(channel: AsyncChannel, message: Any) -> None:
+        orders.append(message)
+        send(channel, message)
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise StoreFull("the disk is full")
+
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("1..2"))["id"]
+            await here.until(lambda: here.state(job) == "running", train=(job,))
+            handle = here.loop.elastic.service.jobs[str(job)]
+            monkeypatch.setattr(AsyncChannel, "send", recorded)
+            with monkeypatch.context() as disk:
+                disk.setattr(here.control.store, "change", full)
+                handle.set_target([])
+                handle.tick()
+                assert orders == []
+            handle.tick()
+            assert orders
+            assert here.control.store.job(job)["coordinator"] == handle.state.to_dict()
 
     run(story())

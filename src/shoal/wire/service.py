@@ -53,7 +53,7 @@ class JobHandle:
         service: ControlService,
         state: CoordinatorState,
         secret: bytes,
-        on_change: Callable[[dict[str, Any]], None] | None,
+        on_change: Callable[[dict[str, Any]], bool | None] | None,
         on_request: Callable[[Resize | Ask], Answer] | None,
     ) -> None:
         #: What the coordinator knows. Read it; only the methods of this class change it.
@@ -66,6 +66,8 @@ class JobHandle:
         self._queues: list[asyncio.Queue[ev.JobEvent]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._saved: dict[str, Any] | None = None
+        #: Effects of a state that could not be saved yet.
+        self._effects: list[Effect] = []
 
     @property
     def job(self) -> str:
@@ -112,12 +114,17 @@ class JobHandle:
         self._run(coordinator.tick(self.state, time.monotonic()))
 
     def _run(self, effects: list[Effect]) -> None:
-        # The new state is saved before any of its effects is carried out.
+        # The new state is saved before any of its effects is carried out. If that fails, the effects wait for the
+        # next input, at the latest the next tick.
+        self._effects += effects
         if self._on_change is not None:
             state = self.state.to_dict()
             if state != self._saved:
+                self._saved = None
+                if self._on_change(state) is False:
+                    return
                 self._saved = state
-                self._on_change(state)
+        effects, self._effects = self._effects, []
         for effect in effects:
             match effect:
                 case Send(worker, order):
@@ -200,10 +207,14 @@ class ControlService:
         restore: dict[str, Any] | None = None,
         timing: Timing | None = None,
         pause_path: str = "",
-        on_change: Callable[[dict[str, Any]], None] | None = None,
+        on_change: Callable[[dict[str, Any]], bool | None] | None = None,
         on_request: Callable[[Resize | Ask], Answer] | None = None,
     ) -> JobHandle:
-        """Add a job. `on_change` gets the coordinator's state before the effects of a change: save the last one."""
+        """Add a job.
+
+        `on_change` gets the coordinator's state before the effects of a change: save the last one. If it returns
+        False, the state could not be saved: the effects are not carried out, and it is called again.
+        """
         if job in self.jobs:
             raise ValueError(f"job {job!r} is already here")
         if restore is not None:

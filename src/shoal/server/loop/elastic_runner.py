@@ -80,14 +80,15 @@ class ElasticRunner(CoordinatorEvents):
                 read_secret(path),
                 restore=job.coordinator,
                 pause_path=str(directory / "paused.pt"),
-                on_change=lambda state: self._remember(job, state),
+                on_change=lambda state: self._record(job, state),
             )
         return self.service.jobs[key]
 
-    def _remember(self, job: LiveJob, state: dict[str, Any]) -> None:
+    def _record(self, job: LiveJob, state: dict[str, Any]) -> bool:
+        """Write the coordinator's state before its orders are sent. False if the disk is full."""
         job.coordinator = state
         self.parts.outbox.job(job)
-        self.parts.outbox.flush()
+        return self.parts.outbox.flush()
 
     # -- towards the target ------------------------------------------------------------------------
 
