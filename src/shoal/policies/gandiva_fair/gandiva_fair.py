@@ -207,6 +207,8 @@ class GandivaFair(Policy):
         """Which rows run from now on. Rows that migrate are bound to their new nodes."""
         view, bound = r.view, r.bound
         center_lags(r.lag, r.due, view.user, r.types, *r.weights.shape)
+        if r.all_fit:
+            return bound
         passes = self._passes(r)
         order = self._order(r, passes)
         keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus == r.size) & bound
