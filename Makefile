@@ -31,7 +31,8 @@ demo: $(VENV)/.installed ## set up, and show Shoal at work
 
 # Tests that start training processes or an installation mostly wait for them. They run after the others, which compute
 # all the time.
-PROCESS_TESTS := tests/torch tests/e2e tests/install
+PROCESS_TESTS := tests/torch tests/e2e tests/install tests/agents/test_agents.py \
+	tests/engines/test_ray.py tests/engines/test_slurm.py
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
@@ -51,6 +52,7 @@ lint: $(VENV)/.installed-dev ## style, types and layers
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	! git grep -InE '^(<<<<<<<|>>>>>>>) '  # markers of an unresolved merge
 
 bench: $(VENV)/.installed-dev ## every measurement, each as JSON (minutes)
 	@for b in bench/*.py; do case $$b in */_*) ;; *) echo "== $$b"; $(BIN)/python $$b || exit 1;; esac; done

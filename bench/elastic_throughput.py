@@ -63,11 +63,10 @@ def main() -> None:
     for step in range(steps):
         for name in ("shoal", "ddp") if step % 2 else ("ddp", "shoal"):
             times[name].append(timed_s(runs[name]))
-    votes = [timed_s(job._cast_vote) for _ in range(200)]
-    # A report is made twice a second, off the training thread; at worst it takes its time from it.
-    reports = [
-        timed_s(lambda: (encode(job._worker._report()), encode(job._worker._status()))) for _ in range(200)
-    ]
+    vote, worker = job.parts.vote, job.parts.worker
+    votes = [timed_s(lambda: vote.cast(lambda _: True)) for _ in range(200)]
+    # The control thread makes a report twice a second; at worst the training thread waits for it.
+    reports = [timed_s(lambda: (encode(worker.report()), encode(worker.status()))) for _ in range(200)]
     if job.rank == 0:
         warm = {name: taken[5:] for name, taken in times.items()}
         result = {

@@ -26,9 +26,9 @@ from shoal.placement.task_placement import place
 from shoal.placement.topology import Topology
 from shoal.policies.optimus import parameter_servers
 from shoal.policies.registry import make_policy
-from shoal.scheduler.early import EarlyStarts, Phases
-from shoal.scheduler.guests import Guests, Need
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.colocation import Colocation, Need
+from shoal.scheduler.sharing.prescheduling import Phases, PreScheduling
 
 
 def timed(do: Callable[[], Any], times: int) -> dict[str, float]:
@@ -239,8 +239,8 @@ def sharing() -> list[dict[str, Any]]:
         scheduler.step(0.0, [Submitted(i, one, profile) for i, one in enumerate(job)])
         for i in range(gpus):
             scheduler.observe(i, 1000.0 + i, 1.0, 0.0)
-        guests = Guests(scheduler, needs.__getitem__, 16_000.0)
-        early = EarlyStarts(scheduler, lambda job_id: Phases(5.0, 1.0))
+        guests = Colocation(scheduler, needs.__getitem__, 16_000.0)
+        early = PreScheduling(scheduler, lambda job_id: Phases(5.0, 1.0))
         joined = len(guests.step().join)
         for name, do in (("guests", guests.step), ("early starts", lambda e=early: e.step(1.0))):
             out.append({"what": name, "gpus": gpus, "jobs": jobs, "guests": joined, **timed(do, 7)})

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.server.loop.learning import ENOUGH_STEPS, NEWS, Pace, plain_speed
+from shoal.server.loop.learning import ENOUGH_STEPS, SIGNIFICANT, Pace, plain_speed
 from shoal.wire.messages import Report
 
 from .fakes import run, server
@@ -84,7 +84,7 @@ def test_the_minimum_is_always_worth_having_and_no_speed_is_changed_by_much(
     assert int(np.argmax(made)) >= low, "else the job could not be given even its minimum"
     changed = np.flatnonzero(made[low:] != given_[low:]) + low
     best = np.maximum.accumulate(made)
-    assert all(given_[n] >= (1 - NEWS) * best[n - 1] * (1 - 1e-4) for n in changed)
+    assert all(given_[n] >= (1 - SIGNIFICANT) * best[n - 1] * (1 - 1e-4) for n in changed)
 
 
 def test_a_job_begins_with_what_earlier_jobs_of_its_command_taught_also_after_a_restart(

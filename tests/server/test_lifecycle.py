@@ -50,6 +50,15 @@ def test_what_is_not_in_the_table_cannot_happen(verbs: tuple[Verb, ...], verb: V
         apply(walk(*verbs), verb, 10.0)
 
 
+def test_an_impossible_transition_tells_the_story_of_the_job() -> None:
+    with pytest.raises(WrongState) as error:
+        apply(walk(Verb.START, Verb.RUN, Verb.PREEMPT), Verb.RUN, 10.0)
+    assert str(error.value) == (
+        "job.running cannot follow pending (its story: pending -> starting by job.started at 1.000; "
+        "starting -> running by job.running at 2.000; running -> pending by job.preempted at 3.000)"
+    )
+
+
 def test_every_state_that_is_not_final_can_be_left_by_cancelling() -> None:
     for state in JobState:
         life = Life(state, 0.0, 0.0)

@@ -313,7 +313,7 @@ def test_the_next_job_prepares_where_one_ends_soon_and_then_has_the_gpu_and_is_l
             told = [t for t in events_of(here, second) if t.startswith("job.")]
             assert told == [
                 "job.submitted",
-                "job.early",
+                "job.prescheduled",
                 "job.target",
                 "job.started",
                 "job.running",
@@ -385,7 +385,7 @@ def test_another_server_goes_on_with_guests_and_takes_them_away_only_if_told_to(
         async with server(tmp_path, fleet=fleet, share=True, pre_schedule=True, kill=True) as here:
             host, guest = await host_and_guest(here)
         async with server(tmp_path, fleet=fleet, kill=True) as here:
-            await here.until(lambda: here.loop.sharing.guests.host_of == {guest: host})
+            await here.until(lambda: here.loop.sharing.colocation.host_of == {guest: host})
             assert (await here.get("/status"))["share"], "what was asked for is remembered"
             assert (here.state(guest), here.gpus(guest), here.gpus(host)) == ("running", 0, 1)
             assert (fleet.started, fleet.told, fleet.suspended) == ([f"{host}.0", f"{guest}.0"], [], set())
@@ -462,7 +462,7 @@ def test_killed_at_random_moments_while_gpus_are_shared_it_loses_nothing_and_end
         assert set(rows) == set(made)
         assert {r["state"] for r in rows.values()} <= {"succeeded", "cancelled"}
         assert (fleet.running, here.loop.devices.used) == ({}, 0)
-        assert not here.loop.devices.has_lodgers
+        assert not here.loop.devices.has_colocated
         assert here.control.store.unended_workers() == []
         assert sum(r["gpu_s"] for r in rows.values()) >= 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,14 @@ def test_a_job_that_its_owner_pauses_loses_its_target_by_a_command(tmp_path: Pat
             await here.until(lambda: here.loop.jobs[job].target == {})
             event = targets_of(here, job)[-1]
             assert event["message"] == "held by its owner: 2 -> 0 GPUs"
-            assert event["data"] == {"verb": "pause", "from_gpus": 2, "to_gpus": 0, "cause": "Held"}
+            asked = [e["id"] for e in here.control.store.events(job=job, type="job.paused")]
+            causes = [{"kind": "Held", "job": job, "event": asked[0]}]
+            assert event["data"] == {
+                "verb": "pause", "from_gpus": 2, "to_gpus": 0, "cause": "Held", "causes": causes
+            }  # fmt: skip
             assert event["plan"] == here.loop.jobs[job].plan
+            shown = {e["id"]: e for e in (await here.get(f"/events?job={job}"))["items"]}
+            assert shown[event["id"]]["cause"] == asked[0], "the API names the request that caused it"
 
     run(story())
 
@@ -47,8 +54,11 @@ def test_a_fixed_job_on_a_drained_node_moves_by_one_command_that_names_the_node(
             await here.until(lambda: here.loop.jobs[job].target == {1 - at: 2})
             event = targets_of(here, job)[-1]
             assert event["message"] == f"{'ab'[at]} is out of use: 2 -> 2 GPUs"
-            assert event["data"] == {"verb": "migrate", "from_gpus": 2, "to_gpus": 2, "cause": "NodeLost",
-                                     "node": "ab"[at]}  # fmt: skip
+            (asked,) = here.control.store.events(type="node.drained")
+            assert event["data"] == {
+                "verb": "migrate", "from_gpus": 2, "to_gpus": 2, "cause": "NodeLost", "node": "ab"[at],
+                "causes": [{"kind": "NodeLost", "node": at, "event": asked["id"]}],
+            }  # fmt: skip
             await here.until(lambda: here.state(job) == "running")
             workers = here.loop.jobs[job].workers.values()
             await here.until(lambda: {w.node for w in workers} == {"ab"[1 - at]})
@@ -66,3 +76,25 @@ def test_one_place_in_the_server_writes_targets() -> None:
         if re.search(r"\.target = |\.target\[.*\] = ", path.read_text())
     }
     assert writers == {"loop/targets.py"}
+
+
+def test_every_cycle_logs_one_line_with_its_number_and_the_time_of_each_phase(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 2) as here:
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+
+    with caplog.at_level(logging.INFO, "shoal.server"):
+        run(story())
+    lines = [r.message for r in caplog.records if r.message.startswith("cycle ")]
+    found = [dict(pair.split("=") for pair in line.split()[1:]) for line in lines]
+    assert [int(f["number"]) for f in found] == list(
+        range(int(found[0]["number"]), int(found[-1]["number"]) + 1)
+    )
+    assert sum(int(f["changes"]) for f in found) == 1
+    assert all(
+        f.keys() == {"number", "events", "changes", "decide_ms", "targets_ms", "sharing_ms", "settle_ms"}
+        for f in found
+    )

@@ -13,8 +13,8 @@ from shoal.placement.keep_and_pack import KeepAndPack
 from shoal.placement.preschedule import PreRule
 from shoal.placement.sharing import SharingRule
 from shoal.policies.registry import make_policy
-from shoal.scheduler.early import Phases
-from shoal.scheduler.guests import Need
+from shoal.scheduler.sharing.colocation import Need
+from shoal.scheduler.sharing.prescheduling import Phases
 from shoal.sim.inputs.needs_file import read_uses
 from shoal.sim.runner import Setup, load, remarks
 from shoal.sim.samples import sample_path

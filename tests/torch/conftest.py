@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-# Some virtual machines name matrix tiles among what their processor can do and then forbid them: products in
-# bfloat16 end the process there.
+# Some virtual machines announce matrix tiles but do not allow them: products in bfloat16 end the process there.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 pytest.importorskip("torch")
@@ -20,7 +19,7 @@ from shoal.executors.zygote import Zygote
 @pytest.fixture(scope="session")
 def zygote() -> Iterator[Zygote]:
     warm = Zygote()
-    assert warm.wait_ready()
+    assert warm.wait_ready(timeout_s=240)  # torch takes long to import on a busy machine
     yield warm
     warm.close()
 

@@ -1,4 +1,4 @@
-"""Helpers of the runtime's tests: jobs of the probe script, and what it wrote down."""
+"""Helpers of the runtime's tests: jobs of the probe script, and the rows it wrote."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ QUICK = Timing(heartbeat_timeout_s=3.0, reconnect_s=3.0, settle_s=0.5, hang_s=3.
 
 
 class Lab:
-    """Starts jobs of the probe script and reads what it wrote down."""
+    """Starts jobs of the probe script and reads the rows it wrote."""
 
     def __init__(self, directory: Path, zygote: Zygote) -> None:
         self.directory, self._zygote = directory, zygote
 
     def say(self, name: str, text: str = "yes") -> None:
-        """Written aside, so that no worker reads half of it."""
+        """Tell the probe script something. Renamed into place, so that no worker reads half of it."""
         (self.directory / f".{name}").write_text(text)
         (self.directory / f".{name}").rename(self.directory / name)
 
@@ -94,7 +94,7 @@ def run_script(zygote: Zygote, argv: list[str], env: dict[str, str], where: Path
 
 
 def losses(rows: list[dict[str, Any]]) -> dict[int, float]:
-    """The loss of each step over the whole batch; micro-batches added up."""
+    """The loss of each step over the whole batch, summed over micro-batches."""
     total: dict[int, float] = defaultdict(float)
     for row in rows:
         total[row["step"]] += row["weight"] * row["loss"]
@@ -110,7 +110,7 @@ def seen(rows: list[dict[str, Any]]) -> dict[int, list[int]]:
 
 
 def until(true: Callable[[], Any], timeout_s: float = 30.0) -> None:
-    """Look until it is so."""
+    """Wait until it is true."""
     deadline_s = time.monotonic() + timeout_s
     while not true():
         assert time.monotonic() < deadline_s, "did not happen"

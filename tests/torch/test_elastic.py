@@ -72,14 +72,14 @@ def test_a_killed_worker_costs_no_step_even_if_it_is_rank_0(lab: Lab, victim: in
     rows = lab.rows()
     fixed = lab.alone(**options)
     want = losses(fixed)
-    # The step of its death: either done again by the others, or done with its gradients, which they held; in the
-    # second case it did not live to write its part down. Whatever comes later must be as if nothing had happened.
+    # The others did the step of its death again, or finished it with its gradients, which they held. In the second
+    # case it died before it wrote its row. Later steps must be as in an undisturbed run.
     last = max(r["step"] for r in rows if r["worker"] == f"w{victim}")
     late = losses([r for r in rows if r["step"] > last + 1])
     assert late
     assert max(abs(late[s] - want[s]) for s in late) < 1e-4
     assert max(late) == max(want)
-    # A step that is done again moves the schedule on once.
+    # A step that is done again advances the schedule once.
     (alone,) = lab.finals(lab.directory / "alone").values()
     assert {(f["count"], f["lr"]) for f in lab.finals().values()} == {(12 * 15, alone["lr"])}
     assert len({f["digest"] for f in lab.finals().values()}) == 1
@@ -98,7 +98,7 @@ def test_a_batch_that_follows_the_workers_is_counted_as_it_was_when_one_dies_in_
         job.wait_gone(30)
         assert verified_notes(job) >= 2
     have = seen(lab.rows())
-    # The dead worker did not live to write down its 8 samples of the first step of epoch 1.
+    # The dead worker did not write the row of its 8 samples of the first step of epoch 1.
     assert {epoch: len(ids) for epoch, ids in have.items()} == {e: 240 - 8 * (e == 1) for e in range(6)}
     assert all(len(set(ids)) == len(ids) for ids in have.values())
     assert len({f["digest"] for f in lab.finals().values()}) == 1
@@ -107,8 +107,8 @@ def test_a_batch_that_follows_the_workers_is_counted_as_it_was_when_one_dies_in_
 def test_survivors_that_halt_at_different_points_check_their_states_after_the_same_step(lab: Lab):
     with lab.job(3, epochs=12) as job:
         job.wait_size(3)
-        workers = job.handle.coordinator.workers
-        lab.say("hang.w1")  # after its step, while w0 goes on into the next one
+        workers = job.handle.state.workers
+        lab.say("hang.w1")  # after its step, while w0 enters the next one
         until(lambda: workers["w0"].arrived > workers["w1"].arrived)
         since = len(job.events)
         job.kill("w2")
@@ -123,7 +123,7 @@ def test_survivors_that_halt_at_different_points_check_their_states_after_the_sa
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
+def test_a_stopped_worker_is_detected_by_missing_heartbeats_and_replaced(lab: Lab):
     with lab.job(2, epochs=40, keep_size=True) as job:
         job.wait_size(2)
         since = len(job.events)
@@ -136,7 +136,7 @@ def test_a_stopped_worker_is_found_by_its_silence_and_replaced(lab: Lab):
         job.wait_gone(30)
 
 
-def test_a_worker_that_hangs_in_the_script_is_found_by_its_missed_step(lab: Lab):
+def test_a_worker_that_hangs_in_the_script_is_detected_by_its_missed_step(lab: Lab):
     with lab.job(2, epochs=400) as job:
         job.wait_size(2)
         since = len(job.events)
@@ -147,11 +147,11 @@ def test_a_worker_that_hangs_in_the_script_is_found_by_its_missed_step(lab: Lab)
         job.wait(committed(["w0"]), since=since)
 
 
-def test_a_script_that_evaluates_says_so_and_is_not_taken_for_one_that_hangs(lab: Lab):
+def test_a_script_that_evaluates_is_not_mistaken_for_one_that_hangs(lab: Lab):
     with lab.job(2, epochs=6) as job:
         job.wait_size(2)
         lab.say("evaluate")
-        workers = job.handle.coordinator.workers
+        workers = job.handle.state.workers
         until(lambda: workers["w0"].status.away and workers["w1"].arrived > workers["w0"].arrived)
         (lab.directory / "evaluate").unlink()
         until(lambda: not workers["w0"].status.away)
@@ -161,7 +161,7 @@ def test_a_script_that_evaluates_says_so_and_is_not_taken_for_one_that_hangs(lab
         job.wait_gone(30)
 
 
-def test_if_all_die_the_job_goes_on_from_its_last_checkpoint(lab: Lab):
+def test_if_all_workers_die_the_job_continues_from_its_last_checkpoint(lab: Lab):
     options = {"epochs": 8, "checkpoint_every": 10, "sleep_s": 0.1}  # so that a slow disk keeps up
     with lab.job(2, keep_size=True, **options) as job:
         job.wait_size(2)
@@ -180,7 +180,7 @@ def test_if_all_die_the_job_goes_on_from_its_last_checkpoint(lab: Lab):
     assert {f["count"] for f in finals.values()} == {8 * 15}
 
 
-def test_pause_frees_all_workers_and_resume_goes_on_elsewhere(lab: Lab):
+def test_pause_frees_all_workers_and_resume_continues_on_another(lab: Lab):
     options = {"epochs": 10, "model": "dropout"}
     with lab.job(1, **options) as job:
         job.wait(lambda e: isinstance(e, ev.Measured) and e.report.step > 10)
@@ -212,14 +212,14 @@ def test_migration_of_one_worker_carries_its_random_state(lab: Lab):
     rows = lab.rows()
     assert seen(rows) == {e: list(range(240)) for e in range(10)}
     assert {r["worker"] for r in rows} == {"w0", "w1"}
-    # It goes on with the very random numbers with which the other one does: that one's next, not its last.
+    # It continues with the same random numbers as the other worker: that one's next numbers, not its last.
     dice = {w: {r["step"]: r["dice"] for r in rows if r["worker"] == w} for w in ("w0", "w1")}
     first = min(dice["w1"])
     assert dice["w0"][first] == dice["w1"][first]
     assert len(set(dice["w0"].values())) == len(dice["w0"])
 
 
-def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(lab: Lab):
+def test_training_continues_without_the_control_plane_which_then_takes_over_again(lab: Lab):
     with lab.job(2, epochs=60) as job:
         job.wait_size(2)
         for remember in (True, False):
@@ -230,8 +230,8 @@ def test_training_goes_on_without_the_control_plane_which_then_takes_over_again(
             since = len(job.events)
             job.wait(lambda e: isinstance(e, ev.Measured), since=since)
             if not remember:
-                job.wait(lambda e: len(job.handle.coordinator.workers) == 2, since=since)
-            grown = [*job.handle.coordinator.active.members, *job.new_workers(1)]
+                job.wait(lambda e: len(job.handle.state.workers) == 2, since=since)
+            grown = [*job.handle.state.active.members, *job.new_workers(1)]
             job.target(grown)
             job.wait(committed(grown), since=since)
             since = len(job.events)

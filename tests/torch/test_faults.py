@@ -1,4 +1,4 @@
-"""What goes wrong, and that it goes wrong gently."""
+"""Faults of scripts, disks, peers and settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from elastic_lab import Lab, seen, until
 import shoal.torch as shoal
 import torch
 from shoal.torch.checkpoint import write_atomically
-from shoal.torch.receiving import Receiver
+from shoal.torch.receiver import Receiver
 from shoal.torch.transfer import send_head
 from shoal.torch.worker import Identity
 from shoal.wire import channel
@@ -26,7 +26,7 @@ from torch import nn
 
 
 def refused(job, lab: Lab, since: int = 0) -> str:
-    """A newcomer is refused, and the two others train on to the end."""
+    """A newcomer is refused, and the two others train to the end. Returns the reason."""
     event = job.wait(lambda e: isinstance(e, ev.WorkerRefused), since=since)
     lab.say("hurry")
     assert isinstance(job.wait_end(), ev.JobFinished)
@@ -47,7 +47,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_newcomer_that_does_not_fit_is_refused_and_the_job_goes_on(lab: Lab, wrong: str):
+def test_a_newcomer_that_does_not_fit_is_refused_and_the_job_continues(lab: Lab, wrong: str):
     word, text, why = WRONG[wrong]
     lab.say(word, text)
     with lab.job(2, epochs=20) as job:
@@ -70,25 +70,25 @@ def test_an_exception_in_one_workers_step_ends_the_job_with_that_traceback_once(
         assert job.logs().count("Traceback") == 1
 
 
-BLUNDERS = {
+MISTAKES = {
     "skip": "the loop's body must call backward() for every batch",
     "backward_twice": "backward() was called twice for one batch",
     "exit": "the script called sys.exit('that is enough')",
 }
 
 
-@pytest.mark.parametrize("blunder", BLUNDERS)
-def test_a_blunder_of_one_worker_ends_the_job_and_is_named(lab: Lab, blunder: str):
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_on_one_worker_ends_the_job_and_is_named(lab: Lab, mistake: str):
     with lab.job(2, epochs=50, keep_size=True) as job:
         job.wait_size(2)
-        lab.say(f"{blunder}.w1")
+        lab.say(f"{mistake}.w1")
         end = job.wait_end()
         assert isinstance(end, ev.JobFailed)
         assert end.worker == "w1"
-        assert BLUNDERS[blunder] in end.why
+        assert MISTAKES[mistake] in end.why
 
 
-def test_a_child_that_a_script_forks_does_not_speak_for_the_worker(lab: Lab):
+def test_a_process_that_the_script_forks_does_not_report_for_the_worker(lab: Lab):
     with lab.job(2, epochs=6) as job:
         job.wait_size(2)
         lab.say("fork.w1")
@@ -103,18 +103,18 @@ def receiver() -> Receiver:
     return Receiver("127.0.0.1", "job", b"s" * 32, threading.Condition(threading.RLock()))
 
 
-def test_strangers_on_the_state_port_are_few_and_shut_no_one_out_when_they_have_gone():
+def test_unauthenticated_connections_to_the_state_port_are_limited_and_block_nobody_later():
     port = receiver()
     where = channel.parse_address(port.address)
     with contextlib.ExitStack() as stack:
         for _ in range(channel.MAX_STRANGERS):
             stranger = stack.enter_context(socket.create_connection(where))
-            assert stranger.recv(1)  # it is greeted
+            assert stranger.recv(1)  # the handshake begins
         assert stack.enter_context(socket.create_connection(where)).recv(1) == b""
     until(lambda: greeted(port))
 
 
-def test_a_stranger_who_speaks_byte_by_byte_is_cut_off(monkeypatch: pytest.MonkeyPatch):
+def test_an_unauthenticated_peer_that_sends_byte_by_byte_is_disconnected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.5)
     with socket.create_connection(channel.parse_address(receiver().address)) as stranger:
         stranger.sendall((2000).to_bytes(2, "big"))
@@ -124,7 +124,7 @@ def test_a_stranger_who_speaks_byte_by_byte_is_cut_off(monkeypatch: pytest.Monke
 
 
 def is_cut(sock: socket.socket, bytes_sent: int = 100) -> bool:
-    """Whether the other end closes before all of these are sent, one now and then."""
+    """Whether the other end closes while so many bytes are sent, one by one."""
     for _ in range(bytes_sent):
         try:
             sock.sendall(b"x")
@@ -180,7 +180,7 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_old_one_valid(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_disk_that_fills_up_while_torch_writes_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_while_torch_writes_is_named(tmp_path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "state.pt"
     monkeypatch.delenv("SHOAL_CONTROL", raising=False)
     job = shoal.init(checkpoint=path)
@@ -224,13 +224,13 @@ def test_the_secret_may_come_through_a_descriptor_which_is_read_once(monkeypatch
         Identity.from_environment()
 
 
-def test_an_environment_that_lacks_or_garbles_something_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path):
+def test_a_missing_or_wrong_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path):
     named(monkeypatch)
     with pytest.raises(RuntimeError, match="neither SHOAL_SECRET_FILE nor SHOAL_SECRET_FD"):
         Identity.from_environment()
     write_secret(tmp_path / "secret", new_secret())
     named(monkeypatch, SECRET_FILE=str(tmp_path / "secret"), STATE_BYTES_PER_S="fast")
-    with pytest.raises(RuntimeError, match="SHOAL_STATE_BYTES_PER_S must be a number from 0 on, not 'fast'"):
+    with pytest.raises(RuntimeError, match="SHOAL_STATE_BYTES_PER_S must be a number >= 0, not 'fast'"):
         Identity.from_environment()
 
 
@@ -262,7 +262,7 @@ def alone() -> tuple[shoal.Job, nn.Module, torch.optim.Optimizer]:
         ({"batch_size": 4, "in_order": False}, "the order of the data belongs to the job"),
     ],
 )
-def test_a_loader_used_wrongly_says_so(options: dict, message: str):
+def test_wrong_options_of_the_loader_are_refused(options: dict, message: str):
     job, *_ = alone()
     with pytest.raises(ValueError, match=message):
         job.loader(Numbers(), **options)
@@ -294,7 +294,7 @@ def test_a_pass_that_is_left_early_does_not_load_the_rest_of_its_epoch(tmp_path)
     assert len(loaded.read_text()) < 150
 
 
-def test_an_empty_data_set_and_a_second_loader_say_so():
+def test_an_empty_data_set_and_a_second_loader_are_refused():
     job, *_ = alone()
     with pytest.raises(ValueError, match="the data set is empty"):
         job.loader(Numbers(0), batch_size=4)
@@ -331,7 +331,7 @@ def test_a_checkpoint_of_another_model_or_within_other_data_is_refused_with_the_
         interrupted(path)
 
 
-def test_between_two_epochs_a_run_may_go_on_with_other_data(tmp_path):
+def test_between_two_epochs_a_run_may_continue_with_other_data(tmp_path):
     interrupted(tmp_path / "c.pt", steps=3)  # the last step of an epoch
     interrupted(tmp_path / "c.pt", samples=11, steps=1)
     job = shoal.init(checkpoint=tmp_path / "c.pt")
@@ -342,7 +342,7 @@ def test_between_two_epochs_a_run_may_go_on_with_other_data(tmp_path):
     assert (job.position.epoch, job.position.cursor, job.position.step) == (1, 4, 4)
 
 
-def test_outside_shoal_a_script_is_a_plain_process_and_goes_on_from_its_checkpoint(tmp_path):
+def test_outside_shoal_a_script_is_a_plain_process_and_continues_from_its_checkpoint(tmp_path):
     ids: list[float] = []
 
     def train(epochs: int, steps: int) -> dict:

@@ -1,4 +1,4 @@
-"""Gradient buckets by themselves, with a group that is only made believe."""
+"""Gradient buckets by themselves, with a fake group."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_worker_without_a_part_keeps_no_gradient_of_its_own():
     assert [p.grad for p in model.parameters()] == [None] * 4
 
 
-def test_a_parameter_that_someone_used_has_the_sum_and_one_that_no_one_used_has_none():
+def test_a_parameter_that_someone_used_has_the_sum_and_one_that_nobody_used_has_none():
     model = Branches()
     buckets = armed(model, weight=0.25)
     model(torch.ones(2, 2), left=True).sum().backward()
@@ -46,7 +46,7 @@ def test_a_parameter_that_someone_used_has_the_sum_and_one_that_no_one_used_has_
     assert model.right.weight.grad is None
 
 
-def test_hooks_of_the_script_see_gradients_also_where_it_only_looks_on():
+def test_the_scripts_own_hooks_see_gradients_also_while_it_observes():
     model, seen = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)), []
     buckets = GradientBuckets(model)
     for param in model.parameters():
@@ -61,7 +61,7 @@ def test_hooks_of_the_script_see_gradients_also_where_it_only_looks_on():
     assert all((p.grad == 7.0).all() for p in model.parameters())
 
 
-def test_what_is_left_of_a_void_step_finds_gradients_where_it_looked_on():
+def test_the_rest_of_a_void_step_finds_gradients_after_observing():
     model = nn.Linear(2, 3)
     buckets = GradientBuckets(model)
     buckets.let_go()
@@ -87,7 +87,7 @@ def test_a_parameter_that_is_unfrozen_later_is_refused():
     model.right.requires_grad_(False)
     buckets = armed(model)
     buckets.check_frozen()
-    model.left.requires_grad_(False)  # to freeze one is no matter
+    model.left.requires_grad_(False)  # freezing is allowed
     buckets.check_frozen()
     model.right.weight.requires_grad_(True)
     with pytest.raises(RuntimeError, match="was unfrozen after"):
@@ -105,7 +105,7 @@ def test_a_step_that_is_to_be_done_again_finds_batch_norm_as_it_was():
     assert all(torch.equal(b, before[name]) for name, b in model.named_buffers())
 
 
-def test_the_averages_of_a_completed_step_are_what_a_broken_one_goes_back_to():
+def test_a_broken_step_restores_the_averages_of_the_last_completed_one():
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     buckets = armed(model)
     model(torch.randn(4, 2)).sum().backward()
@@ -167,7 +167,7 @@ def test_after_a_broken_collective_no_gradient_is_left_in_memory_into_which_it_m
     assert model.right.weight.grad is None
 
 
-def test_parameters_of_the_optimizer_that_are_not_of_the_model_are_synchronised_too():
+def test_parameters_of_the_optimizer_that_are_not_of_the_model_are_synchronized_too():
     model, scale = Branches(), nn.Parameter(torch.ones(1))
     buckets = GradientBuckets(model, others=[scale])
     buckets.arm(None, sum_of_one, 0.25, first=True, last=True)

@@ -1,9 +1,9 @@
-"""Data order, batch rule and who sends what: pure."""
+"""Data order, batch rule, shares of a transfer and ballots: pure functions."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("torch")
@@ -13,6 +13,7 @@ from shoal.torch.transfer import share_of, together
 from shoal.torch.vote import MOST, ballot, count
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 16))
 def test_shares_cover_a_batch_without_overlap_and_differ_by_one_at_most(size: int, workers: int):
     parts = [share(size, workers, r) for r in range(workers)]
@@ -20,6 +21,7 @@ def test_shares_cover_a_batch_without_overlap_and_differ_by_one_at_most(size: in
     assert max(b - a for a, b in parts) - min(b - a for a, b in parts) <= 1
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 16), st.integers(2, 4))
 def test_no_part_is_smaller_than_the_least_if_there_are_so_many_samples(size: int, workers: int, least: int):
     parts = [share(size, workers, r, least) for r in range(workers)]
@@ -30,13 +32,14 @@ def test_no_part_is_smaller_than_the_least_if_there_are_so_many_samples(size: in
     assert len(sizes) == min(workers, size // least) or size < least
 
 
+@settings(deadline=None)
 @given(
     length=st.integers(1, 120),
     batch=st.integers(1, 40),
     accumulate=st.integers(1, 4),
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=10),
 )
-def test_whatever_the_sizes_on_the_way_an_epoch_uses_each_sample_once_and_in_the_same_order(
+def test_whatever_the_number_of_workers_an_epoch_uses_each_sample_once_and_in_the_same_order(
     length: int, batch: int, accumulate: int, sizes: list[int]
 ):
     cursor, used, step = 0, [], 0
@@ -52,7 +55,7 @@ def test_whatever_the_sizes_on_the_way_an_epoch_uses_each_sample_once_and_in_the
     assert used == list(range(length))
 
 
-def test_an_onlooker_has_no_weight():
+def test_a_worker_without_a_part_has_no_weight():
     assert {p.weight for p in step_parts(0, 100, 16, 2, 3, None)} == {0.0}
 
 
@@ -78,6 +81,7 @@ def test_the_learning_rate_warms_up_to_the_rule_of_the_new_batch():
     assert BatchRule(4).batch(7) == 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9 << 20), max_size=12), st.integers(1, 4))
 def test_all_sources_together_send_each_piece_once_and_about_as_much(sizes: list[int], sources: int):
     shares = [share_of(sizes, sources, index) for index in range(sources)]
@@ -86,6 +90,7 @@ def test_all_sources_together_send_each_piece_once_and_about_as_much(sizes: list
         assert abs(sum(sizes[p] for p in mine) - sum(sizes) / sources) <= max(sizes, default=0)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), max_size=12), st.integers(1, 60))
 def test_small_pieces_are_sent_at_once_up_to_the_limit(sizes: list[int], limit_bytes: int):
     runs = together(sizes, limit_bytes)
@@ -93,6 +98,7 @@ def test_small_pieces_are_sent_at_once_up_to_the_limit(sizes: list[int], limit_b
     assert all(len(run) == 1 or sum(sizes[i] for i in run) <= limit_bytes for run in runs)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**6), st.booleans()), min_size=1, max_size=MOST))
 def test_the_sum_of_all_ballots_tells_what_they_say(votes: list[tuple[int, bool]]):
     total = sum(ballot(flag, fits) for flag, fits in votes)

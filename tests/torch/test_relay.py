@@ -1,4 +1,4 @@
-"""The link between a holder and a newcomer, both ends real: what may change when."""
+"""A real link between a holder and a newcomer: what may change when."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from shoal.torch.receiving import Receiver
+from shoal.torch.receiver import Receiver
 from shoal.torch.state import ModelState, StateBox
 from shoal.torch.transfer import Link, Window
 from shoal.wire.messages import Kind, Plan
@@ -30,7 +30,7 @@ def test_sums_may_change_once_they_are_read_and_the_holder_waits_for_that():
     plan = Plan(2, Kind.SWITCH, ("w0", "w1"), 1, ("w0",), {"w1": receiver.address})
     receiver.expect(plan, "w1")
     holder, newcomer = state(1), state(2)
-    sums = [torch.randn(1 << 22), torch.randn(1000)]  # far more than sockets keep
+    sums = [torch.randn(1 << 22), torch.randn(1000)]  # far more than the sockets' buffers
     sent = [flat.clone() for flat in sums]
     link = Link.open(plan, "w1", "w0", SECRET, "job", None)
     link.load(plan, "w0", holder)
@@ -42,7 +42,7 @@ def test_sums_may_change_once_they_are_read_and_the_holder_waits_for_that():
     def go_on() -> None:
         link.wait_read(7, lambda: False)
         for flat in sums:
-            flat.zero_()  # as a script may by clipping
+            flat.zero_()  # as a script does when it clips
         link.close_window(7, {}, lambda: False)
 
     going_on = threading.Thread(target=go_on)

@@ -1,4 +1,4 @@
-"""What scripts do: the result with three workers is that of one process."""
+"""Ordinary scripts: three workers give the result of one process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_three_workers_train_as_one_process_does(lab: Lab, name: str):
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def test_a_synchronisation_of_ones_own_is_used_in_every_generation(lab: Lab):
+def test_a_custom_synchronization_is_used_in_every_generation(lab: Lab):
     options = {"epochs": 12, "halves": True}
     with lab.job(2, **options) as job:
         job.wait_size(2)
@@ -49,9 +49,9 @@ def test_a_synchronisation_of_ones_own_is_used_in_every_generation(lab: Lab):
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def test_batch_norm_statistics_are_the_same_on_all_workers_and_no_one_gets_a_single_sample(lab: Lab):
+def test_batch_norm_statistics_are_the_same_on_all_workers_and_nobody_gets_a_single_sample(lab: Lab):
     lab.say("hurry")
-    with lab.job(2, epochs=3, model="norm", samples=99) as job:  # three are left for the last batch of 16
+    with lab.job(2, epochs=3, model="norm", samples=99) as job:  # the last batch has three samples
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)
     assert len({f["digest"] for f in lab.finals().values()}) == 1
@@ -79,7 +79,7 @@ def test_the_batch_grows_with_the_workers_up_to_its_limit_and_the_learning_rate_
     assert set(by_step.values()) == {8, 20} | {n for n in by_step.values() if n < 20}
 
 
-def test_reports_split_the_time_and_tell_progress(lab: Lab):
+def test_reports_split_the_time_and_show_progress(lab: Lab):
     with lab.job(2, epochs=6) as job:
         job.wait(lambda e: isinstance(e, ev.Measured) and e.report.steps > 5 and e.report.workers == 2)
         lab.say("hurry")

@@ -1,18 +1,17 @@
-"""Handing the state over in pieces: whatever is sent when, the newcomer ends up equal, bit for bit."""
+"""State in pieces: whatever is sent when, the newcomer ends up equal, bit for bit."""
 
 from __future__ import annotations
 
 import io
 import pickle
 import random
-from types import SimpleNamespace
 
 import pytest
 
 import torch
-from shoal.torch.handing import Handing
 from shoal.torch.packing import as_bytes, dumps
-from shoal.torch.receiving import Incoming
+from shoal.torch.receiver import Incoming
+from shoal.torch.receiving import received_only
 from shoal.torch.state import ModelState, StateBox
 from shoal.wire.messages import Kind, Plan
 from torch import nn
@@ -21,7 +20,7 @@ PLAN = Plan(2, Kind.SWITCH, ("w0", "w1"), 1, ("w0",))
 
 
 class Zoo(nn.Module):
-    """Parameters and buffers of all sorts."""
+    """Parameters and buffers of many kinds."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -61,7 +60,7 @@ NO_COMPLEX = ("nadam", "radam", "rprop", "adafactor")
 
 
 class Side:
-    """A holder, or a newcomer that has run a step of its own before."""
+    """A holder, or a newcomer that has rehearsed a step."""
 
     def __init__(self, optimizer: str, seed: int) -> None:
         self.model = Zoo(seed)
@@ -82,7 +81,7 @@ class Side:
 
 
 def stream(holder: Side, newcomer: Side, choose: random.Random, limit_bytes: float) -> int:
-    """Pieces in windows of random size, a step after each; how many windows it took."""
+    """Send pieces in windows of random size, with a step after each. Returns the number of windows."""
     incoming = Incoming(PLAN, ("w0",))
     rest = [piece for piece, _ in holder.state.pieces(limit_bytes)]
     choose.shuffle(rest)
@@ -100,8 +99,8 @@ def stream(holder: Side, newcomer: Side, choose: random.Random, limit_bytes: flo
         for side in (holder, newcomer):
             side.set_gradients(step=windows)
         holder.optimizer.step()
-        me = SimpleNamespace(_state=lambda: newcomer.state)
-        Handing._partial_step(me, incoming, newcomer.optimizer.step)  # type: ignore[arg-type]
+        with received_only(newcomer.state, incoming.have):
+            newcomer.optimizer.step()
     newcomer.state.adopt(pickle.loads(holder.state.describe({})))
     assert all(incoming.have.get(i) == p.numel() for i, p in enumerate(newcomer.state.parameters))
     return windows
@@ -123,7 +122,7 @@ def test_pieces_sent_over_many_steps_in_any_order_make_an_equal_newcomer(optimiz
         holder, newcomer = Side(optimizer, seed=1), Side(optimizer, seed=2)
         choose = random.Random(seed)
         begun = choose.randint(0, 3)
-        for step in range(begun):  # from nothing, or with the optimizer's state made already
+        for step in range(begun):  # with and without optimizer state
             holder.set_gradients(-step - 1 if step else 5)
             holder.optimizer.step()
         newcomer.set_gradients(9)
@@ -166,7 +165,7 @@ def test_a_tensor_travels_as_it_is(tensor: torch.Tensor):
     if back.layout is torch.strided:
         assert back.stride() == tensor.stride()
         with torch.no_grad():
-            back.zero_()  # its memory is its own, to be written
+            back.zero_()  # its memory is writable
 
 
 def test_what_cannot_travel_in_the_jobs_state_is_named():
@@ -176,7 +175,7 @@ def test_what_cannot_travel_in_the_jobs_state_is_named():
         side.state.describe({}, whole=False)
 
 
-def test_groups_of_parameters_that_were_added_on_the_way_are_named():
+def test_groups_of_parameters_that_were_added_later_are_named():
     holder, newcomer = Side("sgd", 0), Side("sgd", 1)
     holder.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     with pytest.raises(RuntimeError, match="has 1 groups of parameters here, and 2 where"):

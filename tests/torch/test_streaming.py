@@ -1,4 +1,4 @@
-"""A state too large for one step: newcomers look on for many, and the others go on meanwhile."""
+"""A state too large for one step: newcomers catch up over many steps, and the others train meanwhile."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ DEEP = {
 }
 
 
-def looked_on(lab: Lab, newcomer: str, generation: int = 2) -> set[int]:
-    """The steps of a generation before the newcomer had a part in one."""
+def caught_up_in(lab: Lab, newcomer: str, generation: int = 2) -> set[int]:
+    """The steps of a generation before the first one in which the newcomer had a part."""
     rows = [r for r in lab.rows() if r["generation"] == generation]
     first = min((r["step"] for r in rows if r["worker"] == newcomer), default=10**9)
     return {r["step"] for r in rows if r["step"] < first}
@@ -28,7 +28,7 @@ def committed(*members: str):
     return lambda e: isinstance(e, ev.GenerationCommitted) and set(e.members) == set(members)
 
 
-def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: Lab):
+def test_the_survivors_do_many_steps_while_a_newcomer_receives_the_state(lab: Lab):
     options = {**DEEP, "epochs": 24, "average": True, "accumulate": 2, "state_bytes_per_s": 150_000}
     with lab.job(2, **options) as job:
         job.wait_size(2)
@@ -39,7 +39,7 @@ def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: La
         job.wait_gone(30)
         notes = [n for _, e in job.events if isinstance(e, ev.Measured) for n in e.report.notes]
     assert f"generation {grown.generation}: state verified bit for bit on 3 members" in notes
-    assert len(looked_on(lab, "w2")) >= 5
+    assert len(caught_up_in(lab, "w2")) >= 5
     assert any(r["worker"] == "w2" for r in lab.rows())
     options.pop("state_bytes_per_s")
     want, have = losses(lab.alone(**options)), losses(lab.rows())
@@ -48,25 +48,25 @@ def test_the_survivors_do_many_steps_while_a_newcomer_is_given_the_state(lab: La
     finals = lab.finals().values()
     assert len(finals) == 3
     assert len({(f["digest"], f["average"], f["lr"], f["count"]) for f in finals}) == 1
-    # Also what each counted before backward, in the very step in which the newcomer took the state over.
+    # Also what each counted before backward, in the step in which the newcomer adopted the state.
     assert {f["early"] for f in finals} == {24 * 15}
 
 
-def test_one_worker_alone_goes_on_too_while_it_hands_its_state_over_again_and_again(lab: Lab):
+def test_a_single_worker_trains_too_while_it_sends_its_state_again_and_again(lab: Lab):
     with lab.job(1, **{**DEEP, "state_bytes_per_s": 1_500_000}, epochs=400) as job:
         job.wait_size(1)
         for newcomer, generation in (("w1", 2), ("w2", 4)):
             job.resize(2)
             job.wait(committed("w0", newcomer))
             until(lambda: any(r["worker"] == newcomer for r in lab.rows()))  # noqa: B023
-            assert len(looked_on(lab, newcomer, generation)) >= 5
+            assert len(caught_up_in(lab, newcomer, generation)) >= 5
             since = len(job.events)
             job.resize(1)
             job.wait(committed("w0"), since=since)
 
 
 def test_a_newcomer_has_seen_as_many_batches_as_the_others_have(lab: Lab):
-    # The checked mode compares the counts of batch norm too.
+    # The checked mode also compares the counts of batch norm.
     with lab.job(1, model="norm", epochs=12) as job:
         job.wait_size(1)
         for size in (2, 3):
@@ -78,12 +78,12 @@ def test_a_newcomer_has_seen_as_many_batches_as_the_others_have(lab: Lab):
     assert {f["early"] for f in lab.finals().values()} == {12 * 15}
 
 
-def test_a_newcomer_that_fails_while_it_looks_on_is_refused_and_the_others_go_on(lab: Lab):
+def test_a_newcomer_that_fails_while_it_catches_up_is_refused_and_the_others_train(lab: Lab):
     with lab.job(2, **DEEP, epochs=12) as job:
         job.wait_size(2)
         job.resize(3)
-        until(lambda: len(looked_on(lab, "w2")) >= 2)
-        lab.say("fail_looking_on.w2")
+        until(lambda: len(caught_up_in(lab, "w2")) >= 2)
+        lab.say("fail_catching_up.w2")
         refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
         assert "MemoryError: no room for the others' state" in refused.why
         lab.say("hurry")
@@ -93,13 +93,13 @@ def test_a_newcomer_that_fails_while_it_looks_on_is_refused_and_the_others_go_on
     assert {f["count"] for f in lab.finals().values()} == {12 * 15}
 
 
-def test_a_newcomer_that_has_no_room_for_the_state_is_refused_and_the_others_go_on(lab: Lab):
+def test_a_newcomer_that_has_no_room_for_the_state_is_refused_and_the_others_train(lab: Lab):
     lab.say("no_room.w2")
     with lab.job(2, **DEEP, epochs=12) as job:
         job.wait_size(2)
         job.resize(3)
         refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
-        assert "the state could not be taken over here: MemoryError('no room for it')" in refused.why
+        assert "this worker could not receive the state: MemoryError('no room for it')" in refused.why
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)
@@ -112,7 +112,7 @@ def test_a_newer_target_drops_a_newcomer_in_the_middle_of_the_transfer_at_once(l
     with lab.job(1, **options) as job:
         job.wait_size(1)
         job.resize(2)
-        until(lambda: len(looked_on(lab, "w1")) >= 2)
+        until(lambda: len(caught_up_in(lab, "w1")) >= 2)
         since = len(job.events)
         job.resize(1)
         job.wait(lambda e: isinstance(e, ev.WorkerLeft) and e.worker == "w1")
@@ -121,15 +121,15 @@ def test_a_newer_target_drops_a_newcomer_in_the_middle_of_the_transfer_at_once(l
         lab.say("hurry")
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)
-    assert len(looked_on(lab, "w1")) < 13
+    assert len(caught_up_in(lab, "w1")) < 13
     assert seen(lab.rows()) == {e: list(range(240)) for e in range(24)}
 
 
-def test_a_newcomer_wanted_by_both_targets_goes_on_receiving(lab: Lab):
+def test_a_newcomer_that_both_targets_want_continues_to_receive(lab: Lab):
     with lab.job(1, **DEEP, epochs=200) as job:
         job.wait_size(1)
         job.resize(2)
-        until(lambda: len(looked_on(lab, "w1")) >= 2)
+        until(lambda: len(caught_up_in(lab, "w1")) >= 2)
         job.resize(3)
         job.wait(committed("w0", "w1", "w2"))
         assert {r["generation"] for r in lab.rows() if r["worker"] == "w1"} <= {2, 3}
@@ -140,19 +140,19 @@ def test_a_holder_that_dies_in_the_middle_costs_the_newcomer_only_its_part(lab: 
     with lab.job(2, **DEEP, epochs=300, save_epochs=True) as job:
         job.wait_size(2)
         job.resize(3)
-        until(lambda: len(looked_on(lab, "w2")) >= 2)
+        until(lambda: len(caught_up_in(lab, "w2")) >= 2)
         job.kill("w0")
         job.wait(committed("w1"))
         job.wait(committed("w1", "w2"))
         assert not any(isinstance(e, ev.WorkerLost) and e.worker == "w2" for _, e in job.events)
         until(lambda: any(r["worker"] == "w2" for r in lab.rows()))
-        told = [e.members for _, e in job.events if isinstance(e, ev.GenerationCommitted)]
-        assert ("w0", "w1", "w2") not in told, "w2 never had the whole state beside w0"
+        committed_members = [e.members for _, e in job.events if isinstance(e, ev.GenerationCommitted)]
+        assert ("w0", "w1", "w2") not in committed_members, "w2 never had the whole state beside w0"
         assert not (lab.directory / "saved.w2").exists(), "what w2 had of the state was saved"
 
 
-def test_parameters_that_the_script_changes_between_backward_and_step_are_handed_over_as_they_are(lab: Lab):
-    # So slow that a piece is under way when backward ends, and so fast that it ends before the optimizer's step.
+def test_parameters_that_the_script_changes_between_backward_and_step_are_sent_as_they_are(lab: Lab):
+    # So slow that a piece is being sent when backward ends, and so fast that it is sent before the optimizer step.
     options = {**DEEP, "state_bytes_per_s": 2_000_000, "optimizer": "sgd", "clip": False, "sleep_s": 0.005}
     with lab.job(2, **options, epochs=12, decay=True) as job:
         job.wait_size(2)
@@ -164,14 +164,14 @@ def test_parameters_that_the_script_changes_between_backward_and_step_are_handed
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def test_a_newcomer_takes_no_part_in_sums_and_does_not_wipe_those_it_is_handed(lab: Lab):
-    # It sets its gradients to zero in place, when the others' sums of the same step are here already.
+def test_a_newcomer_takes_no_part_in_sums_and_does_not_overwrite_those_it_receives(lab: Lab):
+    # It sets its gradients to zero in place after the others' sums of the same step have arrived.
     lab.say("slow.w2")
     options = {**DEEP, "epochs": 24, "accumulate": 2, "zero_late": True, "halves": True}
     with lab.job(2, **options) as job:
         job.wait_size(2)
         job.resize(3)
-        until(lambda: len(looked_on(lab, "w2")) >= 3)
+        until(lambda: len(caught_up_in(lab, "w2")) >= 3)
         assert not list(lab.directory.glob("synced.w2.*"))
         job.wait(committed("w0", "w1", "w2"))
         until(lambda: list(lab.directory.glob("synced.w2.3")))
@@ -182,8 +182,8 @@ def test_a_newcomer_takes_no_part_in_sums_and_does_not_wipe_those_it_is_handed(l
     assert len({f["digest"] for f in lab.finals().values()}) == 1
 
 
-def test_a_newcomer_that_looked_on_in_a_plan_that_came_to_nothing_gets_the_sums_of_the_next(lab: Lab):
-    with lab.job(2, **DEEP, epochs=24, kill_when_looking_on=True) as job:
+def test_a_newcomer_that_voted_in_a_dropped_plan_gets_the_sums_of_the_next_one(lab: Lab):
+    with lab.job(2, **DEEP, epochs=24, kill_when_observing=True) as job:
         job.wait_size(2)
         job.resize(3)
         job.wait(committed("w0", "w2"))
@@ -199,7 +199,7 @@ def test_a_newcomer_that_dies_in_the_middle_costs_no_step(lab: Lab):
     with lab.job(2, **DEEP, epochs=24) as job:
         job.wait_size(2)
         job.resize(3)
-        until(lambda: len(looked_on(lab, "w2")) >= 2)
+        until(lambda: len(caught_up_in(lab, "w2")) >= 2)
         since = len(job.events)
         job.kill("w2")
         job.wait(committed("w0", "w1"), since=since)

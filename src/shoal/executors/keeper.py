@@ -8,6 +8,8 @@ complete, and its exit code is known. This file uses the standard library only a
 
 Files in DIRECTORY: `started` (JSON, written when the command runs), `exit` (JSON, written when all processes have
 ended), `log.OFFSET` (output; OFFSET is the position of the file's first byte in the whole output).
+With `lease_file` in the specification, the worker lives under a lease: the keeper kills it when CLOCK_BOOTTIME passes
+the number of seconds in that file.
 Signals to it: TERM stop with grace, QUIT stop at once, USR1 suspend, USR2 resume.
 """
 
@@ -32,6 +34,8 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 AFTERMATH_S = 1.0
 """Time between the end of the command and the killing of processes that it left behind."""
 LONGEST_LINE = 16 * 1024
+LEASE_CHECK_S = 1.0
+LEASE_WHY = "the lease of its node ended: the agent could not reach the control plane"
 
 
 def prctl(option: int, value: int) -> None:
@@ -182,9 +186,14 @@ class Keeper:
         self.kill_at: float | None = None
         self.told = False  # it was asked to stop before it ended
         self.asked: list[int] = []  # signals not handled yet
+        self.lease_until_s = 0.0  # of CLOCK_BOOTTIME
+        self.lease_ended = False
 
     def run(self) -> None:
         wake = self.catch_signals()
+        if self.is_lease_over():
+            self.finish(None, None, LEASE_WHY)
+            return
         try:
             output = self.begin()
             self.record_start()
@@ -206,6 +215,7 @@ class Keeper:
                         selector.unregister(output)
                         is_open = False
             self.obey()
+            self.enforce_lease()
             if self.reap():
                 break
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
@@ -266,7 +276,8 @@ class Keeper:
     def next_timeout_s(self) -> float | None:
         """How long the main loop may wait without an event."""
         if self.kill_at is None:
-            return None if self.status is None else 0.1
+            idle_s = None if self.spec.get("lease_file") is None else LEASE_CHECK_S
+            return idle_s if self.status is None else 0.1
         return min(max(self.kill_at - time.monotonic(), 0.02), 0.1 if self.status is not None else 3600.0)
 
     def obey(self) -> None:
@@ -287,6 +298,21 @@ class Keeper:
         targets = [self.pid] if grace_s and self.status is None else descendants()
         send_signal(targets, signal.SIGTERM if grace_s else signal.SIGKILL)
         send_signal(descendants(), signal.SIGCONT)
+
+    def is_lease_over(self) -> bool:
+        """Whether the lease has ended. The agent renews it: it replaces the file, which contains the new end."""
+        path = self.spec.get("lease_file")
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if path is None or now_s < self.lease_until_s:
+            return False
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            self.lease_until_s = float(file.read())
+        return now_s >= self.lease_until_s
+
+    def enforce_lease(self) -> None:
+        """Kill the worker at once when its lease ends: its GPU may be given to another job soon."""
+        if not self.lease_ended and self.is_lease_over():
+            self.lease_ended, self.kill_at = True, time.monotonic()
 
     def reap(self) -> bool:
         """Whether no process is left below. A scan of /proc may miss a process that forks; waitpid does not."""
@@ -319,7 +345,8 @@ class Keeper:
         if status < 0:
             with contextlib.suppress(ValueError):
                 name = signal.Signals(-status).name
-        self.finish(code, name, "it was told to end" if self.told else "")
+        why = LEASE_WHY if self.lease_ended else "it was told to end" if self.told else ""
+        self.finish(code, name, why)
 
     def finish(self, code: int | None, name: str | None, why: str) -> None:
         now = {"steady_s": time.monotonic(), "boot": boot_id()}

@@ -50,7 +50,8 @@ class _Kept:
 class LocalExecutor:
     """Runs workers on the GPUs that NVML finds, or on `virtual_gpus`: then workers run on the CPU.
 
-    All calls must be made on the thread of a running event loop. `zygote` may be shared with other executors.
+    All calls must be made on the thread of a running event loop. `zygote` may be shared with other executors. With
+    `lease_file`, keepers kill their workers when the time in that file has passed (see `keeper.py`).
     """
 
     name = "local"
@@ -62,10 +63,12 @@ class LocalExecutor:
         zygote: Zygote | None = None,
         log_file_bytes: int = LOG_FILE_BYTES,
         log_files: int = LOG_FILES,
+        lease_file: Path | None = None,
     ) -> None:
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
         self._nodes, self.why_virtual = _find_nodes(virtual_gpus)
         self._log_file_bytes, self._log_files = log_file_bytes, log_files
+        self._lease_file = lease_file
         self._zygote, self._owns_zygote = zygote, False
         self._usage_meter = UsageMeter()
         self._kept: dict[str, _Kept] = {}
@@ -141,6 +144,7 @@ class LocalExecutor:
             "grace_s": worker.grace_s,
             "log_file_bytes": self._log_file_bytes,
             "log_files": self._log_files,
+            "lease_file": None if self._lease_file is None else str(self._lease_file),
         }
         # The specification is passed in memory: neither as an argument, which `ps` shows, nor on disk.
         spec_fd = os.memfd_create("worker", os.MFD_CLOEXEC)
@@ -176,7 +180,7 @@ class LocalExecutor:
     def stop(self, worker: str, *, kill: bool = False) -> None:
         if self._delayed.pop(worker, None) is not None:
             why = "it was ended before it began"
-            self._emit_soon(Exit(worker, None, None, why, began=False, told=True))
+            self._emit_soon(Exit(worker, None, None, why, began=False, asked_to_end=True))
             return
         self._signal(worker, signal.SIGQUIT if kill else signal.SIGTERM)
 
@@ -213,7 +217,9 @@ class LocalExecutor:
         if found is not None:
             same_boot = found["boot"] and found["boot"] == keeper.boot_id()
             ago_s = max(time.monotonic() - found["steady_s"], 0.0) if same_boot else None
-            return Exit(worker, found["code"], found["signal"], found["why"], told=found["told"], ago_s=ago_s)
+            return Exit(
+                worker, found["code"], found["signal"], found["why"], asked_to_end=found["told"], ago_s=ago_s
+            )
         kill_orphans(directory)
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"

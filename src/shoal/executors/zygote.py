@@ -2,7 +2,7 @@
 
 A cold worker spends seconds on imports (torch, and with the first optimizer another thousand modules). A fork of a
 process that has done them starts in milliseconds. The fork becomes the worker's keeper, and the keeper forks the
-worker: a warm worker has a keeper like any other and outlives the control plane.
+worker: a warm worker has a keeper like any other and outlives the control plane. Both forks are made ahead of time.
 
 A fork is safe (measured: docs/design/010-reconfigure.md) if the process has one thread, torch was limited to one
 thread before its first operation, and CUDA was never initialised. The zygote checks this before each fork. If it
@@ -27,6 +27,8 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
+from typing import Any
 
 from shoal.executors import keeper
 
@@ -140,85 +142,139 @@ def warm_up() -> None:
 
 
 def serve(sock: socket.socket) -> None:
-    """Fork a keeper for each request until the executor's end closes."""
+    """Give each request to a keeper that was forked beforehand, until the executor's end closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # executors watch keepers through pidfds
+    spare = _fork_spare(sock)
     sock.send(b'{"ready": true}')
     while True:
         body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
         if not body:
             return
-        pid = None
-        if why_not_fork() is None and len(fds) == 2:
-            pid = os.fork()
-            if pid == 0:
-                _keep(sock, body.decode(), fds[0])  # the lock stays open for as long as the keeper lives
+        pid = spare.give(body, fds) if spare is not None else None
         for fd in fds:
             os.close(fd)
         sock.send(json.dumps({"pid": pid}).encode())
+        spare = _fork_spare(sock)
 
 
-def _keep(sock: socket.socket, directory: str, spec_fd: int) -> None:
-    """In the fork: run as the keeper of a worker."""
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """A keeper and its worker, forked ahead of time: a fork of a process this large takes tens of milliseconds."""
+
+    pid: int
+    sock: socket.socket
+
+    def give(self, directory: bytes, fds: list[int]) -> int | None:
+        """Let it keep the worker in this directory. Return its pid, or None if it has died."""
+        with self.sock:
+            try:
+                socket.send_fds(self.sock, [directory], fds)
+            except OSError:
+                return None
+        return self.pid
+
+
+def _fork_spare(sock: socket.socket) -> Spare | None:
+    if why_not_fork() is not None:
+        return None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        sock.close()
+        ours.close()
+        _keep(theirs)
+    theirs.close()
+    return Spare(pid, ours)
+
+
+def _keep(sock: socket.socket) -> None:
+    """In the first fork: fork a worker, wait for a request, and run as the worker's keeper."""
     try:
+        worker = _fork_worker(sock)
+        body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
+        if not body:  # the zygote has ended
+            return
         sock.close()
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        with os.fdopen(spec_fd, "rb") as file:
+        with os.fdopen(fds[0], "rb") as file:  # fds[1], the lock, stays open for as long as the keeper lives
             spec = json.load(file)
         keeper.prctl(keeper.PR_SET_CHILD_SUBREAPER, 1)
-        WarmKeeper(directory, spec).run()
+        WarmKeeper(body.decode(), spec, worker).run()
     finally:
         os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWorker:
+    """A fork of the keeper that waits for its specification."""
+
+    pid: int
+    spec_fd: int  # write the specification here
+    output_fd: int  # read its output here
 
 
 class WarmKeeper(keeper.Keeper):
     """A keeper whose worker is a fork of itself."""
 
+    def __init__(self, directory: str, spec: dict[str, Any], worker: WaitingWorker) -> None:
+        super().__init__(directory, spec)
+        self.worker = worker
+
     def begin(self) -> int:
-        read, write = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(read, False)
         os.chdir(self.spec["workdir"])
         if not os.path.isfile(self.spec["command"][1]):
             raise FileNotFoundError(2, os.strerror(2), self.spec["command"][1])
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_worker(list(self.spec["command"][1:]), self.spec["env"], write)
-        os.close(write)
         os.chdir("/")
-        return read
+        with os.fdopen(self.worker.spec_fd, "w") as file:
+            json.dump(self.spec, file)
+        self.pid = self.worker.pid
+        return self.worker.output_fd
 
 
-def _become_worker(argv: list[str], env: dict[str, str], output: int) -> None:
+def _fork_worker(sock: socket.socket) -> WaitingWorker:
+    read_spec, write_spec = os.pipe2(os.O_CLOEXEC)
+    read_output, write_output = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_output, False)
+    pid = os.fork()
+    if pid == 0:
+        for fd in (sock.detach(), write_spec, read_output):
+            os.close(fd)
+        _become_worker(read_spec, write_output)
+    os.close(read_spec)
+    os.close(write_output)
+    return WaitingWorker(pid, write_spec, read_output)
+
+
+def _become_worker(spec_fd: int, output_fd: int) -> None:
     """In the second fork: become the process that `python script.py args` would have been."""
     code = 1
     try:
         os.setsid()
-        _reset_signals()
         keeper.prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)
+        with os.fdopen(spec_fd) as file:
+            text = file.read()
+        if not text:  # the keeper has ended, or could not start the worker
+            return
+        spec = json.loads(text)
+        _reset_signals()
+        os.chdir(spec["workdir"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.environ.clear()
-        os.environ.update(env)
-        code = _run_script(argv, env)
+        os.environ.update(spec["env"])
+        code = _run_script(list(spec["command"][1:]), spec["env"])
     finally:
         os._exit(code)
 
 
 def _reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGQUIT,
-        signal.SIGUSR1,
-        signal.SIGUSR2,
-        signal.SIGCHLD,
-        signal.SIGHUP,
-    ):
-        signal.signal(number, signal.SIG_DFL)
+    """Undo what the zygote has set: it ignores SIGCHLD and SIGINT."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -46,7 +46,7 @@ def _nodes_needed(histogram: IntArray, need: int) -> int:
     for size in range(len(histogram) - 1, 0, -1):
         if histogram[size] == 0:
             continue
-        take = min(histogram[size], (need + size - 1) // size)
+        take: int = min(histogram[size], (need + size - 1) // size)
         nodes += take
         need -= take * size
         if need <= 0:

@@ -90,8 +90,8 @@ class Gauges:
         return found, fragmented
 
     def _colocated(self) -> Counter[tuple[str, ...]]:
-        jobs = [job for job in self._loop.jobs.values() if job.lodges]
-        return Counter((job.user, "preparing" if job.early else "guest") for job in jobs)
+        jobs = [job for job in self._loop.jobs.values() if job.colocated]
+        return Counter((job.user, "preparing" if job.prescheduled else "guest") for job in jobs)
 
     def _gpus(self, fragmented: bool) -> Values:
         """Held GPUs by user. Free GPUs are fragmented if they would suffice for a job that waits, else idle."""

@@ -17,8 +17,8 @@ from shoal.core.events import Event
 from shoal.core.plan import Reconfigure
 from shoal.placement.preschedule import PreRule
 from shoal.placement.sharing import SharingRule
-from shoal.scheduler.early import EarlyStarts, Phases
-from shoal.scheduler.guests import Guests, Need
+from shoal.scheduler.sharing.colocation import Colocation, Need
+from shoal.scheduler.sharing.prescheduling import Phases, PreScheduling
 from shoal.sim.engine import FINISH, Allocation, Simulation
 
 GPU_MEMORY_MB = 16_384.0
@@ -49,8 +49,8 @@ class SharingSimulation(Simulation):
     ) -> None:
         super().__init__(*args, **more)
         self._use = [uses.get(job.model) for job in self.jobs]
-        self._colocation = Guests(self.scheduler, self._need, memory_mb, share) if share else None
-        self._early = EarlyStarts(self.scheduler, self._phases, early) if early else None
+        self._colocation = Colocation(self.scheduler, self._need, memory_mb, share) if share else None
+        self._early = PreScheduling(self.scheduler, self._phases, early) if early else None
         #: Co-located job -> the job whose GPU it shares, and since when.
         self._host_of: dict[int, int] = {}
         self._colocated_since: dict[int, float] = {}

@@ -33,12 +33,15 @@ def init(
     rehearse: bool = True,
     sync: Sync = all_reduce,
 ) -> Job:
-    """This process's part of the job. Outside Shoal: the whole of it, as a plain single process.
+    """This process's part of the job. Outside Shoal it is the whole job, a plain single process.
 
-    `seed` fixes the order of the data; `checkpoint` says where `job.checkpoint()` writes (Shoal may say it, too) and
-    from where a single process goes on; `checked` compares all members' states bit for bit after each switch;
-    `rehearse=False` lets a newcomer join without first running one step of the script on its own; `sync` replaces
-    the function that sums a flat bucket of gradients over the members.
+    Args:
+        seed: fixes the order of the data.
+        checkpoint: where `job.checkpoint()` writes, and from where a single process continues. Shoal may set it, too.
+        checkpoint_every_s: write a checkpoint at this interval.
+        checked: compare all members' states bit for bit after each change of members.
+        rehearse: if False, a newcomer joins without running one step of the script by itself first.
+        sync: replaces the function that sums a flat bucket of gradients over the members.
     """
     return Job(
         Identity.from_environment(),

@@ -1,10 +1,9 @@
-"""Gradient synchronisation: flat buckets, overlapped with backward, then a vote.
+"""Gradient synchronization: flat buckets that are summed while backward continues.
 
-Backward makes one gradient after the other. Each is scaled by the worker's share of the batch into its place in a
-flat bucket, and `.grad` becomes a view of that place at once: the memory that autograd made it in serves the next one
-(to keep it until the step's end would cost a page fault per 4 KiB of model in every step). Each bucket is all-reduced
-while backward goes on, and nothing is copied back. The synchronising function is replaceable: it may change with each
-generation.
+Backward makes one gradient after the other. A hook scales each by the worker's share of the batch, writes it into its
+slot in a flat bucket, and makes `.grad` a view of that slot at once. So autograd reuses the memory for the next
+gradient; to keep it until the end of the step would cost a page fault per 4 KiB of model in every step. Each bucket
+is all-reduced while backward continues, and nothing is copied back. The synchronizing function is replaceable.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ def all_reduce(group: Any, flat: Tensor) -> Any:
 
 
 class Done:
-    """The work of a sum that needs none."""
+    """The finished work of a sum over one member."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -43,8 +42,8 @@ class Slot:
 
     param: Tensor
     view: Tensor
-    taken: bool = False  # in this backward
-    holds: bool = False  # what this step's micro-batches gave so far
+    taken: bool = False  # its gradient of this backward is in the bucket
+    holds: bool = False  # it has a gradient of this step's micro-batches so far
 
 
 @dataclass(slots=True)
@@ -67,7 +66,7 @@ def running_stats(model: nn.Module) -> list[Tensor]:
 
 
 def batch_counts(model: nn.Module) -> list[Tensor]:
-    """How many batches each batch norm has seen."""
+    """The number of batches that each batch norm has seen."""
     return [
         module.num_batches_tracked
         for module in model.modules()
@@ -91,18 +90,18 @@ class GradientBuckets:
         self.stats, self._counts = running_stats(model), batch_counts(model)
         self._frozen = [p for p in parameters if not p.requires_grad]
         self._complete = complete
-        # A small model's all-reduce costs latency, not bandwidth: one bucket (and the vote) instead of several.
+        # The all-reduce of a small model costs latency, not bandwidth: one bucket instead of several.
         total_mib = sum(p.numel() * p.element_size() for p in self.params) / MIB
         self._sizes = (
             (total_mib * MIB,) * 2 if total_mib <= SMALL_MIB else (first_mib * MIB, bucket_mib * MIB)
         )
         self._build()
-        #: Batch-norm statistics and counts after the last completed step, if a step may have to be done again.
+        #: Batch-norm statistics and counts after the last completed step, for a step that has to be done again.
         self.good: tuple[Tensor, Tensor | None] | None = None
         self._armed = False
-        self._looking_on = False  # the buckets are on their way without this worker's gradients
-        self._closed = False  # this step's backward has been
-        self._passing: Tensor | None = None  # looking on: whose gradient was made last
+        self._observing = False  # the buckets are summed without this worker's gradients
+        self._closed = False  # the backward of this micro-batch is over
+        self._passing: Tensor | None = None  # observing: the parameter whose gradient was made last
         self._queued = False
         self._next = 0
         self.works: list[Any] = []
@@ -145,19 +144,20 @@ class GradientBuckets:
             self.buckets.append(Bucket(flat, [], flat))
 
     def renew(self) -> None:
-        """New buckets, and gradients out of the old ones, too.
+        """Make new buckets and move the gradients to them.
 
-        Who looked on kept no gradients of its own; the rest of its loop's body, whose step is void, may want some.
+        A worker that observed has no gradients of its own; the rest of its loop's body, which has no effect, may
+        still use some.
         """
         self._build()
         for slot in self._slots:
-            if self._looking_on or slot.param.grad is not None:
+            if self._observing or slot.param.grad is not None:
                 slot.param.grad = slot.view
 
     def arm(self, group: Any, sync: Sync, weight: float, first: bool, last: bool) -> None:
-        """The next backward belongs to this group; `first` and `last` of the step's micro-batches."""
+        """The next backward is summed in this group. `first`, `last`: of the step's micro-batches."""
         self._group, self._sync, self._weight, self._last = group, sync, weight, last
-        self._armed, self._looking_on, self._closed, self._queued = True, False, False, False
+        self._armed, self._observing, self._closed, self._queued = True, False, False, False
         self._next, self.works = 0, []
         for bucket in self.buckets:
             bucket.waiting = len(bucket.slots)
@@ -165,28 +165,28 @@ class GradientBuckets:
                 slot.taken, slot.holds = False, slot.holds and not first
 
     def let_go(self) -> None:
-        """The buckets are for others' sums now: no gradient may be a view of them, to be added to or set to zero."""
+        """The buckets receive the others' sums now: no gradient may be a view of them."""
         self.works = []
         for slot in self._slots:
             slot.param.grad = None
 
-    def look_on(self, group: Any, sync: Sync) -> None:
-        """Take part in the coming step with nothing, at once: the others must not wait for this worker's backward."""
+    def observe(self, group: Any, sync: Sync) -> None:
+        """Add zeros to the sums of the coming step now: the others do not wait for this worker's backward."""
         self.let_go()
         for bucket in self.buckets:
             bucket.flat.zero_()
             self.works.append(sync(group, bucket.flat))
 
     def watch(self) -> None:
-        """Only call `complete` at the end of the next backward; all buckets are on their way already."""
-        self._armed, self._looking_on, self._closed, self._queued = True, True, False, False
+        """Only call `complete` at the end of the next backward: all buckets are being summed already."""
+        self._armed, self._observing, self._closed, self._queued = True, True, False, False
         self._next, self._last, self._passing = len(self.buckets), True, None
 
     def disarm(self) -> None:
         self._armed = self._closed = False
 
     def check_frozen(self) -> None:
-        """A parameter that gets gradients only later is in no bucket: the workers would drift apart."""
+        """A parameter that requires gradients only later is in no bucket: the workers would diverge."""
         if any(p.requires_grad for p in self._frozen):
             raise RuntimeError(
                 "a frozen parameter was unfrozen after job.wrap(): let it require gradients there, "
@@ -204,8 +204,8 @@ class GradientBuckets:
         if not self._queued:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
-        if self._looking_on:
-            # No one wants it but hooks of the script's own, which come after this one; its memory serves the next.
+        if self._observing:
+            # Only the script's own hooks need it, which run after this one. Autograd reuses its memory for the next.
             if self._passing is not None:
                 self._passing.grad = None
             self._passing = param
@@ -224,17 +224,17 @@ class GradientBuckets:
         if grad.is_sparse:
             raise RuntimeError("sparse gradients are not supported: use Embedding(sparse=False)")
         grad = grad.detach()  # of backward(create_graph=True)
-        if self._weight != 0.0:  # else not 0 x gradient: that of a worker without a part may be NaN
+        if self._weight != 0.0:  # the gradient of a worker without a part may be NaN, and 0 x NaN is NaN
             if slot.holds:
                 slot.view.add_(grad, alpha=self._weight)
             else:
                 torch.mul(grad, self._weight, out=slot.view)
             slot.holds = True
-        # Where more micro-batches follow, autograd starts anew.
+        # If more micro-batches follow, autograd makes a new one.
         slot.param.grad = slot.view if self._last else None
 
     def _launch_ready(self) -> None:
-        # In one fixed order, or the members would pair up different buckets.
+        # In a fixed order: the members must pair equal buckets.
         while self._next < len(self.buckets) and self.buckets[self._next].waiting <= 0:
             self._launch(self.buckets[self._next])
             self._next += 1
@@ -249,7 +249,7 @@ class GradientBuckets:
         self.works.append(self._sync(self._group, bucket.flat))
 
     def _take_rest(self, bucket: Bucket) -> None:
-        """Those that this backward did not reach may hold a gradient of before."""
+        """Parameters that this backward did not reach may have a gradient from before."""
         for slot in bucket.slots:
             if not slot.taken:
                 self._take(slot)
@@ -281,13 +281,13 @@ class GradientBuckets:
         self._complete()
 
     def install(self) -> None:
-        """The sums are complete: hand them to the optimizer."""
+        """The sums are complete: make them the gradients that the optimizer sees."""
         extra = self.buckets[-1].extra
         assert extra is not None
         count = len(self.params)
         for slot, users in zip(self._slots, extra[:count].tolist()):
-            # A parameter that no worker used has no gradient, as in a single process; not even that which a
-            # worker without a part of this batch made of the samples it was given to keep it company.
+            # A parameter that no worker used has no gradient, as in a single process. That includes a gradient from
+            # the shadow samples of a worker without a part of this batch.
             slot.param.grad = slot.view if users > 0 else None
         self.good = extra[count:].clone(), self._counted()
         self._set_stats(extra[count:])
@@ -300,12 +300,12 @@ class GradientBuckets:
         return None if self.good is None else tuple(None if t is None else t.cpu() for t in self.good)
 
     def keep_stats(self) -> None:
-        """Before the first step of a group: this worker may have been alone, and no one had to know them."""
+        """Before the first step of a generation. A single member does not keep them."""
         flat = [stat.detach().reshape(-1) for stat in self.stats]
         self.good = torch.cat(flat) if flat else torch.zeros(0), self._counted()
 
     def restore_stats(self) -> None:
-        """Batch-norm statistics and counts as they were after the last completed step."""
+        """Set batch-norm statistics and counts back to those after the last completed step."""
         if self.good is None:
             return
         stats, counts = self.good

@@ -1,8 +1,8 @@
 """Process groups of a generation, formed in the background through the job's control channel.
 
-Members exchange their addresses as entries on a board that the coordinator hands round: an authenticated channel
-that is there anyway, so no extra port is opened, no worker's death can take the rendezvous with it, and the control
-plane is needed only while a group forms.
+Members exchange their addresses as entries on a board that the coordinator distributes. The channel is authenticated
+and exists anyway: no extra port is opened, the rendezvous does not depend on any worker, and the control plane is
+needed only while a group forms.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from shoal.wire.messages import Plan
 
 FORM_TIMEOUT_S = 30.0
-# Collectives are ended by the coordinator's word or a closed connection, never by their own time-out.
+# The coordinator or a closed connection ends a collective, never its own timeout.
 COLLECTIVE_TIMEOUT = timedelta(days=30)
 
 
@@ -26,8 +26,8 @@ class Cancelled(Exception):
     """The plan was dropped while its group formed."""
 
 
-class BoardStore(dist.Store):
-    """A store whose keys are published to, and filled from, the board of one plan."""
+class BoardStore(dist.Store):  # type: ignore[misc]  # torch is not type-checked
+    """A store that publishes its keys to the board of one plan, and is filled from it."""
 
     def __init__(self, publish: Callable[[str, str], None]) -> None:
         super().__init__()
@@ -59,12 +59,12 @@ class BoardStore(dist.Store):
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         limit_s = min(timeout.total_seconds(), FORM_TIMEOUT_S) if timeout else FORM_TIMEOUT_S
         with self._changed:
-            there = self._changed.wait_for(
+            present = self._changed.wait_for(
                 lambda: self._cancelled or all(k in self._values for k in keys), limit_s
             )
             if self._cancelled:
                 raise Cancelled("the plan was dropped")
-            if not there:
+            if not present:
                 raise TimeoutError("the other members did not publish their addresses")
 
     def check(self, keys: list[str]) -> bool:
@@ -87,7 +87,7 @@ def form_gloo(store: BoardStore, plan: Plan, worker: str, host: str) -> Any:
 
 
 def form_nccl(gloo: Any, plan: Plan, worker: str, host: str) -> Any:
-    """The nccl group beside a gloo group, for models on GPUs. Not tested where there is none."""
+    """The nccl group beside a gloo group, for models on GPUs. Not covered by our tests."""
     import torch
 
     rank, size = plan.members.index(worker), len(plan.members)

@@ -1,74 +1,167 @@
-"""`shoal.torch` as the script sees it: a job whose workers may change between any two steps."""
+"""`shoal.torch` as the script sees it: a job whose workers may change between any two steps.
+
+A `Job` owns the parts below. Each part owns its state; no part reads another's private fields.
+
+| part              | file           | owns                                                 | uses                    |
+|-------------------|----------------|------------------------------------------------------|-------------------------|
+| `Session`         | session.py     | membership: worker, generation, contributors, groups | `Worker`                |
+| `Replica`         | replica.py     | model, optimizer, `job.state`, gradient buckets      |                         |
+| `DataOrder`       | data_order.py  | position, epochs, batch rule                         | session                 |
+| `Loader`          | loader.py      | the samples: loader processes, streams               | order, loop             |
+| `Handover`        | handover.py    | the present window; `Sending` and `Receiving`        | session, replica, order |
+| `Vote`            | vote.py        | the ballots, a newcomer's early vote                 | session                 |
+| `Steps`           | step.py        | the present step, the sync function                  | all of the above        |
+| `Checkpoints`     | checkpoint.py  | path, interval, requests served                      | all but vote, handover  |
+| `StateCheck`      | checked.py     | whether a comparison is due                          | session, replica, order |
+| `Reconfiguration` | reconfigure.py | nothing: it orders the calls at a change of members  | all of the above        |
+| `Loop`            | loop.py        | whether the script is in `job.epochs`                | reconfiguration, steps  |
+"""
 
 from __future__ import annotations
 
-import atexit
 import os
-import sys
-import time
-import traceback
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
-from shoal.torch.checkpoint import write_atomically
-from shoal.torch.gradients import GradientBuckets
+from shoal.torch.checked import StateCheck
+from shoal.torch.checkpoint import Checkpoints
+from shoal.torch.data_order import DataOrder
+from shoal.torch.exits import report_exit
+from shoal.torch.gradients import Sync, all_reduce
+from shoal.torch.handover import Handover
 from shoal.torch.loader import Loader
-from shoal.torch.order import BatchRule
-from shoal.torch.state import ModelState
-from shoal.torch.stepping import Stepping
-from shoal.torch.worker import Identity
-from shoal.wire.messages import Phase
+from shoal.torch.loop import Loop
+from shoal.torch.meter import Meter
+from shoal.torch.order import BatchRule, Position
+from shoal.torch.reconfigure import Reconfiguration
+from shoal.torch.replica import Replica
+from shoal.torch.session import Session
+from shoal.torch.state import StateBox
+from shoal.torch.step import Steps
+from shoal.torch.vote import Vote
+from shoal.torch.worker import Identity, Worker
 from torch import nn
 
 
-class Job(Stepping):
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of a job, for integrations and tests. Scripts do not need them."""
+
+    worker: Worker | None
+    session: Session
+    replica: Replica
+    order: DataOrder
+    handover: Handover
+    vote: Vote
+    steps: Steps
+    checkpoints: Checkpoints
+    check: StateCheck
+    reconfiguration: Reconfiguration
+    loop: Loop
+
+
+class Job:
     """Made by `shoal.torch.init`."""
 
-    def __init__(self, identity: Identity | None, **options: Any) -> None:
-        super().__init__(identity, **options)
-        if self._worker is not None:
-            self._worker.link.start()
-            self._hook_exits()
+    def __init__(
+        self,
+        identity: Identity | None,
+        *,
+        seed: int = 0,
+        checkpoint: str | Path | None = None,
+        checkpoint_every_s: float | None = None,
+        checked: bool = False,
+        rehearse: bool = True,
+        sync: Sync = all_reduce,
+    ) -> None:
+        self.state = StateBox()
+        self.meter = meter = Meter()
+        worker = Worker(identity, meter, lambda: order.progress()) if identity is not None else None
+        path = str(checkpoint) if checkpoint else (identity.checkpoint if identity is not None else None)
+        checked = checked or os.environ.get("SHOAL_CHECKED") == "1"
+        session = Session(worker)
+        replica = Replica(self.state)
+        order = DataOrder(session, seed, meter.note)
+        handover = Handover(session, replica, order, meter.note)
+        vote = Vote(session)
+        steps = Steps(session, replica, order, handover, vote, meter, sync)
+        checkpoints = Checkpoints(session, replica, order, steps, meter, path, checkpoint_every_s)
+        check = StateCheck(session, replica, order, meter.note, checked)
+        change = Reconfiguration(session, replica, order, handover, vote, steps, checkpoints, check, meter)
+        loop = Loop(session, replica, order, steps, checkpoints, change, meter, rehearse)
+        self.parts = Parts(
+            worker, session, replica, order, handover, vote, steps, checkpoints, check, change, loop
+        )
+        if worker is not None:
+            worker.link.start()
+            report_exit(session, change.finish)
+
+    @property
+    def rank(self) -> int:
+        return self.parts.session.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.parts.session.world_size
+
+    @property
+    def generation(self) -> int:
+        return self.parts.session.generation
 
     @property
     def is_main(self) -> bool:
         """Whether this worker should print, evaluate or save: rank 0, in steps that count."""
-        return self.rank == 0 and not self._aside
+        return self.rank == 0 and self.parts.steps.counts
+
+    @property
+    def rehearsing(self) -> bool:
+        """A newcomer runs one step of the script before it joins. Nothing of it counts."""
+        return self.parts.steps.rehearsing
 
     @property
     def stepping(self) -> bool:
         """With `accumulate`: whether this micro-batch completes the step."""
-        return self._step is None or self._step.part.last
+        return self.parts.steps.is_last_micro_batch
 
     @property
     def weight(self) -> float:
         """This worker's share of the present batch."""
-        return self._step.part.weight if self._step is not None and not self._aside else 0.0
+        return self.parts.steps.weight
+
+    @property
+    def position(self) -> Position:
+        return self.parts.order.position
+
+    @property
+    def seed(self) -> int:
+        return self.parts.order.seed
+
+    @property
+    def checkpoint_path(self) -> str | None:
+        return self.parts.checkpoints.path
 
     def wrap(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, *, bucket_mib: float = 25.0
     ) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """Make a model and its optimizer elastic. The same objects come back."""
-        if self._model_state is not None:
-            raise RuntimeError("wrap() was called twice: put all parameters into one model and one optimizer")
-        self._model_state = ModelState(model, optimizer, self.state)
-        # Batch norm does not train on a single sample, which a small last batch would leave to a worker.
-        if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-            self._least = 2
+        """Make a model and its optimizer elastic. Returns the same objects."""
+        replica, steps = self.parts.replica, self.parts.steps
+        replica.wrap(model, optimizer)
+        self.parts.order.least_samples = replica.least_samples
         original = optimizer.step
 
-        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            return self._optimizer_step(original, *args, **kwargs)
+        def step(this: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return steps.optimizer_step(this, original, *args, **kwargs)
 
-        # Bound to the optimizer, as learning-rate schedulers expect that wrap it in turn.
-        optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-        if self._worker is not None:
-            self._worker.cuda = any(p.is_cuda for p in model.parameters())
-            others = self._model_state.others
-            self._buckets = GradientBuckets(model, bucket_mib, complete=self._end_of_backward, others=others)
+        # Bound to the optimizer: learning-rate schedulers wrap it in turn and expect a method.
+        optimizer.step = types.MethodType(step, optimizer)
+        if not self.parts.session.outside_shoal:
+            if replica.on_gpu:
+                self.parts.session.use_gpu()
+            replica.synchronize(bucket_mib, self.parts.loop.end_of_backward)
         return model, optimizer
 
     def loader(
@@ -86,121 +179,36 @@ class Job(Stepping):
         **options: Any,
     ) -> Loader:
         """The training data. `batch_size` is that of all workers together; `options` go to torch's DataLoader."""
-        if self._loader is not None:
+        if self.parts.order.has_loader:
             raise RuntimeError("a job has one training loader; use a plain DataLoader to evaluate")
         for name in ("sampler", "batch_sampler", "drop_last", "persistent_workers", "in_order"):
             if name in options:
                 raise ValueError(f"{name} cannot be given: the order of the data belongs to the job")
-        rule = BatchRule(batch_size, max_batch_size, lr_rule, warmup_steps)
-        self._loader = Loader(
-            self,
+        return Loader(
+            self.parts.loop,
+            self.parts.order,
+            self.meter,
             dataset,
-            rule,
+            BatchRule(batch_size, max_batch_size, lr_rule, warmup_steps),
             accumulate=accumulate,
             shuffle=shuffle,
-            seed=self.seed,
             num_workers=num_workers,
             collate_fn=collate_fn,
             **options,
         )
-        return self._loader
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to do, wherever the job stands."""
         if count < 1:
             raise ValueError(f"epochs must be at least 1, not {count}")
-        self._epochs = count
-        if self._should_rehearse():
-            self._rehearsing = True
-            yield 0
-            self._rehearsing, self._step = False, None
-        self._join()
-        self._in_epochs = True
-        while self.position.epoch < count:
-            self._set_away(True)
-            yield self.position.epoch
-            self._settle()
-            if not self._joined:
-                self._join()  # its generation broke before it had the whole state
-                continue
-            self.position.epoch += 1
-            self.position.cursor = 0
-        self._in_epochs = False
-        self._finish()
+        yield from self.parts.loop.epochs(count)
 
     def log(self, **values: Any) -> None:
         """Values to report (the last of each is kept): numbers, or tensors of one element."""
-        if not self._aside:
+        if self.parts.steps.counts:
             for name, value in values.items():
                 self.meter.values[name] = value.detach() if isinstance(value, torch.Tensor) else value
 
     def checkpoint(self, path: str | Path | None = None) -> bool:
-        """Save the whole state, at rank 0, whole or not at all. False if it could not be written."""
-        target = path or self.checkpoint_path
-        if target is None:
-            self._note("checkpoint() has nowhere to write: give it a path, or init(checkpoint=...)")
-            return False
-        if self._aside or self.rank != 0:
-            return True
-        state = self._state()
-        facts = self._facts()
-        before = self._set_away(True)
-        try:
-            write_atomically(target, lambda file: state.save(facts, file))
-        except OSError as error:
-            self._note(
-                f"checkpoint at step {facts['position'].step} not written: {error}; the last one is kept"
-            )
-            return False
-        finally:
-            self._set_away(before)
-        self.meter.saved.append((str(target), facts["position"].step))
-        self._saved_s = time.monotonic()
-        return True
-
-    def _finish(self) -> None:
-        if self._worker is not None:
-            if self._catching_up is not None:
-                # The others are done before this worker had the whole state: there is nothing to finish with.
-                self._worker.member.left()
-                self._leave(self._worker)
-            with self._worker.lock:
-                self._worker.member.finish()
-            self._worker.link.say_now()
-
-    def _hook_exits(self) -> None:
-        worker = self._worker
-        assert worker is not None
-        previous, leave = sys.excepthook, sys.exit
-        codes: list[Any] = []
-        me = os.getpid()
-
-        def fail(why: str) -> None:
-            if os.getpid() != me:
-                return  # a process that the script has forked does not speak for it
-            with worker.lock:
-                worker.member.fail(why)
-            worker.link.say_now()
-
-        def failed(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-            fail("".join(traceback.format_exception(kind, error, trace)))
-            previous(kind, error, trace)
-
-        def leaving(status: Any = None, /) -> NoReturn:
-            codes.append(status)
-            leave(status)
-
-        def ended() -> None:
-            if os.getpid() != me:
-                return
-            if worker.member.phase in (Phase.STARTING, Phase.ACTIVE):
-                if codes and codes[-1]:
-                    fail(f"the script called sys.exit({codes[-1]!r})")
-                else:
-                    self._finish()
-            if worker.member.phase is Phase.FINISHED and worker.link.up.is_set():
-                with worker.lock:
-                    worker.lock.wait_for(lambda: worker.quit is not None, timeout=10.0)
-
-        sys.excepthook, sys.exit = failed, leaving
-        atexit.register(ended)
+        """Save the whole state at rank 0, completely or not at all. False if it could not be written."""
+        return self.parts.checkpoints.save(path)

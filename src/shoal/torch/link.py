@@ -1,4 +1,4 @@
-"""The worker's connection to its coordinator: two threads that training does not wait for."""
+"""The worker's connection to its coordinator: two threads for which the training does not wait."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRY_S = 0.3
 
 
 class ControlLink:
-    """Keeps a connection up; if the control plane dies, looks for it at the same address until it is back."""
+    """Keeps the connection. If the control plane dies, it connects again at the same address until it is back."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ControlLink:
         patience_s: float,
     ) -> None:
         self._address = address
-        self._open = lambda: Channel.open(address, secret, job, "worker")
+        self._secret, self._job = secret, job
         self._worker = worker
         self._on_order, self._on_connected = on_order, on_connected
         self._status, self._report = status, report
@@ -51,27 +51,27 @@ class ControlLink:
     def start(self) -> None:
         """Connect in this thread, so that a wrong secret is an error at the start.
 
-        A control plane that was killed while this worker started up comes back at the same address.
+        Wait for a control plane that was killed while this worker started: it comes back at the same address.
         """
-        began_s, told = time.monotonic(), False
+        began_s, warned = time.monotonic(), False
         while True:
             try:
                 self._connect()
                 break
             except socket.gaierror:
-                raise  # no such host: waiting does not help
+                raise  # an unknown host: waiting does not help
             except OSError as error:
                 if time.monotonic() - began_s > self._patience_s:
                     raise
-                if not told:
+                if not warned:
                     log.warning("no coordinator at %s yet (%s); waiting for it", self._address, error)
-                    told = True
+                    warned = True
                 time.sleep(RETRY_S)
         self._reader.start()
         self._sender.start()
 
     def _connect(self) -> None:
-        channel = self._open()
+        channel = Channel.open(self._address, self._secret, self._job, "worker")
         channel.send(Hello(self._worker, os.getpid()))
         self._on_connected()
         channel.send(self._status())
@@ -83,7 +83,7 @@ class ControlLink:
         self._wake.set()
 
     def say_now(self) -> None:
-        """Send the status before going on, if there is a connection."""
+        """Send the status in this thread, if there is a connection."""
         channel = self._channel
         if channel is not None:
             with contextlib.suppress(OSError, WireError):
@@ -135,4 +135,4 @@ class ControlLink:
                     last_report_s = time.monotonic()
                     channel.send(self._report())
             except (OSError, WireError):
-                continue  # the reader sees it too and connects anew
+                continue  # the reader finds the error, too, and connects again

@@ -6,144 +6,113 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-import torch
-from shoal.torch.order import BatchRule, Part, permutation, step_parts, step_size, steps_in_epoch
-
-if TYPE_CHECKING:
-    from shoal.torch.job import Job
+from shoal.torch.data_order import Batches, DataOrder
+from shoal.torch.meter import Meter
+from shoal.torch.order import BatchRule, Part
 
 SHADOW_SAMPLES = 2
-"""Samples given to a worker that has no part in a step, so that the script runs; batch norm needs two."""
+"""Samples for a worker that has no part in a step, so that the script runs. Batch norm needs two."""
+
+Collate = Callable[[list[Any]], Any]
+
+
+class Driver(Protocol):
+    """What happens between the batches: a `Loop`."""
+
+    @property
+    def rehearsing(self) -> bool: ...
+
+    def begin_pass(self) -> None: ...
+
+    def end_pass(self) -> None: ...
+
+    def settle(self, asked: bool) -> bool:
+        """End the present step. False: this worker has left its generation, the pass is over."""
+        ...
+
+    def boundary(self) -> bool:
+        """Change the members, if that is agreed. False as for `settle`."""
+        ...
+
+    def open_step(self, part: Part, first: bool, samples: int) -> None: ...
+
+    def open_rehearsal(self) -> None: ...
 
 
 class Loader:
     def __init__(
         self,
-        job: Job,
+        driver: Driver,
+        order: DataOrder,
+        meter: Meter,
         dataset: Any,
         rule: BatchRule,
         *,
-        accumulate: int,
-        shuffle: bool,
-        seed: int,
-        num_workers: int,
-        collate_fn: Callable[[list[Any]], Any] | None,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        num_workers: int = 0,
+        collate_fn: Collate | None = None,
         **options: Any,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}")
-        self.job, self.dataset, self.rule = job, dataset, rule
-        self.accumulate, self.shuffle, self.seed = accumulate, shuffle, seed
+        self.dataset, self.rule, self.accumulate = dataset, rule, accumulate
+        self._driver, self._order, self._meter = driver, order, meter
         collate = collate_fn or default_collate
         self._source: _Mapped | _Stream
+        self.length: int | None = None
         if isinstance(dataset, IterableDataset):
             if num_workers or options:
                 raise ValueError(
                     "an IterableDataset is read in the worker's own process: leave num_workers at 0"
                 )
-            self.length: int | None = None
             self._source = _Stream(dataset, collate)
         else:
             self.length = len(dataset)
             if self.length < 1:
                 raise ValueError("the data set is empty")
-            self._source = _Mapped(self, collate, num_workers, options)
-        self._order_of: tuple[int, torch.Tensor] | None = None
+            self._source = _Mapped(dataset, order, collate, num_workers, options)
+        order.read(Batches(rule, self.length, accumulate, shuffle), self._source)
 
     def __len__(self) -> int:
         """Batches per epoch and worker at the present number of workers."""
         if self.length is None:
             raise TypeError("an IterableDataset has no length")
-        return -(-self.length // self.rule.batch(len(self.job._contributors)))
-
-    def lines(self) -> list[str]:
-        """For the job's signature: a newcomer with other data would train on something else."""
-        length = "unknown" if self.length is None else self.length
-        return [
-            f"data set length {length}",
-            f"batch size {self.rule.batch_size} (at most {self.rule.max_batch_size}), "
-            f"accumulate {self.accumulate}, shuffle {self.shuffle}, seed {self.seed}",
-        ]
-
-    def steps_per_epoch(self) -> int:
-        if self.length is None:
-            return 0
-        return steps_in_epoch(self.length, self.rule.batch(len(self.job._contributors)), self.accumulate)
-
-    def order(self, epoch: int) -> torch.Tensor:
-        assert self.length is not None
-        if self._order_of is None or self._order_of[0] != epoch:
-            self._order_of = (epoch, permutation(self.length, self.seed, epoch, self.shuffle))
-        return self._order_of[1]
-
-    def parts(self, cursor: int, contributors: tuple[int, ...], rank: int) -> list[Part]:
-        batch = self.rule.batch(len(contributors))
-        mine = contributors.index(rank) if rank in contributors else None
-        end = self._end(cursor, batch)
-        return step_parts(cursor, end, batch, self.accumulate, len(contributors), mine, self.job._least)
-
-    def step_samples(self, cursor: int, contributors: tuple[int, ...]) -> int:
-        batch = self.rule.batch(len(contributors))
-        return step_size(cursor, self._end(cursor, batch), batch, self.accumulate)
-
-    def _end(self, cursor: int, batch: int) -> int:
-        """Where the epoch's data end, as far as the step at `cursor` needs to know."""
-        if self.length is not None:
-            return self.length
-        return cursor + self._source.look(self.job.position.epoch, cursor, batch * self.accumulate)
-
-    def changed(self) -> None:
-        """The members are others: what was loaded ahead is of the wrong size. Loader processes stay."""
-        self._source.replan()
+        return -(-self.length // self._order.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        job = self.job
-        if job.rehearsing:
+        driver = self._driver
+        if driver.rehearsing:
             yield from self._rehearse()
             return
-        job._begin_pass(self)
+        driver.begin_pass()
         asked = False
-        job._set_away(False)
         try:
-            while True:
-                job._settle(asked)
+            while driver.settle(asked) and not self._order.exhausted() and driver.boundary():
                 asked = True
-                if not job._joined or self._exhausted():
-                    return
-                job._boundary()
-                if not job._joined:
-                    return
                 yield from self._step()
         finally:
-            job._set_away(True)
+            driver.end_pass()
 
     def _step(self) -> Iterator[Any]:
-        job = self.job
-        parts = self.parts(job.position.cursor, job._contributors, job.rank)
+        parts = self._order.parts()
+        samples = sum(p.end - p.begin for p in parts)
         for index, part in enumerate(parts):
-            job._open(part, first=index == 0, samples=self._samples(parts))
+            self._driver.open_step(part, index == 0, samples)
             began_s = time.perf_counter()
-            batch = self._source.fetch(job.position.epoch, part)
-            job.meter.input_s += time.perf_counter() - began_s
+            batch = self._source.fetch(self._order.position.epoch, part)
+            self._meter.input_s += time.perf_counter() - began_s
             yield batch
 
-    def _samples(self, parts: list[Part]) -> int:
-        return sum(p.end - p.begin for p in parts)
-
-    def _exhausted(self) -> bool:
-        position = self.job.position
-        batch = self.rule.batch(len(self.job._contributors))
-        return position.cursor >= self._end(position.cursor, batch)
-
     def _rehearse(self) -> Iterator[Any]:
-        """One step on some data, before joining: warms up everything and shows errors while no one waits."""
+        """One step on some samples before joining: it warms everything up, and errors show while nobody waits."""
         size = max(SHADOW_SAMPLES, self.rule.batch_size // 2)
         for _ in range(self.accumulate):
-            self.job._open_rehearsal()
+            self._driver.open_rehearsal()
             yield self._source.sample(size)
 
 
@@ -151,27 +120,20 @@ class _Mapped:
     """Batches of a data set with indices, loaded here or by loader processes that outlive every resize."""
 
     def __init__(
-        self, loader: Loader, collate: Callable[..., Any], num_workers: int, options: dict[str, Any]
-    ):
-        self._loader, self._collate, self._num_workers = loader, collate, num_workers
-        self._options = options
+        self, dataset: Any, order: DataOrder, collate: Collate, num_workers: int, options: dict[str, Any]
+    ) -> None:
+        self._dataset, self._order, self._collate = dataset, order, collate
+        self._num_workers, self._options = num_workers, options
         self._feed: Iterator[list[int]] = iter(())
         self._ahead: deque[tuple[int, list[int]]] = deque()
         self._batches: Iterator[Any] | None = None
 
-    def indices(self, epoch: int, part: Part) -> list[int]:
-        order = self._loader.order(epoch)
-        if part.end > part.begin:
-            return order[part.begin : part.end].tolist()
-        return order[:SHADOW_SAMPLES].tolist()
-
     def fetch(self, epoch: int, part: Part) -> Any:
-        wanted = self.indices(epoch, part)
+        wanted = self._indices(epoch, part)
         if not self._num_workers:
             return self._load(wanted)
         if self._batches is None:
-            self._start()
-        assert self._batches is not None
+            self._batches = self._start()
         if self._ahead and (epoch, wanted) not in self._ahead:
             self.replan()  # the script has left a pass before its end
         while True:
@@ -180,54 +142,45 @@ class _Mapped:
                 return batch
 
     def sample(self, size: int) -> Any:
-        length = len(self._loader.dataset)
+        length = len(self._dataset)
         return self._load([i % length for i in range(size)])
 
-    def _load(self, indices: list[int]) -> Any:
-        dataset = self._loader.dataset
-        if hasattr(dataset, "__getitems__"):
-            return self._collate(dataset.__getitems__(indices))
-        return self._collate([dataset[i] for i in indices])
+    def available(self, epoch: int, cursor: int, count: int) -> int:
+        return max(0, min(count, len(self._dataset) - cursor))
 
     def replan(self) -> None:
         self._feed = self._plan()
 
-    def _start(self) -> None:
-        self.replan()
-        sampler = _Feed(self)
-        self._batches = iter(
-            DataLoader(
-                self._loader.dataset,
-                batch_sampler=sampler,
-                num_workers=self._num_workers,
-                collate_fn=self._collate,
-                persistent_workers=True,
-                **self._options,
-            )
-        )
-
-    def look(self, epoch: int, cursor: int, count: int) -> int:
-        return min(count, len(self._loader.dataset) - cursor)
-
     def next_indices(self) -> list[int]:
         return next(self._feed)
 
+    def _indices(self, epoch: int, part: Part) -> list[int]:
+        order = self._order.permutation(epoch)
+        chosen = order[part.begin : part.end] if part.end > part.begin else order[:SHADOW_SAMPLES]
+        return [int(i) for i in chosen.tolist()]
+
     def _plan(self) -> Iterator[list[int]]:
-        """The parts that will be wanted from here on if the members stay."""
-        loader, job = self._loader, self._loader.job
-        epoch, cursor = job.position.epoch, job.position.cursor
-        contributors, rank = job._contributors, job.rank
-        after = job._next_contributors if job._final else contributors
-        while True:
-            parts = loader.parts(cursor, contributors, rank)
-            for part in parts:
-                wanted = self.indices(epoch, part)
-                self._ahead.append((epoch, wanted))
-                yield wanted
-            cursor += loader.step_samples(cursor, contributors) if parts else 0
-            contributors = after
-            if cursor >= (loader.length or 0):
-                epoch, cursor = epoch + 1, 0
+        for epoch, part in self._order.ahead():
+            wanted = self._indices(epoch, part)
+            self._ahead.append((epoch, wanted))
+            yield wanted
+
+    def _load(self, indices: list[int]) -> Any:
+        if hasattr(self._dataset, "__getitems__"):
+            return self._collate(self._dataset.__getitems__(indices))
+        return self._collate([self._dataset[i] for i in indices])
+
+    def _start(self) -> Iterator[Any]:
+        self.replan()
+        loader = DataLoader(
+            self._dataset,
+            batch_sampler=_Feed(self),
+            num_workers=self._num_workers,
+            collate_fn=self._collate,
+            persistent_workers=True,
+            **self._options,
+        )
+        return iter(loader)
 
 
 class _Feed:
@@ -245,10 +198,10 @@ class _Stream:
     """An IterableDataset: every worker reads the same stream and keeps its part.
 
     The stream must be the same each time it is read in one epoch (`set_epoch(epoch)` is called if there is one). To
-    let a newcomer start in the middle without reading what came before, give it `skip(count)`.
+    let a newcomer start in the middle without reading all samples before, give it `skip(count)`.
     """
 
-    def __init__(self, dataset: Any, collate: Callable[..., Any]) -> None:
+    def __init__(self, dataset: Any, collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
         self._epoch = -1
         self._items: Iterator[Any] = iter(())
@@ -256,8 +209,8 @@ class _Stream:
         self._held: list[Any] = []  # the samples of the present step, of all workers
         self._first: list[Any] = []
 
-    def look(self, epoch: int, cursor: int, count: int) -> int:
-        """Have the samples [cursor, cursor + count) at hand; how many there are before the stream ends."""
+    def available(self, epoch: int, cursor: int, count: int) -> int:
+        """Read the samples [cursor, cursor + count); return how many there are before the stream ends."""
         if epoch != self._epoch or cursor < self._begin:
             self._open(epoch, cursor)
         while self._begin < cursor:
@@ -287,4 +240,4 @@ class _Stream:
         return self._collate((self._first * size)[:size])
 
     def replan(self) -> None:
-        return
+        """Nothing is read ahead."""

@@ -1,10 +1,11 @@
-"""Measurements: added up by the training thread with a few float additions, read by the control link's thread.
+"""Measurements: summed by the training thread with a few float additions, read by the control link's thread.
 
-Reports cover whole steps: what a step under way has used so far is told with that step.
+Reports cover whole steps: what an unfinished step has used so far is reported with that step.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
@@ -24,7 +25,7 @@ def resident_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all steps that are done, and when the last of them was."""
+    """Sums over all finished steps, and the time at which the last one ended."""
 
     steps: int
     samples: float
@@ -34,22 +35,30 @@ class Totals:
     at_s: float
 
 
+log = logging.getLogger("shoal.torch")
+
+
 class Meter:
     def __init__(self) -> None:
         self.input_s = 0.0
         self.sync_s = 0.0
         self._done: Totals | None = None
-        self._told: Totals | None = None
+        self._reported: Totals | None = None
         self.values: dict[str, Any] = {}
         self.notes: deque[str] = deque(maxlen=100)
         self.pauses: deque[tuple[int, float]] = deque(maxlen=100)
         self.saved: deque[tuple[str, int]] = deque(maxlen=10)
 
+    def note(self, text: str) -> None:
+        """A line for the job's log."""
+        log.info(text)
+        self.notes.append(text)
+
     def step_done(self, samples: int, began_s: float) -> None:
         """At the end of a step that began at `began_s` (of perf_counter)."""
         now_s, before = time.perf_counter(), self._done
         if before is None:
-            before = self._told = Totals(0, 0.0, 0.0, 0.0, 0.0, began_s)
+            before = self._reported = Totals(0, 0.0, 0.0, 0.0, 0.0, began_s)
         # One assignment: the reporting thread sees all of a step or nothing.
         self._done = Totals(
             before.steps + 1,
@@ -63,9 +72,9 @@ class Meter:
     def report(self, **where: int) -> Report:
         """What was measured since the last report. Called off the training thread."""
         nothing = Totals(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        done, told = self._done or nothing, self._told or nothing
-        self._told = self._done
-        sync_s, input_s = done.sync_s - told.sync_s, done.input_s - told.input_s
+        done, reported = self._done or nothing, self._reported or nothing
+        self._reported = self._done
+        sync_s, input_s = done.sync_s - reported.sync_s, done.input_s - reported.input_s
         values = {}
         for name, value in list(self.values.items()):
             try:
@@ -76,10 +85,10 @@ class Meter:
         saved = self.saved.popleft() if self.saved else (None, 0)
         notes = tuple(self.notes.popleft() for _ in range(len(self.notes)))
         return Report(
-            steps=done.steps - told.steps,
-            samples=done.samples - told.samples,
-            seconds=done.at_s - told.at_s,
-            compute_s=max(0.0, done.busy_s - told.busy_s - sync_s - input_s),
+            steps=done.steps - reported.steps,
+            samples=done.samples - reported.samples,
+            seconds=done.at_s - reported.at_s,
+            compute_s=max(0.0, done.busy_s - reported.busy_s - sync_s - input_s),
             sync_s=sync_s,
             input_s=input_s,
             memory_bytes=resident_bytes(),

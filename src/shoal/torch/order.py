@@ -1,7 +1,9 @@
-"""The order of the data, which belongs to the job and not to its workers. Pure but for the permutation.
+"""The arithmetic of the data order: permutation, parts of a step, batch rule. Pure.
 
 An epoch has one order of all samples. A step takes the next `batch` of them, whatever the number of workers, and
-splits them; so each sample is seen exactly once per epoch and the sizes on the way leave no trace.
+splits them. So each sample is used exactly once per epoch, and the result does not depend on the number of workers.
+
+Checkpoints contain pickled `Position` and `BatchRule` objects: do not move or rename these classes.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ import torch
 
 @dataclass(slots=True)
 class Position:
-    """Where the job is: between two steps."""
+    """Where the job is, between two steps."""
 
     epoch: int = 0
     cursor: int = 0  # samples of this epoch already used
-    step: int = 0  # steps done in all
+    step: int = 0  # steps done in total
 
 
 def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> torch.Tensor:
@@ -30,9 +32,9 @@ def permutation(length: int, seed: int, epoch: int, shuffle: bool) -> torch.Tens
 
 
 def share(size: int, workers: int, rank: int, least: int = 1) -> tuple[int, int]:
-    """The part [begin, end) of `size` samples for one of `workers`: even, the first ones take the remainder.
+    """The part [begin, end) of `size` samples for one of `workers`: equal parts, the first ones take the remainder.
 
-    No part is smaller than `least`, if there are so many: the last workers get none instead.
+    No part is smaller than `least`, if there are that many samples: the last workers get none instead.
     """
     workers = max(1, min(workers, size // least))
     if rank >= workers:
@@ -61,7 +63,7 @@ def step_parts(
     rank: int | None,
     least: int = 1,
 ) -> list[Part]:
-    """One worker's micro-batches of the step at `cursor`. `rank` None: it looks on, with no part of its own.
+    """One worker's micro-batches of the step at `cursor`. `rank` None: a newcomer without a part.
 
     Weights: with mean losses, sum_i (n_i / N) g_i is the gradient of the mean over all N samples, for any split.
     """
@@ -129,7 +131,7 @@ class BatchRule:
         return self.start + (self.goal - self.start) * progress
 
     def resize(self, workers: int, step: int) -> str | None:
-        """Follow a new number of workers; what was done, in words, if anything."""
+        """Follow a new number of workers. Returns a note for the log if the learning rate changes."""
         goal = self.factor(workers)
         if goal == self.goal:
             return None

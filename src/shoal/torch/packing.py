@@ -1,4 +1,4 @@
-"""Tensors on their way: what is sent along and what is streamed, where it comes to lie, and its bytes."""
+"""How tensors travel: which are pickled, which are streamed, where they are written, and their bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 SMALL_BYTES = 4096
-"""Tensors up to this size travel with the description; larger ones are streamed from where they are."""
+"""Tensors up to this size are pickled into the description; larger ones are streamed from their memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of a parameter's elements, with what the optimizer keeps for them."""
+    """A range of a parameter's elements, with the optimizer state of these elements."""
 
     index: int
     low: int
@@ -27,7 +27,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """In a description: the place of a tensor that is streamed."""
+    """In a description: stands for a tensor that is streamed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -35,11 +35,11 @@ class Streamed:
 
 
 class Later:
-    """In a description: a large tensor that is told only in a whole one."""
+    """In a description: stands for a large tensor that only a whole description contains."""
 
 
 def size_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return int(tensor.numel() * tensor.element_size())
 
 
 def alike(value: Any, param: Tensor) -> bool:
@@ -47,7 +47,7 @@ def alike(value: Any, param: Tensor) -> bool:
 
 
 def flattened(tensor: Tensor) -> Tensor:
-    """In order of the elements; a view if it is contiguous."""
+    """The elements in order; a view if the tensor is contiguous."""
     return tensor.detach().reshape(-1)
 
 
@@ -67,7 +67,7 @@ def put(tensor: Tensor, piece: Piece, value: Tensor) -> None:
 
 
 def place(value: Any, large: list[Tensor]) -> Any:
-    """Large tensors aside, all else by value."""
+    """Replace large tensors by `Streamed` and collect them in `large`; copy everything else."""
     if isinstance(value, Tensor) and size_bytes(value) > SMALL_BYTES:
         large.append(value.detach())
         return Streamed(tuple(value.shape), value.dtype, len(large) - 1)
@@ -77,6 +77,7 @@ def place(value: Any, large: list[Tensor]) -> Any:
 
 
 def settle(value: Any, mine: Any, homes: dict[int, Tensor]) -> Any:
+    """Replace each `Streamed` by the tensor it is written into: that in `mine` if it fits. Collect them in `homes`."""
     if isinstance(value, Streamed):
         fits = (
             isinstance(mine, Tensor)
@@ -98,7 +99,7 @@ def cloned(tensor: Tensor) -> Tensor:
 
 
 def compact(tensor: Tensor) -> Tensor:
-    """For pickling at once: a copy only of what would carry more than its own elements."""
+    """For pickling at once: copied only if its storage is larger than the tensor."""
     host = tensor.detach().cpu()
     return host if host.untyped_storage().nbytes() == size_bytes(host) else host.clone()
 
@@ -116,17 +117,17 @@ def copied(value: Any, whole: bool = True, copy: Callable[[Tensor], Tensor] = cl
 
 
 def unfit(box: dict[str, Any]) -> RuntimeError | None:
-    """Which entry of `job.state` cannot be pickled."""
+    """An error that names the entry of `job.state` that cannot be pickled."""
     for key, value in box.items():
         try:
             dumps(value)
         except Exception as error:
-            return RuntimeError(f"job.state[{key!r}] cannot travel, it cannot be pickled: {error}")
+            return RuntimeError(f"job.state[{key!r}] cannot travel, because it cannot be pickled: {error}")
     return None
 
 
 def filled(value: Any, mine: Any) -> Any:
-    """`value` with what it leaves for later as it is here."""
+    """`value` with each `Later` replaced by its counterpart in `mine`."""
     if isinstance(value, Later):
         return value if mine is None else mine
     if isinstance(value, dict):
@@ -139,6 +140,7 @@ def filled(value: Any, mine: Any) -> Any:
 
 
 def lacks(value: Any) -> bool:
+    """Whether it contains a `Later`."""
     if isinstance(value, dict):
         return any(lacks(v) for v in value.values())
     if isinstance(value, (list, tuple)):
@@ -154,14 +156,14 @@ class _Pickler(pickle.Pickler):
 
 
 def _plain(tensor: Tensor) -> bool:
-    """Whether its elements, type and shape are all there is to it."""
+    """Whether elements, dtype and shape describe it completely."""
     usual = tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.is_contiguous()
     special = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
     return usual and not special and not tensor.is_nested and not tensor.__dict__
 
 
 def rebuilt(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Its name is in checkpoints."""
+    """Checkpoints refer to this function by name."""
     tensor = torch.empty(shape, dtype=dtype)
     if data:
         as_bytes(tensor)[:] = data
@@ -169,7 +171,7 @@ def rebuilt(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
 
 
 def dumps(value: Any) -> bytes:
-    """`pickle.dumps`, but tensors as their bytes: torch makes an archive of each, slow to write and to read."""
+    """`pickle.dumps` with tensors as their bytes. torch would make an archive of each, which is slow."""
     file = io.BytesIO()
     _Pickler(file, pickle.HIGHEST_PROTOCOL).dump(value)
     return file.getvalue()
@@ -181,5 +183,5 @@ def as_bytes(tensor: Tensor) -> memoryview:
     if not flat.numel():
         return memoryview(b"")
     buffer = (ctypes.c_ubyte * flat.nbytes).from_address(flat.data_ptr())  # Tensor.numpy() needs NumPy
-    buffer.tensor = flat  # type: ignore[attr-defined]  # the memory lives as long as the view
+    buffer.tensor = flat  # the memory lives as long as the view
     return memoryview(buffer).cast("B")

@@ -1,17 +1,18 @@
-"""Leaving the cores to those who go on training."""
+"""Process priority of a worker that leaves."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-LAST = 19
+LOWEST = 19
 
 
-def step_back() -> None:
-    """For a process that has only to end: freeing its memory must not slow the others' next step."""
+def lower_priority() -> None:
+    """For a process that only has to end: freeing its memory must not slow down the others' next step."""
     with contextlib.suppress(OSError):
         for thread in os.listdir("/proc/self/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), LAST)
-    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
-        file.write(str(LAST))  # where the kernel shares the cores between sessions, it asks the session
+            os.setpriority(os.PRIO_PROCESS, int(thread), LOWEST)
+    if os.getsid(0) == os.getpid():  # otherwise other processes of the session would become slow, too
+        with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as file:
+            file.write(str(LOWEST))  # with autogroups the kernel shares the cores between sessions first

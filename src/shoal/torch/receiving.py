@@ -1,204 +1,149 @@
-"""A newcomer's side of being handed the state: it lands in its own parameters while it looks on."""
+"""The newcomer's side of a handover: what the training thread does with the pieces that have arrived."""
 
 from __future__ import annotations
 
 import pickle
-import socket
 import threading
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
-from shoal.torch.packing import as_bytes
-from shoal.torch.state import ModelState, Received
-from shoal.torch.transfer import PURPOSE, sources_of
-from shoal.wire.channel import MAX_STRANGERS, accept, receive_exactly, receive_into
+from shoal.torch.data_order import DataOrder
+from shoal.torch.receiver import Incoming, Receiver
+from shoal.torch.replica import Replica
+from shoal.torch.state import ModelState, seed_all, set_random_state
 from shoal.wire.messages import Plan
-from torch import Tensor
-
-MAX_HEAD_BYTES = 1 << 32
 
 
-@dataclass(slots=True)
-class Incoming:
-    """What a newcomer is being given for one plan."""
-
-    plan: Plan
-    sources: tuple[str, ...]
-    state: ModelState | None = None
-    flats: list[Tensor] = field(default_factory=list)  # where the sums of gradients go
-    gate: int = -1  # windows up to this one may be written into the state
-    windows: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> head
-    ends: dict[int, dict[str, dict[str, Any]]] = field(default_factory=dict)  # step -> source -> its end
-    ended: dict[str, int] = field(default_factory=dict)  # source -> the step of its last closed window
-    arrived: list[tuple[int, Received]] = field(default_factory=list)  # with its window's step, not installed
-    have: dict[int, int] = field(default_factory=dict)  # parameter -> how many of its elements are installed
-    broken: str | None = None
-    failure: Exception | None = None  # of this worker, not of its sources or the links to them
+class Newcomer(Protocol):
+    """What a newcomer needs of the membership: a `Session`."""
 
     @property
-    def offered(self) -> int | None:
-        """The step of the first window, once it is described."""
-        found = [
-            step for step, heads in self.windows.items() if any("description" in h for h in heads.values())
-        ]
-        return min(found, default=None)
+    def name(self) -> str: ...
 
-    def description(self, step: int) -> bytes | None:
-        """The last that was told in this window."""
-        heads = [*self.ends.get(step, {}).values(), *self.windows.get(step, {}).values()]
-        return next((h["description"] for h in heads if "description" in h), None)
+    @property
+    def rank(self) -> int: ...
 
-    def is_final(self, step: int) -> bool:
-        return any(h["final"] for h in self.windows.get(step, {}).values())
+    @property
+    def relays(self) -> bool: ...
 
-    def has_ended(self, step: int) -> bool:
-        return all(self.ended.get(source, -1) >= step for source in self.sources)
+    @property
+    def interrupted(self) -> bool: ...
 
-    def take(self, step: int) -> list[Received]:
-        """What came in windows up to this one, once."""
-        taken = [got for s, got in self.arrived if s <= step]
-        self.arrived = [(s, got) for s, got in self.arrived if s > step]
-        for piece in (got.piece for got in taken):
-            self.have[piece.index] = self.have.get(piece.index, 0) + piece.high - piece.low
-        return taken
+    @property
+    def receiver(self) -> Receiver: ...
+
+    @property
+    def lock(self) -> threading.Condition: ...
+
+    def wait_for(self, ready: Callable[[], Any]) -> Any: ...
+
+    def state_complete(self, step: int) -> None: ...
 
 
-class Receiver:
-    """Listens for state. Connections are accepted from those who know the job's secret, for plans known here."""
+class Receiving:
+    """The newcomer's side: what it receives for its plan, until it has the whole state."""
 
-    def __init__(self, host: str, job: str, secret: bytes, changed: threading.Condition) -> None:
-        self._job, self._secret = job, secret
-        self._server = socket.create_server((host, 0))
-        self.address = f"{host}:{self._server.getsockname()[1]}"
-        self.changed = changed
-        self._incoming: dict[int, Incoming] = {}
-        self._early: dict[int, dict[str, socket.socket]] = {}
-        self._over = 0  # plans up to this number are over
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
-        threading.Thread(target=self._listen, name="shoal-receive", daemon=True).start()
+    def __init__(
+        self, newcomer: Newcomer, replica: Replica, order: DataOrder, note: Callable[[str], None]
+    ) -> None:
+        self._newcomer, self._replica, self._order, self._note = newcomer, replica, order, note
+        self.incoming: Incoming | None = None
 
-    def expect(self, plan: Plan, me: str) -> None:
-        with self.changed:
-            incoming = self._incoming[plan.number] = Incoming(plan, sources_of(plan, me))
-            for source, sock in self._early.pop(plan.number, {}).items():
-                self._serve(incoming, source, sock)
+    def begin(self, incoming: Incoming) -> tuple[int, bool]:
+        """Adopt the description in the first window; return that window's step and whether it is the final one.
 
-    def forget(self, number: int) -> None:
-        with self.changed:
-            self._over = max(self._over, number)
-            incoming = self._incoming.pop(number, None)
-            if incoming is not None:
-                incoming.broken = "the plan was dropped"
-            for early in [n for n in self._early if n <= number]:
-                for sock in self._early.pop(early).values():
-                    sock.close()
-            self.changed.notify_all()
+        It comes without buffers and large tensors of `job.state`: those follow in the final window.
+        """
+        with self._newcomer.lock:
+            step = incoming.offered
+            assert step is not None
+            description, final = incoming.description(step), incoming.is_final(step)
+        assert description is not None
+        facts = pickle.loads(description)
+        self._order.adopt(facts)
+        self._replica.state.adopt(facts)
+        self.incoming = incoming
+        return step, final
 
-    def finished(self, number: int) -> None:
-        """All is here and taken over: what was told of it need not be kept."""
-        with self.changed:
-            self._over = max(self._over, number)
-            self._incoming.pop(number, None)
+    def take_at_once(self, plan: Plan) -> bool:
+        """Wait for the only window of a first generation and install it. False if it did not arrive completely."""
+        newcomer, incoming = self._newcomer, self._newcomer.receiver.get(plan.number)
 
-    def get(self, number: int) -> Incoming | None:
-        return self._incoming.get(number)
+        def begun() -> bool:
+            return incoming is not None and (bool(incoming.broken) or incoming.offered is not None)
 
-    def close(self) -> None:
-        self._server.close()
+        newcomer.wait_for(lambda: newcomer.interrupted or begun())
+        step = incoming.offered if incoming is not None else None
+        if incoming is None or step is None:
+            return False
+        self.open_gate(incoming, step)
+        return self.take_window(incoming, step)
 
-    def open_gate(self, incoming: Incoming, state: ModelState, step: int, flats: list[Tensor]) -> None:
-        """The state stands as after `step` steps here: what was sent in this window may be written into it."""
-        with self.changed:
-            incoming.state, incoming.flats, incoming.gate = state, flats, step
-            self.changed.notify_all()
+    def open_gate(self, incoming: Incoming, step: int) -> None:
+        """From here on the pieces and sums of this window may be written into the state and the buckets."""
+        buckets = self._replica.buckets
+        assert buckets is not None
+        if self._newcomer.relays:
+            buckets.let_go()
+        flats = [bucket.flat for bucket in buckets.buckets]
+        self._newcomer.receiver.open_gate(incoming, self._replica.state, step, flats)
 
-    def _listen(self) -> None:
-        while True:
-            try:
-                sock, _ = self._server.accept()
-            except OSError:
-                return
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(sock,), name="shoal-greet", daemon=True).start()
-            else:
-                sock.close()
+    def take_window(self, incoming: Incoming, step: int) -> bool:
+        """Wait for the end of a window and install its pieces. False if it did not arrive completely."""
+        newcomer, state = self._newcomer, self._replica.state
+        with newcomer.lock:
+            newcomer.wait_for(lambda: incoming.broken or newcomer.interrupted or incoming.has_ended(step))
+            if incoming.failure is not None:
+                raise RuntimeError(f"this worker could not receive the state: {incoming.failure!r}")
+            if not incoming.has_ended(step):
+                return False
+            received = incoming.take(step)
+        state.install(received)
+        if not incoming.is_final(step):
+            return True
+        description = incoming.description(step)
+        whole = all(incoming.have.get(i) == p.numel() for i, p in enumerate(state.parameters))
+        if description is None or not whole:
+            self._note("the state arrived incomplete")
+            return False
+        self._adopt(pickle.loads(description), incoming, step)
+        newcomer.receiver.finished(incoming.plan.number)
+        newcomer.state_complete(self._order.position.step)
+        return True
 
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            accept(
-                sock, lambda job, purpose: self._secret if (job, purpose) == (self._job, PURPOSE) else None
-            )
-            head = receive_head(sock, 4096)
-            number, source = int(head["plan"]), str(head["source"])
-        except Exception:
-            sock.close()
-            return
-        finally:
-            self._strangers.release()
-        with self.changed:
-            incoming = self._incoming.get(number)
-            if number <= self._over:
-                sock.close()
-            elif incoming is None:
-                self._early.setdefault(number, {})[source] = sock
-            else:
-                self._serve(incoming, source, sock)
+    def _adopt(self, facts: dict[str, Any], incoming: Incoming, step: int) -> None:
+        self._replica.state.adopt(facts)
+        self._order.adopt(facts)
+        if self._replica.buckets is not None:
+            self._replica.buckets.good = facts.get("good")
+        # The random state of the member whose place this worker takes, if there is one; otherwise its own.
+        before = incoming.plan.replaces.get(self._newcomer.name)
+        states = dict(h["random"] for h in incoming.ends.get(step, {}).values() if "random" in h)
+        if before in states:
+            set_random_state(states[before])
+        else:
+            seed_all(hash((facts["seed"], self._order.position.step, self._newcomer.rank)))
 
-    def _serve(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
-        threading.Thread(
-            target=self._receive, args=(incoming, source, sock), name="shoal-receive", daemon=True
-        ).start()
-
-    def _receive(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
-        try:
-            while not self._receive_window(incoming, source, sock):
-                pass
-        except Exception as error:
-            with self.changed:
-                if not isinstance(error, OSError):
-                    incoming.failure = incoming.failure or error
-                incoming.broken = incoming.broken or f"from {source}: {error}"
-                self.changed.notify_all()
-        finally:
-            sock.close()
-
-    def _receive_window(self, incoming: Incoming, source: str, sock: socket.socket) -> bool:
-        """One window; whether it was the final one."""
-        opening = receive_head(sock)
-        step = int(opening["window"])
-        with self.changed:
-            incoming.windows.setdefault(step, {})[source] = opening
-            self.changed.notify_all()
-            self.changed.wait_for(lambda: incoming.gate >= step or incoming.broken)
-            if incoming.broken or incoming.state is None:
-                return True
-        while "end" not in (head := receive_head(sock)):
-            if "sum" in head:
-                index, low, high = head["sum"]
-                receive_into(sock, as_bytes(incoming.flats[index][low:high]))
-                continue
-            received, homes = incoming.state.unpack(head["pieces"])
-            for home in homes:
-                receive_into(sock, as_bytes(home))
-            with self.changed:
-                if incoming.broken:
-                    return True  # nothing more may be written into the state
-                incoming.arrived += [(step, got) for got in received]
-        with self.changed:
-            if int(head["end"]) != step:
-                raise ValueError("a window ended that was not open")
-            incoming.ended[source] = step
-            incoming.ends.setdefault(step, {})[source] = head
-            self.changed.notify_all()
-        return bool(opening["final"])
+    def follow_groups(self, incoming: Incoming) -> None:
+        """Use the holders' learning rates: the script's own may depend on what has not arrived yet."""
+        ends = incoming.ends.get(self._order.position.step, {}).values()
+        groups = [h["groups"] for h in ends if "groups" in h]
+        if groups:
+            self._replica.state.set_groups(groups[0])
 
 
-def receive_head(sock: socket.socket, limit: int = MAX_HEAD_BYTES) -> dict[str, Any]:
-    size = int.from_bytes(receive_exactly(sock, 8), "big")
-    if size > limit:
-        raise ValueError("the description of the state is too long")
-    # Only someone who knows the job's secret gets here.
-    head = pickle.loads(receive_exactly(sock, size))
-    if not isinstance(head, dict):
-        raise ValueError("malformed description")
-    return head
+@contextmanager
+def received_only(state: ModelState, received: Collection[int]) -> Iterator[None]:
+    """Within it an optimizer step changes only the parameters of which something has been `received`.
+
+    The others are sent later, with this step already applied.
+    """
+    hidden = [(p, p.grad) for i, p in enumerate(state.parameters) if i not in received]
+    for param, _ in hidden:
+        param.grad = None
+    try:
+        yield
+    finally:
+        for param, grad in hidden:
+            param.grad = grad

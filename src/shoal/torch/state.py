@@ -1,4 +1,4 @@
-"""All that makes a job's state: what a newcomer must be given and a checkpoint must hold."""
+"""The state of a job: what a newcomer must receive and a checkpoint must contain."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from shoal.wire.signature import first_difference
 from torch import Tensor, nn
 
 try:
-    import numpy as np
-except ImportError:  # PyTorch runs without it
-    np = None
+    from numpy import random as numpy_random
+except ImportError:  # PyTorch runs without NumPy
+    numpy_random = None  # type: ignore[assignment]  # a module or None
 
 CHECKPOINT_VERSION = 3
 
 
 class StateBox(dict[str, Any]):
-    """`job.state`: whatever else must travel. Things with `state_dict` keep their identity, others are replaced."""
+    """`job.state`: what else must travel. Objects with `state_dict` keep their identity, others are replaced."""
 
     def capture(self) -> dict[str, Any]:
         return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in self.items()}
@@ -60,8 +60,8 @@ class StateBox(dict[str, Any]):
 
 def random_state(cuda: bool) -> dict[str, Any]:
     state = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if np is not None:
-        state["numpy"] = np.random.get_state()
+    if numpy_random is not None:
+        state["numpy"] = numpy_random.get_state()
     if cuda:
         state["cuda"] = torch.cuda.get_rng_state()
     return state
@@ -69,8 +69,8 @@ def random_state(cuda: bool) -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    if np is not None and "numpy" in state:
-        np.random.set_state(state["numpy"])
+    if numpy_random is not None and "numpy" in state:
+        numpy_random.set_state(state["numpy"])
     random.setstate(state["python"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
@@ -78,14 +78,14 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed % 2**63)
-    if np is not None:
-        np.random.seed(seed % 2**32)
+    if numpy_random is not None:
+        numpy_random.seed(seed % 2**32)
     random.seed(seed)
 
 
 @dataclass(slots=True)
 class Capture:
-    """Some of the state. `large` are the live tensors: they must not change until they are sent or written."""
+    """Part of the state. `large` are the live tensors: they must not change until they are sent or written."""
 
     description: bytes
     large: list[Tensor] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A piece as it was sent: flat ranges of the parameter and of slots of its shape, and all other slots."""
+    """A piece as it was sent: flat ranges of the parameter and of optimizer slots of its shape, and the other slots."""
 
     piece: Piece
     value: Tensor
@@ -105,20 +105,20 @@ ELEMENTWISE = (
     *("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax"),
     *("Adadelta", "Adagrad", "RMSprop", "Rprop", "ASGD"),
 )
-"""torch's optimizers that treat each element by itself: a part of a parameter may be followed without the rest."""
+"""torch's optimizers that update each element by itself: they can update a part of a parameter without the rest."""
 
 
 class ModelState:
     """Reads and writes the state of a model and its optimizer.
 
-    It has two parts: parameters with their optimizer state, which only the optimizer's step changes and which can
-    be handed over in *pieces*; and a *description* of all else (buffers, hyperparameters, `job.state`, facts).
+    It has two parts: parameters with their optimizer state, which only the optimizer step changes and which can be
+    sent in *pieces*; and a *description* of everything else (buffers, hyperparameters, `job.state`, facts).
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, box: StateBox) -> None:
         self.model, self.optimizer, self.box = model, optimizer, box
         known = {id(p) for p in model.parameters()}
-        #: Of the optimizer and not of the model: those of a criterion, for example.
+        #: Parameters of the optimizer that are not of the model: those of a criterion, for example.
         self.others: list[Tensor] = [
             p for g in optimizer.param_groups for p in g["params"] if id(p) not in known
         ]
@@ -134,16 +134,16 @@ class ModelState:
 
     @property
     def divisible(self) -> bool:
-        """Whether the optimizer treats each parameter by itself, so that it may know some before others.
+        """Whether the optimizer updates each parameter by itself, so that it can have some before others.
 
-        Adafactor's smallest step is that of the first parameter's precision, for all of them.
+        Adafactor is not: it uses the precision of the first parameter for all of them.
         """
         kind = type(self.optimizer)
         together = (torch.optim.LBFGS, torch.optim.Adafactor)
         return kind.__module__.startswith("torch.optim") and kind not in together
 
     def pieces(self, limit_bytes: float) -> list[tuple[Piece, int]]:
-        """All of it, cut where the optimizer allows it, with the bytes of each piece."""
+        """All parameters, cut where the optimizer allows it, with the bytes of each piece."""
         kind, result = type(self.optimizer), []
         elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
         for index, size in enumerate(self.sizes()):
@@ -169,7 +169,7 @@ class ModelState:
         return Capture(dumps(packed), large)
 
     def unpack(self, packed: bytes) -> tuple[list[Received], list[Tensor]]:
-        """The pieces to come, and where their streamed tensors shall go: in place wherever bytes can be put there."""
+        """The pieces to come, and the tensors into which to receive them: the live ones where that is possible."""
         homes: dict[int, Tensor] = {}
         received = []
         for piece, value, ranges, others in pickle.loads(packed):
@@ -186,10 +186,13 @@ class ModelState:
             )
         return received, [homes[i] for i in range(len(homes))]
 
-    @torch.no_grad()
     def install(self, received: Iterable[Received]) -> None:
-        """The streamed tensors are in place or at hand: take them, and the rest."""
-        # A step counter stays on the CPU unless a kernel counts; all else lives with its parameter.
+        """Use the pieces, whose streamed tensors have been received."""
+        with torch.no_grad():
+            self._install(received)
+
+    def _install(self, received: Iterable[Received]) -> None:
+        # A step counter stays on the CPU unless a kernel counts; other slots are on the parameter's device.
         kernels = [g for g in self.optimizer.param_groups if g.get("fused") or g.get("capturable")]
         counting = {id(p) for g in kernels for p in g["params"]}
         for got in received:
@@ -219,39 +222,38 @@ class ModelState:
         if len(groups) != mine:
             raise RuntimeError(
                 f"the optimizer has {mine} groups of parameters here, and {len(groups)} where the state comes from: "
-                "give it all of them before job.epochs"
+                "add all of them before job.epochs"
             )
         for group, saved in zip(self.optimizer.param_groups, groups):
             group.update(saved)
 
     def describe(self, facts: dict[str, Any], whole: bool = True) -> bytes:
-        """Copied now: forward changes the buffers, and user code what is in the box.
+        """Everything but the parameters, copied now: forward changes the buffers, and the script `job.state`.
 
         `facts` are the job's own: position, batch rule, random state. Not `whole`: without buffers and large
-        tensors of the box, for someone who will be told again.
+        tensors of `job.state`, for a newcomer that gets a whole description later.
         """
         buffers = [compact(t) for t in self.model.buffers()] if whole else None
         box = copied(self.box.capture(), whole, compact)
-        told = {"buffers": buffers, "groups": self.groups(), "box": box, **facts}
         try:
-            return dumps(told)
+            return dumps({"buffers": buffers, "groups": self.groups(), "box": box, **facts})
         except Exception as error:
             raise unfit(box) or error from None
 
-    @torch.no_grad()
     def adopt(self, facts: dict[str, Any]) -> None:
-        """Take a description over."""
-        for mine, value in zip(self.model.buffers(), facts["buffers"] or ()):
-            mine.copy_(value)
-        self.set_groups(facts["groups"])
-        own = self.box.capture()
-        told = {k: filled(v, own.get(k)) for k, v in facts["box"].items()}
-        self.box.restore({k: v for k, v in told.items() if not lacks(v)})
+        """Use a description."""
+        with torch.no_grad():
+            for buffer, value in zip(self.model.buffers(), facts["buffers"] or ()):
+                buffer.copy_(value)
+            self.set_groups(facts["groups"])
+            own = self.box.capture()
+            box = {k: filled(v, own.get(k)) for k, v in facts["box"].items()}
+            self.box.restore({k: v for k, v in box.items() if not lacks(v)})
 
     def digest(self, facts: Any = None) -> bytes:
         """SHA-256 over parameters, batch-norm statistics, optimizer state and further facts: equal on all members.
 
-        Other buffers and `job.state` may hold what each worker sees for itself (a sum of its own losses).
+        Other buffers and `job.state` may differ between workers (a sum of a worker's own losses, for example).
         """
         sha = hashlib.sha256()
         for tensor in (*self.parameters, *running_stats(self.model), *batch_counts(self.model)):
@@ -275,7 +277,7 @@ class ModelState:
         torch.save(saved, file)
 
     def signature(self) -> tuple[str, ...]:
-        """Two states fit each other if these lines are equal."""
+        """Two states are compatible if these lines are equal."""
         lines = parameter_lines(list(self.model.named_parameters()), "parameter")
         lines += parameter_lines(
             [(str(i), p) for i, p in enumerate(self.others)], "the optimizer's own parameter"
@@ -288,7 +290,7 @@ class ModelState:
         try:
             saved = torch.load(file, weights_only=False, map_location="cpu")
         except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
-            raise ValueError(f"it is damaged, or no checkpoint at all ({type(error).__name__})") from None
+            raise ValueError(f"it is damaged, or not a checkpoint ({type(error).__name__})") from None
         if not isinstance(saved, dict) or saved.get("shoal") != CHECKPOINT_VERSION:
             raise ValueError("it is not a checkpoint of this version of Shoal")
         difference = first_difference(saved["signature"], self.signature(), "it", "this script")

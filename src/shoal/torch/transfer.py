@@ -1,14 +1,13 @@
-"""A holder's side of handing the state to a newcomer: beside the training, over as many steps as it takes.
+"""The holder's side of a state transfer: a thread that sends to one newcomer beside the training.
 
 From one optimizer step to the next, parameters and optimizer state do not change. In this *window* a holder sends
-pieces of them, straight from the live tensors, and at its end the sums of the step's gradients. The end of its
-backward waits for the piece that is just being sent and for the sums (from there on the script may change both); the
-window ends, and the next one goes on with the rest. The newcomer looks on meanwhile and applies each step's gradients
-to what it has got, so what was sent once stays true. In the final window the rest is sent, and at its end a
-description of all else.
+pieces of them from the live tensors, and then the summed gradients of the step. The end of its backward waits for the
+piece that is being sent and for the sums, as the script may change both from there on. Then the window ends, and the
+next one continues with the rest. The newcomer applies each step's gradients to the pieces it has received, so each
+piece is sent once. The final window carries the rest, and at its end a description of everything else.
 
-After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens one, `pieces` is
-followed by the bytes of their large tensors, `sum` by its part of a bucket of gradients, `end` closes a window.
+After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens a window, `pieces`
+is followed by the bytes of their large tensors, `sum` by a part of a bucket of gradients, `end` closes the window.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ from torch import Tensor
 
 PURPOSE = "state"
 MAX_SOURCES = 4
-PIECE_BYTES = (
-    1 << 20
-)  # large parameters are cut to this size where the optimizer allows it, small ones sent together
-MOST_PIECES = 1000  # very large models are cut less finely
-SPREAD = 4  # no window carries more than this part of the bytes: no step shall bear it all
+# Large parameters are cut to this size where the optimizer allows it; small ones are sent together.
+PIECE_BYTES = 1 << 20
+MOST_PIECES = 1000  # very large models are cut into larger pieces
+SPREAD = 4  # a window carries at most a quarter of the bytes, so that no single step has the whole cost
 SLICE_BYTES = 1 << 18
-BUFFER_BYTES = 1 << 20  # what is in a socket's buffers, a newcomer still waits for when the window has ended
+BUFFER_BYTES = 1 << 20  # small: a newcomer waits for what is in the socket's buffer when the window has ended
 ONE_STEP_BYTES = 16 << 20
 ONE_STEP_S = 0.05
 
 
 def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
-    """The holders that send to a newcomer: all, but at most a few, and different ones for different newcomers."""
+    """The holders that send to a newcomer: at most a few, and different ones for different newcomers."""
     holders = plan.holders or plan.members[:1]
     first = plan.members.index(newcomer) * MAX_SOURCES
     count = min(MAX_SOURCES, len(holders))
@@ -50,7 +48,7 @@ def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
 
 
 def share_of(sizes: list[int], sources: int, index: int) -> list[int]:
-    """What the index-th of several sources sends of pieces of these sizes: about its part of the bytes."""
+    """The pieces, of these sizes, that the index-th of several sources sends: about its share of the bytes."""
     total, offset = max(1, sum(sizes)), 0
     mine = []
     for piece, size in enumerate(sizes):
@@ -61,7 +59,7 @@ def share_of(sizes: list[int], sources: int, index: int) -> list[int]:
 
 
 def together(sizes: list[int], limit_bytes: float) -> list[range]:
-    """Runs of neighbours that are sent at once: small ones together."""
+    """Runs of neighbours that are sent together, up to the limit."""
     runs: list[range] = []
     run_bytes = 0
     for i, size in enumerate(sizes):
@@ -76,12 +74,12 @@ def together(sizes: list[int], limit_bytes: float) -> list[range]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From the boundary after `step` steps to the optimizer's next step. `final`: all that is left is sent in it."""
+    """From the boundary after `step` steps to the next optimizer step. `final`: the rest is sent in it."""
 
     step: int
     final: bool
     head: dict[str, Any]
-    sums: int = 0  # how many sums of gradients end it
+    sums: int = 0  # buckets of summed gradients that end it
 
 
 class Link:
@@ -91,15 +89,15 @@ class Link:
         self.newcomer, self._sock, self._limit = newcomer, sock, limit_bytes_per_s
         self._changed = threading.Condition()
         self._state: ModelState | None = None
-        self.index = 0  # among the newcomer's sources; the first one describes
+        self.index = 0  # among the newcomer's sources; the first one sends the description
         self._rest: deque[tuple[list[Piece], int]] = deque()
         self._rest_bytes, self._budget_bytes = 0, 0.0
         self._windows: deque[Window] = deque()
         self._holding = False
         self._reading = False  # a piece is being sent from the live tensors
-        self._sums: deque[Tensor] = deque()  # of this step's gradients, to be sent
+        self._sums: deque[Tensor] = deque()  # summed gradients of this step that are still to be sent
         self._sources = 1
-        self._ends: dict[int, dict[str, Any]] = {}  # step -> how its window ended
+        self._ends: dict[int, dict[str, Any]] = {}  # step -> content of the head that ends its window
         self._over = False
         self._sent_bytes, self._sending_s = 0, 0.0
 
@@ -109,14 +107,14 @@ class Link:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         send_head(sock, {"plan": plan.number, "source": me})
         link = Link(newcomer, sock, limit)
-        # Now, and not at the switch: the training thread would wait there until the new one runs.
+        # Not at the switch: there the training thread would wait for the new thread.
         threading.Thread(target=link._run, name="shoal-state", daemon=True).start()
         return link
 
     # The training thread's side
 
     def load(self, plan: Plan, me: str, state: ModelState) -> None:
-        """Decide what is to be sent here."""
+        """Decide what this link sends."""
         sources = sources_of(plan, self.newcomer)
         self._state, self._sources, self.index = state, len(sources), sources.index(me)
         limit_bytes = max(PIECE_BYTES, sum(state.sizes()) / MOST_PIECES)
@@ -133,7 +131,7 @@ class Link:
 
     @property
     def nearly_done(self) -> bool:
-        """Whether one window is enough for the rest, so that hardly anyone waits at its end."""
+        """Whether one window is enough for the rest, so that the training hardly waits at its end."""
         limit_bytes = min(self._budget_bytes, ONE_STEP_BYTES)
         if self._limit is not None:
             limit_bytes = min(limit_bytes, self._limit * ONE_STEP_S)
@@ -147,29 +145,29 @@ class Link:
             self._holding = False
             self._changed.notify_all()
 
-    def tell(self, window_step: int, end: dict[str, Any]) -> None:
-        """What the newcomer shall hear at the end of a window. A final one ends when all is sent and this is told."""
+    def end_with(self, window_step: int, end: dict[str, Any]) -> None:
+        """Set what ends a window. A final one ends when this is set and everything is sent."""
         with self._changed:
             self._ends.setdefault(window_step, end)
             self._changed.notify_all()
 
     def hold(self) -> None:
-        """Begin nothing more in this window unless it is the final one: the optimizer's step is near."""
+        """Begin no further piece in this window, unless it is the final one: the optimizer step is near."""
         self._holding = True
 
     def give(self, flat: Tensor) -> None:
-        """The next sum of this window; each of the newcomer's sources sends its part. It must not change until read."""
+        """The next summed bucket; each of the newcomer's sources sends a part. It must not change until it is read."""
         with self._changed:
             self._sums.append(flat)
             self._changed.notify_all()
 
     def close_window(self, window_step: int, end: dict[str, Any], interrupted: Callable[[], bool]) -> None:
-        """Wait until nothing reads the state any more; that the window has ended is told later."""
-        self.tell(window_step, end)
+        """Wait until the link reads nothing of the state any more. The end of the window is sent later."""
+        self.end_with(window_step, end)
         self.wait_read(window_step, interrupted)
 
     def wait_read(self, window_step: int, interrupted: Callable[[], bool]) -> None:
-        """Wait for the piece that is being sent, or for all that is left in a final window; and for the sums."""
+        """Wait for the piece that is being sent, in a final window for all pieces, and for the sums."""
         with self._changed:
             final = any(w.final for w in self._windows if w.step == window_step)
             while not self._changed.wait_for(
@@ -208,7 +206,7 @@ class Link:
                     self._over = self._over or window.final
                     self._changed.notify_all()
         except (OSError, ValueError):
-            pass  # the newcomer is gone, or this link was closed; whoever minds hears it from the coordinator
+            pass  # the newcomer is gone, or this link was closed; the coordinator handles both
         finally:
             with self._changed:
                 self._over = True
@@ -244,7 +242,7 @@ class Link:
         with self._changed:
             self._changed.wait_for(lambda: self._sums or self._over)
             if self._over:
-                raise ConnectionError("closed while sums were awaited")
+                raise ConnectionError("the link was closed")
             flat = self._sums[0]
         low, high = (flat.numel() * i // self._sources for i in (self.index, self.index + 1))
         send_head(self._sock, {"sum": (index, low, high)})
@@ -278,7 +276,7 @@ class Link:
 def send_head(sock: socket.socket, head: dict[str, Any]) -> None:
     body = dumps(head)
     size = len(body).to_bytes(8, "big")
-    if len(body) > SLICE_BYTES:  # without another copy of a large one
+    if len(body) > SLICE_BYTES:  # do not copy a large one
         sock.sendall(size)
         sock.sendall(body)
     else:

@@ -1,4 +1,4 @@
-"""The running worker: the pure `Member` joined to its control link, its groups and the transfer of state."""
+"""The running worker: connects the wire's `Member` to the control link, process groups and the state's receiver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from shoal.torch.group import BoardStore, Cancelled, form_gloo, form_nccl
 from shoal.torch.link import ControlLink
 from shoal.torch.meter import Meter
-from shoal.torch.receiving import Receiver
+from shoal.torch.receiver import Receiver
 from shoal.torch.transfer import Link, sources_of
 from shoal.wire import auth
 from shoal.wire.member import Build, Drop, Effect, Enter, Entries, Interrupt, Member, Quit
@@ -24,15 +24,15 @@ from shoal.wire.messages import Kind, Order, Phase, Plan, Report, Status
 
 log = logging.getLogger("shoal.torch")
 
-# Each time-out of a wait is an exception with a C++ backtrace (tens of ms), so they must be rare. A peer that dies
-# ends the wait at once by itself; this is only how soon the word that a generation is dead is heard.
+# Each timeout of a wait is an exception with a C++ backtrace (tens of ms), so timeouts must be rare. The death of a
+# peer ends the wait at once; this interval only bounds how late an interrupt by the coordinator is seen.
 POLL = timedelta(seconds=1)
 AT_ONCE = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who this worker is, from its environment."""
+    """The identity of this worker, from its environment."""
 
     job: str
     worker: str
@@ -70,7 +70,7 @@ def _number(env: Any, name: str, default: float) -> float:
     except ValueError:
         number = -1.0
     if not number >= 0:
-        raise RuntimeError(f"{name} must be a number from 0 on, not {env[name]!r}")
+        raise RuntimeError(f"{name} must be a number >= 0, not {env[name]!r}")
     return number
 
 
@@ -89,7 +89,7 @@ def _secret(env: Any) -> bytes:
 
 @dataclass(slots=True)
 class Groups:
-    """The collectives of one generation: `data` for gradients, `vote` for the flag."""
+    """The process groups of one generation, for gradients and for the vote, and the links to its newcomers."""
 
     data: Any
     vote: Any
@@ -118,8 +118,8 @@ class Worker:
             identity.worker,
             on_order=self._on_order,
             on_connected=self._on_connected,
-            status=self._status,
-            report=self._report,
+            status=self.status,
+            report=self.report,
             patience_s=identity.patience_s,
         )
 
@@ -133,11 +133,11 @@ class Worker:
         with self.lock:
             self.member.reconnected()
 
-    def _status(self) -> Status:
+    def status(self) -> Status:
         with self.lock:
             return self.member.status()
 
-    def _report(self) -> Report:
+    def report(self) -> Report:
         return self._meter.report(**self._where())
 
     def _on_order(self, order: Order) -> None:
@@ -168,13 +168,13 @@ class Worker:
 
     def _quit(self, reason: str) -> None:
         if self.quit is None:
-            log.info("this worker is to end: %s", reason)
+            log.info("this worker has to quit: %s", reason)
         self.quit = reason
         if (
             self.member.phase in (Phase.STARTING, Phase.ACTIVE)
             and threading.current_thread().name == "shoal-control"
         ):
-            # The script is at work and would not look up: nothing that it does is wanted any more.
+            # The script is running and would not notice. Nothing that it does is needed any more.
             os._exit(0)
 
     def _build(self, plan: Plan) -> None:
@@ -197,7 +197,7 @@ class Worker:
             return
         except Exception as error:
             with self.lock:
-                self._meter.notes.append(f"generation {plan.number}: its group could not be formed: {error}")
+                self._meter.note(f"generation {plan.number}: its group could not be formed: {error}")
                 self.member.group_failed(plan.number)
             self.link.say()
             return
@@ -240,7 +240,7 @@ class Worker:
         return self._groups.pop(number)
 
     def retire(self, groups: Groups | None) -> None:
-        """Close a group later and elsewhere: doing it at the switch would cost more than the switch."""
+        """Close groups later, in another thread: closing them at the switch would take longer than the switch."""
         if groups is None:
             return
         for link in groups.links:
@@ -254,19 +254,19 @@ class Worker:
             del groups
 
     def wait(self, work: Any) -> bool:
-        """Whether a collective completed; False if it broke or its generation was declared dead."""
+        """Whether a collective completed. False if it broke or its generation is dead."""
         while True:
             try:
                 work.wait(AT_ONCE if self.interrupted else POLL)
                 return True
             except RuntimeError:
                 if work.is_completed():
-                    return _succeeded(work)  # it may have completed just after this wait ended
+                    return _succeeded(work)  # it may have completed just after the timeout
                 if self.interrupted:
                     return False
 
     def wait_for(self, ready: Callable[[], Any]) -> Any:
-        """Under the lock: the first true value of `ready`. Ends the process if the coordinator says so."""
+        """The first true value of `ready`, called under the lock. Ends the process if the coordinator asks for it."""
         with self.lock:
             self.lock.wait_for(lambda: self.quit is not None or ready())
             if self.quit is not None:

@@ -118,6 +118,45 @@ def _receive_short(sock: socket.socket, deadline_s: float | None = None) -> byte
     return receive_exactly(sock, size, deadline_s)
 
 
+async def accept_async(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret_of: SecretOf
+) -> tuple[Request, Keys]:
+    """The server's side of the handshake, in asyncio."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    hello, nonce = auth.challenge()
+    writer.write(hello)
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        size = int.from_bytes(await reader.readexactly(2), "big")
+        if size > auth.MAX_HANDSHAKE_BYTES:
+            raise AuthError("malformed handshake")
+        body = await reader.readexactly(size)
+        try:
+            request, answer, keys = _judge(body, secret_of, nonce)
+        except AuthError as error:
+            refusal = f"refused: {error}".encode()
+            writer.write(len(refusal).to_bytes(2, "big") + refusal)
+            await writer.drain()
+            raise
+        writer.write(len(answer).to_bytes(2, "big") + answer)
+        await writer.drain()
+    return request, keys
+
+
+async def connect_async(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, job: str, purpose: str
+) -> Keys:
+    """The client's side of the handshake, in asyncio."""
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        proof = ClientProof.make(await reader.readexactly(auth.CHALLENGE_BYTES), secret, job, purpose)
+        writer.write(len(proof.request).to_bytes(2, "big") + proof.request)
+        size = int.from_bytes(await reader.readexactly(2), "big")
+        if size > auth.MAX_HANDSHAKE_BYTES:
+            raise AuthError("malformed handshake")
+        return proof.check(await reader.readexactly(size))
+
+
 class Channel:
     """Blocking, for a worker or a client. One thread may receive while others send."""
 
@@ -165,25 +204,7 @@ class AsyncChannel:
     async def accept(
         cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret_of: SecretOf
     ) -> tuple[Request, AsyncChannel]:
-        sock = writer.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello, nonce = auth.challenge()
-        writer.write(hello)
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-            size = int.from_bytes(await reader.readexactly(2), "big")
-            if size > auth.MAX_HANDSHAKE_BYTES:
-                raise AuthError("malformed handshake")
-            body = await reader.readexactly(size)
-            try:
-                request, answer, keys = _judge(body, secret_of, nonce)
-            except AuthError as error:
-                refusal = f"refused: {error}".encode()
-                writer.write(len(refusal).to_bytes(2, "big") + refusal)
-                await writer.drain()
-                raise
-            writer.write(len(answer).to_bytes(2, "big") + answer)
-            await writer.drain()
+        request, keys = await accept_async(reader, writer, secret_of)
         return request, cls(reader, writer, keys)
 
     def send(self, message: Message) -> None:

@@ -1,4 +1,4 @@
-"""A training script for the tests: small, deterministic, and it writes down every part of a step that counted."""
+"""A training script for the tests: small and deterministic. It writes a row for each part of a step that counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 
 import shoal.torch as shoal
 import torch
+from shoal.torch.session import Session
 from shoal.torch.state import ModelState
+from shoal.torch.vote import Vote
 from torch import nn
 
 OPTIONS = {
@@ -34,7 +36,7 @@ ME = os.environ.get("SHOAL_WORKER", "alone")
 
 
 def word(name: str) -> str | None:
-    """What a test has written for this worker, or for all, since it started."""
+    """What a test has told this worker, or all workers."""
     for path in (HERE / f"{name}.{ME}", HERE / name):
         if path.exists():
             return path.read_text()
@@ -63,7 +65,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 
 class Odd(nn.Module):
-    """Frozen, unused and shared weights, and batch norm: what real models have."""
+    """Frozen, unused and shared weights, as in real models."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
@@ -117,7 +119,7 @@ class Both:
 
 
 def in_halves(group, flat):
-    """A synchronisation of one's own."""
+    """A custom synchronization."""
     (HERE / f"synced.{ME}.{group.size()}").touch()
     half = flat.numel() // 2
     return Both(group.allreduce([flat[:half]]), group.allreduce([flat[half:]]))
@@ -125,7 +127,7 @@ def in_halves(group, flat):
 
 def die_holding(job, step: int, voted: bool) -> None:
     """w2 dies in this step when all hold its gradients: before the vote, or when w0 knows its result, but not w1."""
-    cast, tally = job._cast_vote, job._tally
+    cast, tally = Vote.cast, Vote.tally
 
     def at_hand(name: str) -> bool:
         (HERE / f"{name}.{ME}").touch()
@@ -135,33 +137,34 @@ def die_holding(job, step: int, voted: bool) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return ME != "w1"
 
-    def casting() -> bool:
+    def casting(vote, fits) -> bool:
         if not voted and job.position.step == step:
             at_hand("holds")
-        return cast()
+        return cast(vote, fits)
 
-    def tallying(work, flag) -> bool:
-        done = tally(work, flag)
+    def tallying(vote, work, flag) -> bool:
+        done = tally(vote, work, flag)
         return done and (
             at_hand("knows") if voted and (job.position.step, job.generation) == (step, 1) else True
         )
 
-    job._cast_vote, job._tally = casting, tallying
+    Vote.cast, Vote.tally = casting, tallying
 
 
-def kill_when_looking_on(job) -> None:
-    """w2 kills w1 when it first looks on, and hears of the plan after that only when the holders have switched."""
+def kill_when_observing() -> None:
+    """w2 kills w1 at its first early vote, and sees the next plan only when the holders have switched to it."""
     (HERE / f"pid.{ME}").write_text(str(os.getpid()))
-    look_on, to_come, looked = job._look_on, job._to_come, []
+    cast_early, committed_plan, voted = Vote.cast_early, Session.committed_plan, []
 
-    def looking_on(groups, generation) -> None:
-        look_on(groups, generation)
-        looked.append(generation)
-        if len(looked) == 1:
+    def casting_early(vote, group, generation) -> None:
+        cast_early(vote, group, generation)
+        voted.append(generation)
+        if len(voted) == 1:
             os.kill(int((HERE / "pid.w1").read_text()), signal.SIGKILL)
 
     if ME == "w2":
-        job._look_on, job._to_come = looking_on, lambda: None if looked else to_come()
+        Vote.cast_early = casting_early
+        Session.committed_plan = lambda session: None if voted else committed_plan(session)
 
 
 def main() -> None:
@@ -195,17 +198,18 @@ def main() -> None:
     )
     if "die_holding" in o:
         die_holding(job, *o["die_holding"])
-    if o.get("kill_when_looking_on"):
-        kill_when_looking_on(job)
+    if o.get("kill_when_observing"):
+        kill_when_observing()
     out = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     zeroed = False
+    total_steps = o["epochs"] * -(-len(data) // (o["batch"] * o["accumulate"]))
     for epoch in job.epochs(o["epochs"]):
         for ids, x, y, pids in loader:
             job.state["early"] += 1
             dice = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=o.get("amp", False)):
                 loss = nn.functional.mse_loss(model(x).float(), y) / o["accumulate"]
-            blunder(job, loss)
+            make_mistakes(job, loss)
             if word("skip") and not job.rehearsing:
                 continue
             if word("slow") and not job.rehearsing:
@@ -240,7 +244,8 @@ def main() -> None:
             while word("hang") and not job.rehearsing:
                 time.sleep(0.05)
             if not (HERE / "hurry").exists():
-                time.sleep(o["sleep_s"])
+                # The job must not end before the test says so, however slow a busy machine starts its workers.
+                time.sleep(o["sleep_s"] if job.position.step < total_steps // 2 else 0.15)
         if o.get("save_epochs") and not job.rehearsing:
             job.checkpoint(HERE / f"saved.{ME}")
         while word("evaluate") and job.is_main:
@@ -259,11 +264,11 @@ def refuse_memory():
     raise MemoryError("no room for it")
 
 
-def blunder(job, loss) -> None:
-    """What a script should not do."""
+def make_mistakes(job, loss) -> None:
+    """Mistakes that a test asks for."""
     if job.rehearsing:
         return
-    if word("fail_looking_on") and not job.weight:
+    if word("fail_catching_up") and not job.weight:
         raise MemoryError("no room for the others' state")
     if word("exit"):
         sys.exit("that is enough")

@@ -160,7 +160,7 @@ def _amount(
     shares: FloatArray, slow: int, fast: int, room: FloatArray, buyer: int, seller: int, price: float
 ) -> float:
     """Fast GPUs of the trade: the least of what the seller has, the buyer can pay, and both can use."""
-    amount = min(shares[seller, fast], shares[buyer, slow] / price)
+    amount: float = min(shares[seller, fast], shares[buyer, slow] / price)
     if price > 1.0:
         amount = min(amount, room[seller] / (price - 1.0))
     elif price < 1.0:

@@ -1,8 +1,8 @@
-"""The server's clock: seconds since 1970 that never go back, however the machine's clock is set meanwhile.
+"""The server's clock: seconds since 1970 that never go back, even if the machine's clock is set.
 
-Times are for people, lengths of time are measured. The machine's clock is read once, when a server starts; from
-then on only its steady clock counts. Workers' keepers tell how long ago something happened by the same steady
-clock. If the machine's clock was set while no server ran, `go_on` moves what is being counted onto the new one.
+The wall clock is read once, when the server starts; from then on the clock counts monotonic time. The keepers
+of workers report by the same monotonic clock how long ago something happened. If the wall clock was set while
+no server ran, `go_on` moves the times in the store onto the new clock.
 """
 
 from __future__ import annotations

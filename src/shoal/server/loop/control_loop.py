@@ -1,9 +1,10 @@
 """The control loop: it asks the scheduler for decisions and carries them out.
 
-It owns the scheduler, the live jobs and the GPUs. Everything happens in the thread of one loop. A decision follows
-an event at once; what arrives while one is being made, or within `COALESCE_S` of it, is decided on together.
-What it decides is written down before it is done (`outbox`), so that it can be killed at any moment: the next one
-finds in the store what was to be and at the executor what is, and goes on from there.
+It owns the scheduler, the live jobs and the GPUs, and runs in the thread of one event loop. A decision follows
+an event at once; events that arrive during a cycle, or within `COALESCE_S` of it, are decided together.
+Decisions are written before they are carried out (`outbox`), so the server can be killed at any moment: the
+next one reads from the store what was decided, learns from the executor what runs, and continues. See
+docs/design/030-server.md.
 """
 
 from __future__ import annotations
@@ -41,13 +42,15 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import JobState, Resize
 from shoal.server.home import Home
 from shoal.server.loop import snapshot
+from shoal.server.loop.causes import causes_of
 from shoal.server.loop.clock import Clock
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.elastic_runner import ElasticRunner
 from shoal.server.loop.fixed_runner import FixedRunner
-from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
+from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob
 from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.loop.outbox import Outbox
+from shoal.server.loop.phases import Phases
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.restart import (
     adopt_worker,
@@ -57,7 +60,7 @@ from shoal.server.loop.restart import (
     save_regularly,
     tickets_of,
 )
-from shoal.server.loop.runner import Runner
+from shoal.server.loop.runner import Parts, Runner
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing import Sharing
 from shoal.server.loop.targets import Targets
@@ -103,14 +106,15 @@ class ControlLoop:
         #: Nodes that are out of use, by index.
         out_of_use = set(store.get("drained", []))
         self.drained = {i for i, node in enumerate(self.nodes) if node.name in out_of_use}
-        #: Jobs that wait for GPUs which others have not let go yet.
+        #: Jobs that wait for GPUs which others have not released yet.
         self.unmet: set[int] = set()
         self.warnings: list[str] = []
         self.decided_s: float | None = None
-        #: Nothing is decided or carried out before all of the last server's jobs and workers are known.
+        #: Whether the jobs and workers of the last server are known. Nothing is decided or carried out before.
         self.ready = False
         self.stopping = False
-        self._inbox: list[Event] = []
+        #: Events to decide on, each with the id of the store's event that records it, if one does.
+        self._inbox: list[tuple[Event, int | None]] = []
         self._inbox_since = 0.0
         self._changed: set[int] = set()
         self._then_s: float | None = None
@@ -120,21 +124,32 @@ class ControlLoop:
         self._retry: asyncio.TimerHandle | None = None
         self._last_cycle_s = 0.0
         self._saver: asyncio.Task[None] | None = None
-        #: From the first of the events that led to a decision until its commands were on record and given.
+        #: Seconds from the first event of a decision until its commands were written and carried out.
         self.latencies_s: deque[float] = deque(maxlen=20000)
         cluster = make_cluster(self.nodes, store)
-        self.profiles = Profiles(self)
-        self.searches = Searches(self)
+        self.profiles = Profiles(
+            self.jobs, self.nodes, store, self.outbox, self.take_in, lambda: self.scheduler, self.now_s
+        )
+        self.searches = Searches(
+            self.profiles, self.outbox, self.warnings, self.take_in, lambda: self.scheduler.policy.elastic
+        )
         self._cluster = cluster
         made = self._policy()
         #: The scheduler of the last server replaces this one in `start`.
         self.scheduler = Scheduler(cluster, made, self._placer(made), cool_down_s=cool_down_s)
-        self.sharing = Sharing(self, share=share, pre_schedule=pre_schedule)
-        self.usage = Usage(self)
+        self.sharing = Sharing(
+            self, self.jobs, self.nodes, self.devices, self.outbox, self.profiles,
+            share=share, pre_schedule=pre_schedule,
+        )  # fmt: skip
+        self.usage = Usage(self.jobs, self.nodes, executor, self.outbox, self.sharing.shares, self.now_s)
         self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
         self.live_ledger = LiveLedger(store.get("ledger"), cluster, self.now_s())
-        fixed = FixedRunner(self)
-        self.elastic = ElasticRunner(self)
+        self._parts = Parts(
+            self.outbox, self.devices, executor, home, store, self.nodes, self.jobs, self.metrics,
+            self.profiles, self.searches, self.sharing, self.drained, self.unmet, self.warnings,
+        )  # fmt: skip
+        fixed = FixedRunner(self, self._parts)
+        self.elastic = ElasticRunner(self, self._parts)
         self.runners: dict[Resize, Runner] = {
             Resize.NEVER: fixed,
             Resize.RESTART: fixed,
@@ -145,7 +160,7 @@ class ControlLoop:
     # -- making and restoring ----------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Go on from where the last server was, or begin."""
+        """Continue where the last server stopped, or begin."""
         rows = self.store.active_jobs()
         for row in rows:
             self.jobs[row["id"]] = LiveJob.from_row(row)
@@ -160,7 +175,7 @@ class ControlLoop:
             self._placer,
             self.cool_down_s,
         )
-        self._inbox = self._missed_events()
+        self.take_in(*self._missed_events())
         for runner in dict.fromkeys(self.runners.values()):
             await runner.open()
         for job in list(self.jobs.values()):
@@ -171,17 +186,17 @@ class ControlLoop:
         self.usage.watch()
 
     def _go_on(self) -> None:
-        """First what was decided before: no GPU may be given away that its last owner was only to be told to leave."""
+        """Repeat earlier orders before deciding: a GPU must not get a new owner while the last has yet to leave."""
         if self.stopping:
             return
         self._repeat_orders()
         self.ready = True
-        self.post(Timer())
+        self.take_in(Timer())
         for job in self.jobs.values():
             self.soon(job)
 
     def _repeat_orders(self) -> None:
-        """What the last server may have been killed before saying."""
+        """Repeat the orders that the last server may have been killed before giving."""
         for job in list(self.jobs.values()):
             if job.life.state is JobState.STOPPING:
                 self.runners[job.resize].cancel(job)
@@ -190,7 +205,7 @@ class ControlLoop:
             for worker in list(job.workers.values()):
                 if worker.state == LEAVING:
                     self.executor.stop(worker.id)
-                elif worker.state == STOPPED:
+                elif worker.state == SUSPENDED:
                     self.executor.suspend(worker.id)
             self.runners[job.resize].repeat_orders(job)
         self._flush()
@@ -198,10 +213,14 @@ class ControlLoop:
     # -- events in, decisions out ------------------------------------------------------------------
 
     def post(self, *events: Event) -> None:
-        """Something happened; decide on it as soon as this turn of the loop is over."""
+        """Take in what a person asked for. The newest event of the store is the record of it."""
+        self.take_in(*events, recorded_as=self.store.last_event_id)
+
+    def take_in(self, *events: Event, recorded_as: int | None = None) -> None:
+        """Decide on these events as soon as this turn of the event loop is over."""
         if not self._inbox:
             self._inbox_since = time.perf_counter()
-        self._inbox += events
+        self._inbox += [(event, recorded_as) for event in events]
         if self._cycle_at is None and self.ready and not self.stopping:
             loop = asyncio.get_running_loop()
             wait_s = self._last_cycle_s + COALESCE_S - loop.time()
@@ -213,23 +232,33 @@ class ControlLoop:
         self._cycle_at = None
         if self.stopping:
             return
-        events, since, self._inbox = self._inbox, self._inbox_since, []
-        began, now_s = time.perf_counter(), self.now_s()
+        taken, since, self._inbox = self._inbox, self._inbox_since, []
+        now_s, phases = self.now_s(), Phases()
+        # 1. decide
         try:
-            plan = self.scheduler.step(now_s, events)
+            plan = self.scheduler.step(now_s, [event for event, _ in taken])
         except Exception as error:
             self._policy_failed(error)
             return
-        self.metrics.decided(self.policy_name, time.perf_counter() - began)
+        self.metrics.decided(self.policy_name, phases.end("decide") / 1e3)
         self.decided_s = now_s
+        # 2. turn the commands into targets, and account for the new shares
         self.outbox.snapshot_due()
-        self._changed.update(self._targets.apply(plan, self.policy_name))
+        self._changed.update(self._targets.apply(plan, self.policy_name, causes_of(taken)))
         self.live_ledger.observe(self.scheduler, now_s)
         self._wake_at(plan.wake_s, now_s)
+        phases.end("targets")
+        # 3. decide which jobs share a GPU
         self.sharing.decide(now_s)
-        self._settle()
+        phases.end("sharing")
+        # 4. reconcile the jobs that changed; write it all in one transaction; act
+        self.settle()
+        phases.end("settle")
         if plan.commands:
             self.latencies_s.append(time.perf_counter() - since)
+        log.info(
+            "cycle number=%d events=%d changes=%d %s", plan.number, len(taken), len(plan.commands), phases
+        )
         self._last_cycle_s = asyncio.get_running_loop().time()
 
     def _explain(self, job: LiveJob) -> dict[str, Any] | None:
@@ -240,7 +269,7 @@ class ControlLoop:
         return None if reason is None else self.profiles.in_full(job, reason).model_dump()
 
     def _policy_failed(self, error: Exception) -> None:
-        """A policy that raises must not take the cluster down: a simple one goes on, from what is known of the jobs."""
+        """Replace a policy that raises with fifo, so that the cluster keeps running."""
         log.exception("policy %s failed", self.policy_name)
         then = "it begins anew" if self.policy_name == "fifo" else "fifo decides instead"
         text = f"policy {self.policy_name} failed ({type(error).__name__}: {error}); {then}"
@@ -266,9 +295,9 @@ class ControlLoop:
             what = f"{type(error).__name__}: {error}".rstrip(": ")
             raise ShoalError(f"policy {name} fails ({what}), so {before[0]} stays in force") from error
         # A policy that failed may have failed between two events, so all of them are found again.
-        gone = [e for e in self._inbox if isinstance(e, (Finished, Cancelled))]
+        gone = [e for e, _ in self._inbox if isinstance(e, (Finished, Cancelled))]
         self._inbox = []
-        self.post(*gone, *self._missed_events(), Timer())
+        self.take_in(*gone, *self._missed_events(), Timer())
 
     def _under_new_policy(self, before: Scheduler) -> Scheduler:
         """A scheduler with the shares of the present one and a policy without a state."""
@@ -284,7 +313,7 @@ class ControlLoop:
             self.scheduler,
             self.jobs,
             self.profiles.of,
-            self.searches.told,
+            self.searches.cap_events,
             self.drained,
             tickets_of(self.store),
         )
@@ -313,27 +342,36 @@ class ControlLoop:
             self._wake = None
         if np.isfinite(wake_s):
             delay_s = max(wake_s - now_s, COALESCE_S)
-            self._wake = asyncio.get_running_loop().call_later(delay_s, self.post, Timer())
+            self._wake = asyncio.get_running_loop().call_later(delay_s, self.take_in, Timer())
 
     # -- carrying out ------------------------------------------------------------------------------
 
     def soon(self, job: LiveJob) -> None:
         """See to this job when the present turn of the loop is over."""
         self._changed.add(job.id)
-        self._settle_soon()
+        self.settle_soon()
 
-    def _settle_soon(self) -> None:
+    def settle_soon(self) -> None:
         if self._settle_at is None:
-            self._settle_at = asyncio.get_running_loop().call_soon(self._settle)
+            self._settle_at = asyncio.get_running_loop().call_soon(self.settle)
+
+    def reconcile_next(self, job_id: int) -> None:
+        """See to this job the next time that jobs are reconciled."""
+        self._changed.add(job_id)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether decisions are made: the server has started and does not stop."""
+        return self.ready and not self.stopping
 
     def gpus_freed(self) -> None:
-        """Someone may wait for them."""
+        """Reconcile the jobs that wait for GPUs."""
         for job_id in self.unmet:
             if job_id in self.jobs:
                 self.soon(self.jobs[job_id])
 
-    def _settle(self) -> None:
-        """Lead every job that changed towards its target, those that give before those that take."""
+    def settle(self) -> None:
+        """Move every job that changed towards its target, those that release GPUs first."""
         if self._settle_at is not None:
             self._settle_at.cancel()
             self._settle_at = None
@@ -375,11 +413,11 @@ class ControlLoop:
             signal=exit_.signal,
         )
         if job is None or worker is None:
-            self._settle_soon()
+            self.settle_soon()
             return
         if worker.device[0] >= 0:
             self.devices.take_back(worker.device, worker.id)
-        job.lodges = job.lodges and not worker.lodges
+        job.colocated = job.colocated and not worker.colocated
         runner = self.runners[job.resize]
         with self.as_of(now_s - (exit_.ago_s or 0.0)):
             runner.holds(job)
@@ -391,11 +429,11 @@ class ControlLoop:
             runner.exited(job, worker, exit_)
         self.gpus_freed()
         self.sharing.look_again()
-        self._settle_soon()  # with whatever else ends in this turn
+        self.settle_soon()  # with whatever else ends in this turn
 
     @contextlib.contextmanager
     def as_of(self, then_s: float) -> Iterator[None]:
-        """What is taken in here happened then, maybe while no server was there to see it."""
+        """What is taken in within this context happened at `then_s`, perhaps while no server ran."""
         self._then_s = then_s
         try:
             yield
@@ -403,12 +441,12 @@ class ControlLoop:
             self._then_s = None
 
     def then_s(self, job: LiveJob) -> float:
-        """When that happened which is being taken in: now, unless `as_of` says otherwise."""
+        """The time of what is being taken in: now, unless `as_of` says otherwise."""
         now_s = self.now_s()
         return now_s if self._then_s is None else min(max(self._then_s, job.life.settled_s), now_s)
 
     def job_over(self, job: LiveJob) -> None:
-        """It has ended and its last process is gone."""
+        """The job has ended, and so has its last process."""
         self.metrics.job_over(job)
         self.usage.keep(job)
         self.profiles.keep(job)
@@ -416,10 +454,10 @@ class ControlLoop:
         del self.jobs[job.id]
         self.unmet.discard(job.id)
         if job.id in self.scheduler.jobs:
-            self.post(Finished(job.id))
+            self.take_in(Finished(job.id))
 
     def withdraw(self, job: LiveJob) -> None:
-        """The scheduler is no longer to reckon with this job."""
+        """Remove the job from the scheduler."""
         if job.id in self.scheduler.jobs:
             self.post(Cancelled(job.id))
 
@@ -482,10 +520,10 @@ class ControlLoop:
             return None
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
-        return self.home.job(job_id) / "workers" / worker_id
+        return self._parts.worker_directory(job_id, worker_id)
 
     async def close(self, *, stop_jobs: bool) -> None:
-        """End. Jobs run on without the server, or are ended and begin again when it is back."""
+        """Stop the server. Jobs run on without it, or are stopped and start again with the next server."""
         if stop_jobs:
             await self._stop_jobs()
         self.stopping = True
@@ -501,7 +539,7 @@ class ControlLoop:
         self.outbox.flush()
 
     async def _stop_jobs(self) -> None:
-        """Give every GPU back: live jobs save their state, others are ended."""
+        """Release every GPU: live jobs save their state, others are stopped."""
         self.stopping = True  # nothing is decided any more
         for job in list(self.jobs.values()):
             self.runners[job.resize].shut_down(job)

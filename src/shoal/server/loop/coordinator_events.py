@@ -1,73 +1,72 @@
-"""What coordinators and workers of live jobs tell, taken in: readiness, generations, speeds, losses, the end."""
+"""Events of the coordinators and workers of live jobs: readiness, generations, speeds, losses, the end."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shoal.core.reason import Code
 from shoal.core.reason import Reason as CoreReason
 from shoal.server.api.models import JobState, Reason
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, READY, LiveJob, LiveWorker
-from shoal.server.loop.runner import RunnerBase
+from shoal.server.loop.runner import Parts, RunnerBase, RunnerLoop
 from shoal.wire import events as ev
 from shoal.wire.service import ControlService
 
-if TYPE_CHECKING:
-    from shoal.server.loop.control_loop import ControlLoop
-
-#: Where several workers are slow one after the other, their GPUs are not the cause.
+#: Stragglers that are replaced per job. If several workers in turn are slow, their GPUs are not the cause.
 MAX_REPLACED = 3
 LOST_RESTARTS = 3
-"""How often a job that lost all its workers goes on from its last checkpoint, unless its owner says."""
+"""How often a job that lost all its workers restarts from its last checkpoint, unless its owner sets a limit."""
 DONE = "done"
 
 
 class CoordinatorEvents(RunnerBase):
-    """The hearing half of the crews of live jobs; each event of the wire has its method."""
+    """Handles the wire's events of live jobs: one method per event type."""
 
     service: ControlService
 
-    def __init__(self, loop: ControlLoop) -> None:
-        super().__init__(loop)
+    def __init__(self, loop: RunnerLoop, parts: Parts) -> None:
+        super().__init__(loop, parts)
         self._pauses: dict[tuple[int, int], float] = {}
-        #: When the pending reconfiguration of a job was asked for.
+        #: When the pending reconfiguration of a job was requested.
         self._aimed_s: dict[int, float] = {}
 
     def _leaving(self, worker: LiveWorker) -> None:
         worker.state = LEAVING
-        self.c.outbox.worker(worker.id, state=LEAVING)
+        self.parts.outbox.worker(worker.id, state=LEAVING)
 
     def _event(self, key: str, event: ev.JobEvent) -> None:
-        job = self.c.jobs.get(int(key))
+        job = self.parts.jobs.get(int(key))
         if job is None:
             return
         handler = getattr(self, f"_on_{type(event).__name__}", None)
         if handler is not None:
             handler(job, event)
             if not isinstance(event, ev.Measured):
-                self.c.outbox.job(job)
-                self.c.soon(job)
+                self.parts.outbox.job(job)
+                self.loop.soon(job)
 
     def _on_WorkerReady(self, job: LiveJob, event: ev.WorkerReady) -> None:
         worker = job.workers.get(event.worker)
         if worker is not None and worker.state != LEAVING:
             worker.state = READY
-            self.c.outbox.worker(worker.id, state=READY)
+            self.parts.outbox.worker(worker.id, state=READY)
 
     def _on_GenerationCommitted(self, job: LiveJob, event: ev.GenerationCommitted) -> None:
         before, job.size = job.size, len(event.members)
-        now_s = self.c.now_s()
+        now_s = self.loop.now_s()
         for rank, worker_id in enumerate(event.members):
             worker = job.workers.get(worker_id)
             if worker is not None:
                 if worker.state != ACTIVE:
-                    self.c.metrics.lost_gpu_s.labels(cause="start").inc(max(now_s - worker.started_s, 0.0))
+                    self.parts.metrics.lost_gpu_s.labels(cause="start").inc(
+                        max(now_s - worker.started_s, 0.0)
+                    )
                 worker.rank, worker.state = rank, ACTIVE
-                self.c.outbox.worker(worker_id, rank=rank, state=ACTIVE)
+                self.parts.outbox.worker(worker_id, rank=rank, state=ACTIVE)
         job.generation, job.refused = event.generation, 0
-        self.c.profiles.learner(job).pace.begin(event.step)
+        self.parts.profiles.learner(job).pace.begin(event.step)
         gpus = len(event.members)
         data: dict[str, Any] = {
             "gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind),
@@ -77,30 +76,30 @@ class CoordinatorEvents(RunnerBase):
         else:
             job.resizes += event.kind == "switch"
             text = f"{before} -> {gpus} workers at step {event.step} (generation {event.generation})"
-            self.c.outbox.event("job.resized", text, job, **data)
+            self.parts.outbox.event("job.resized", text, job, **data)
             direction = "grow" if gpus > before else "shrink" if gpus < before else "replace"
-            self.c.metrics.resizes.labels(direction=direction, outcome="done").inc()
+            self.parts.metrics.resizes.labels(direction=direction, outcome="done").inc()
             if job.id in self._aimed_s:
-                self.c.metrics.resize.labels(phase="prepare").observe(now_s - self._aimed_s[job.id])
+                self.parts.metrics.resize.labels(phase="prepare").observe(now_s - self._aimed_s[job.id])
         self._aimed_s.pop(job.id, None)
-        self.c.profiles.tell_length(job)
-        self.c.sharing.began(job)
+        self.parts.profiles.tell_length(job)
+        self.parts.sharing.began(job)
 
     def _on_PauseMeasured(self, job: LiveJob, event: ev.PauseMeasured) -> None:
-        """All workers stand still together: the longest pause is the job's."""
+        """All workers pause together, so the pause of the job is the longest of theirs."""
         known = self._pauses.get((job.id, event.generation), 0.0)
         if event.pause_s > known:
             self._pauses[job.id, event.generation] = event.pause_s
             job.stalled_s += event.pause_s - known
-            self.c.metrics.lost_gpu_s.labels(cause="resize").inc((event.pause_s - known) * job.gpus)
+            self.parts.metrics.lost_gpu_s.labels(cause="resize").inc((event.pause_s - known) * job.gpus)
         if not known:
-            self.c.metrics.resize.labels(phase="pause").observe(event.pause_s)
+            self.parts.metrics.resize.labels(phase="pause").observe(event.pause_s)
 
     def _on_Measured(self, job: LiveJob, event: ev.Measured) -> None:
         worker, report = job.workers.get(event.worker), event.report
         if worker is None or worker.rank != 0 or worker.state != ACTIVE:
             return
-        progress, learner = job.progress, self.c.profiles.learner(job)
+        progress, learner = job.progress, self.parts.profiles.learner(job)
         progress.step = report.step
         progress.total_steps = report.total_steps or None
         progress.values |= {k: v for k, v in report.values.items() if math.isfinite(v)}
@@ -110,23 +109,23 @@ class CoordinatorEvents(RunnerBase):
         step_s = learner.pace.take(report)
         if step_s is not None:
             progress.speed = 1.0 / step_s
-        if step_s is not None and not self.c.sharing.shares(job):
+        if step_s is not None and not self.parts.sharing.shares(job):
             nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
-            self.c.profiles.measured(job, report.workers, nodes, step_s)
-            self.c.searches.measured(job, report.workers, step_s, report.batch_size)
-        self.c.profiles.tell_length(job)
+            self.parts.profiles.measured(job, report.workers, nodes, step_s)
+            self.parts.searches.measured(job, report.workers, step_s, report.batch_size)
+        self.parts.profiles.tell_length(job)
 
     def _on_WorkerLost(self, job: LiveJob, event: ev.WorkerLost) -> None:
         job.refused += not event.was_member
         text = f"worker {event.worker} was lost: {event.why}"
-        self.c.outbox.event("worker.lost", text, job, worker=event.worker, was_member=event.was_member)
+        self.parts.outbox.event("worker.lost", text, job, worker=event.worker, was_member=event.was_member)
 
     def _on_WorkerRefused(self, job: LiveJob, event: ev.WorkerRefused) -> None:
         job.refused += 1
         text = f"worker {event.worker} could not join: {_last_line(event.why)}"
-        self.c.outbox.event("worker.lost", text, job, worker=event.worker, why=event.why[:4000])
+        self.parts.outbox.event("worker.lost", text, job, worker=event.worker, why=event.why[:4000])
         if job.refused >= MAX_REFUSED:
-            self.c.outbox.event(
+            self.parts.outbox.event(
                 "worker.lost", f"{job.refused} newcomers failed in a row; no more are tried for now", job
             )
 
@@ -139,38 +138,35 @@ class CoordinatorEvents(RunnerBase):
         text = f"worker {event.worker} computes at {event.relative_speed:.0%} of the others' speed"
         reason = Reason.of(CoreReason(Code.STRAGGLER, text, {"relative_speed": event.relative_speed}))
         data = {"worker": event.worker, "reason": reason.model_dump()}
-        self.c.outbox.event("worker.straggler", text, job, **data)
+        self.parts.outbox.event("worker.straggler", text, job, **data)
         if job.spec.get("replace_stragglers", False):
             self._replace(job, event.worker, data)
 
     def _replace(self, job: LiveJob, slow: str, data: dict[str, Any]) -> None:
-        """Or, Zhang and Freedman (MLSys'20): a straggler's place is given to a new worker, if a GPU is free."""
+        """Replace a straggler by a new worker if a GPU is free, as in Resource Elasticity (MLSys'20)."""
         worker, handle = job.workers.get(slow), self.service.jobs.get(str(job.id))
-        if (
-            worker is None
-            or handle is None
-            or worker.state != ACTIVE
-            or slow not in handle.coordinator.target
-        ):
+        if worker is None or handle is None or worker.state != ACTIVE or slow not in handle.state.target:
             return
-        free = self.c.devices.choose({worker.device[0]: 1}) if job.replaced < MAX_REPLACED else None
+        free = self.parts.devices.choose({worker.device[0]: 1}) if job.replaced < MAX_REPLACED else None
         if free is None:
             why = "no other GPU is free" if job.replaced < MAX_REPLACED else "others were replaced already"
-            self.c.outbox.event("worker.kept", f"worker {slow} stays, though slow: {why}", job, **data)
+            self.parts.outbox.event("worker.kept", f"worker {slow} stays, though slow: {why}", job, **data)
             return
         new = self.new_worker(job, free[0], None)
         job.replaced, worker.is_replaced = job.replaced + 1, True
         text = f"worker {slow} is replaced by {new.id}: {data['reason']['sentence']}"
-        self.c.outbox.event("worker.replaced", text, job, **data, by=new.id)
-        handle.set_target([new.id if w == slow else w for w in handle.coordinator.target])
+        self.parts.outbox.event("worker.replaced", text, job, **data, by=new.id)
+        handle.set_target([new.id if w == slow else w for w in handle.state.target])
 
     def _on_Checkpointed(self, job: LiveJob, event: ev.Checkpointed) -> None:
-        job.checkpoint_s = self.c.now_s()
-        self.c.outbox.event("job.checkpoint", f"saved at step {event.step}", job, step=event.step)
+        job.checkpoint_s = self.loop.now_s()
+        self.parts.outbox.event("job.checkpoint", f"saved at step {event.step}", job, step=event.step)
 
     def _on_JobPaused(self, job: LiveJob, event: ev.JobPaused) -> None:
-        job.checkpoint_s = self.c.now_s()
-        self.c.outbox.event("job.checkpoint", f"saved at step {event.step} and left", job, step=event.step)
+        job.checkpoint_s = self.loop.now_s()
+        self.parts.outbox.event(
+            "job.checkpoint", f"saved at step {event.step} and left", job, step=event.step
+        )
 
     def _on_JobStranded(self, job: LiveJob, event: ev.JobStranded) -> None:
         if job.ending is not None or job.life.state in (JobState.STOPPING, JobState.PAUSED):
@@ -190,7 +186,7 @@ class CoordinatorEvents(RunnerBase):
         if job.life.state is JobState.STOPPING or job.ending is not None:
             return
         job.ending = f"worker {event.worker} failed: {_last_line(event.why)}"
-        self.c.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
+        self.parts.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
 
 
 def _last_line(text: str) -> str:

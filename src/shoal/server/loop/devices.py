@@ -1,7 +1,7 @@
-"""Which GPU of which node is whose. A GPU is given to its next owner only after the last one has let it go.
+"""Which worker owns which GPU. A GPU gets its next owner only after the last one has released it.
 
-Beside its owner a GPU may have lodgers: workers that share it, or prepare on it. They hold nothing, so that no GPU
-counts twice; but one on which someone else's worker lodges is given to no newcomer.
+Besides its owner, a GPU may have co-located workers, which share it or prepare on it. They own nothing, so no
+GPU counts twice. A GPU with co-located workers is not given to other newcomers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Devices:
         self._gpus = list(gpus_of_node)
         self._owner: dict[Device, str] = {}
         self._free: list[set[int]] = [set(range(n)) for n in self._gpus]
-        self._lodgers: dict[Device, set[str]] = {}
-        #: GPUs that a suspended worker would like to have back, because its memory is still there.
+        self._colocated: dict[Device, set[str]] = {}
+        #: GPUs that still hold the memory of a suspended worker: others take them last.
         self._kept_warm: dict[Device, str] = {}
 
     @property
@@ -34,14 +34,14 @@ class Devices:
         return self._owner.get(device)
 
     def choose(self, wanted: dict[int, int], beside: Collection[Device] = ()) -> list[Device] | None:
-        """Free GPUs, so many of each node; all or None. Those that no one wants back come first.
+        """Free GPUs, `wanted[node]` of each node, or None if there are too few. GPUs not kept warm come first.
 
-        `beside` are GPUs whose lodgers are its own: they wait there for it.
+        `beside` are GPUs whose co-located workers wait for the job that asks: it may take them, and does so first.
         """
         chosen: list[Device] = []
         for node, count in sorted(wanted.items()):
             at = [(node, gpu) for gpu in self._free[node]]
-            vacant = [device for device in at if device not in self._lodgers or device in beside]
+            vacant = [device for device in at if device not in self._colocated or device in beside]
             free = sorted(vacant, key=lambda d: (d not in beside, d in self._kept_warm, d))
             if len(free) < count:
                 return None
@@ -49,25 +49,25 @@ class Devices:
         return chosen
 
     def is_free(self, device: Device, worker: str = "") -> bool:
-        """Whether no one owns it and no one but this worker lodges there."""
+        """Whether the GPU has no owner and no co-located worker other than this one."""
         node, gpu = device
-        return gpu in self._free[node] and self.lodgers(device) <= {worker}
+        return gpu in self._free[node] and self.colocated_on(device) <= {worker}
 
     @property
-    def has_lodgers(self) -> bool:
-        return bool(self._lodgers)
+    def has_colocated(self) -> bool:
+        return bool(self._colocated)
 
-    def lodgers(self, device: Device) -> set[str]:
-        return self._lodgers.get(device, set())
+    def colocated_on(self, device: Device) -> set[str]:
+        return self._colocated.get(device, set())
 
-    def lodge(self, device: Device, worker: str) -> None:
-        self._lodgers.setdefault(device, set()).add(worker)
+    def colocate(self, device: Device, worker: str) -> None:
+        self._colocated.setdefault(device, set()).add(worker)
 
     def _part(self, device: Device, worker: str) -> None:
-        there = self._lodgers.get(device, set())
+        there = self._colocated.get(device, set())
         there.discard(worker)
         if not there:
-            self._lodgers.pop(device, None)
+            self._colocated.pop(device, None)
 
     def give(self, device: Device, worker: str) -> None:
         node, gpu = device
@@ -82,7 +82,7 @@ class Devices:
             del self._kept_warm[device]
 
     def take_back(self, device: Device, worker: str, *, keep_warm: bool = False) -> None:
-        """The worker lets go. Nothing happens if it neither owns it nor lodges there (any more)."""
+        """The worker releases the GPU. Nothing happens if it neither owns it nor is co-located on it."""
         self._part(device, worker)
         if self._owner.get(device) == worker:
             del self._owner[device]
@@ -98,6 +98,6 @@ class Devices:
             owned = {gpu for n, gpu in self._owner if n == node}
             assert owned | self._free[node] == set(range(count)), (node, owned, self._free[node])
             assert not owned & self._free[node]
-        for device, there in self._lodgers.items():
+        for device, there in self._colocated.items():
             assert there, device
             assert self._owner.get(device) not in there, (device, there)

@@ -1,8 +1,9 @@
-"""What is known of a live job's speed and length, and where each figure comes from.
+"""What is known of a live job's speed and length, and the source of each figure.
 
-Before a job runs its speed is that of earlier jobs with the same model word, or an assumption. While it runs its
-steps are measured. How much work is left comes, best first, from the job's own count of steps, from its loss
-curve and a target, from what its owner expects, or from an assumption; each answer says which.
+Before a job runs, its speed is that of earlier jobs with the same model word, or an assumption. While it runs,
+its steps are measured. The remaining work comes, in order of preference, from the job's own count of steps,
+from its loss curve and a target, from what its owner expects, or from an assumption. Each answer names its
+source.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ ASSUMED_SERIAL = 0.1
 ENOUGH_STEPS = 4
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 LEVEL = 1e-6
-"""As good as no difference of two speeds, but one."""
-NEWS = 0.15
-"""A speed must differ by this much from what decisions are made with before they are made anew."""
+"""A relative difference of two speeds that is negligible but not zero."""
+SIGNIFICANT = 0.15
+"""Relative change of a speed that leads to a new profile and a new decision."""
 
 
 @dataclass(slots=True)
@@ -102,7 +103,7 @@ class Learner:
         if isinstance(measured, Unknown):
             return False
         before = self.believed.get((gpu_type, gpus))
-        if before is not None and abs(measured / before - 1.0) < NEWS:
+        if before is not None and abs(measured / before - 1.0) < SIGNIFICANT:
             return False
         self.believed[gpu_type, gpus] = measured
         return True
@@ -181,14 +182,14 @@ class Learner:
 def plain_speed(speed: Floats, min_gpus: int) -> Floats:
     """The curve that decisions are made with: a larger share counts as slower only if it plainly is.
 
-    Steps are measured on a machine where other things happen. A share that seems slower than a smaller one by
-    less than `NEWS` is taken to be as fast; and none below the job's minimum, which it can never have, as faster.
+    Measurements are noisy: a share that is slower than a smaller one by less than `SIGNIFICANT` counts as equally
+    fast. No share below the job's minimum, which it can never have, counts as faster.
     """
     made = speed.copy()
     made[:min_gpus] = np.minimum(made[:min_gpus], (1.0 - LEVEL) * made[min_gpus])
     best = made[0]
     for gpus in range(1, len(made)):
-        if (1.0 - NEWS) * best < made[gpus] <= best:
+        if (1.0 - SIGNIFICANT) * best < made[gpus] <= best:
             made[gpus] = best * (1.0 + LEVEL)
         best = max(best, made[gpus])
     return made

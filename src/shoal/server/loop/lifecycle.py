@@ -1,12 +1,12 @@
-"""The life of a job: its states, the verbs that lead from one to the next, and where its time went. Pure.
+"""The lifecycle of a job: its states, the verbs that lead from one to the next, and its time by state. Pure.
 
-A verb sets state, message and times together, so that they cannot drift apart. What is not in the table cannot
-happen; an attempt raises `WrongState`, which carries a sentence for the person who tried.
+A verb sets state, message and times together, so they stay consistent. A transition that is not in the table raises
+`WrongState` with a sentence for the person who asked for it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from shoal.core.errors import ShoalError
@@ -49,8 +49,12 @@ _TABLE: dict[Verb, dict[JobState, JobState]] = {
 _PLEASE: dict[Verb, str] = {Verb.HOLD: "paused", Verb.RELEASE: "resumed", Verb.CANCEL: "cancelled"}
 
 
+#: Transitions that the message of an error contains.
+MOST_TOLD = 12
+
+
 class WrongState(ShoalError):
-    """The job is not in a state in which this can happen."""
+    """The job is not in a state that allows this. If nobody asked for it, the message contains the job's story."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,8 @@ class Life:
     paused_s: float = 0.0
     gpu_s: float = 0.0
     restarts: int = 0
+    #: The last transitions since this server knows the job, for the message of an error.
+    story: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @classmethod
     def begin(cls, now_s: float) -> Life:
@@ -103,9 +109,13 @@ def apply(life: Life, verb: Verb, now_s: float, message: str | None = None) -> L
     if state is None:
         if verb in _PLEASE:
             raise WrongState(f"it is {life.state.value} and cannot be {_PLEASE[verb]}")
-        raise WrongState(f"{verb.value} cannot follow {life.state.value}")
+        story = "; ".join(life.story) or "no transition is known"
+        raise WrongState(f"{verb.value} cannot follow {life.state.value} (its story: {story})")
     life = settle(life, now_s)
-    life = replace(life, state=state, message=message if message is not None else life.message)
+    told = f"{life.state.value} -> {state.value} by {verb.value} at {now_s:.3f}"
+    story_so_far = (*life.story, told)[-MOST_TOLD:]
+    life = replace(life, state=state, story=story_so_far)
+    life = replace(life, message=message if message is not None else life.message)
     if verb is Verb.START and life.started_s is None:
         life = replace(life, started_s=now_s)
     if verb is Verb.RUN:

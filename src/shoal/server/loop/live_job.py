@@ -1,4 +1,4 @@
-"""A job that is not over, as the server holds it in memory, and how it is kept in the store."""
+"""An unfinished job as the server holds it in memory, and its row in the store."""
 
 from __future__ import annotations
 
@@ -9,28 +9,19 @@ from shoal.server.api.models import JobRef, JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Life
 
-#: So many newcomers fail in a row, and no more are tried until the job's share changes.
+#: After this many new workers failed in a row, no more are started until the job's share changes.
 MAX_REFUSED = 3
-#: What is kept beside a job's progress, so that another server can go on with it.
-_MEMORY = (
-    "next_worker",
-    "ending",
-    "told",
-    "size",
-    "search",
-    "needs",
-    "host",
-    "early",
-    "lodges",
-    "shared",
-    "used",
-)
-STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
+#: State that is saved beside a job's progress, so that another server can continue with it: attribute -> saved name.
+_SAVED = {
+    name: name for name in ("next_worker", "ending", "size", "search", "needs", "host", "shared", "used")
+} | {"asked_to_end": "told", "prescheduled": "early", "colocated": "lodges"}
+#: States of a worker. The store calls a suspended worker "stopped".
+STARTING, READY, ACTIVE, SUSPENDED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
 
 
 @dataclass(slots=True)
 class LiveWorker:
-    """One process of a job. `stopped` ones stand still and have no GPU; `leaving` ones were told to end."""
+    """One process of a job. A SUSPENDED one has no GPU. A LEAVING one was asked to end."""
 
     id: str
     device: Device
@@ -38,19 +29,19 @@ class LiveWorker:
     started_s: float
     rank: int | None = None
     state: str = STARTING
-    #: A new one takes its place: it goes at the next switch.
+    #: A new worker replaces it at the next switch.
     is_replaced: bool = False
-    #: It is on a GPU that is another's, as a guest or to prepare, and holds none.
-    lodges: bool = False
+    #: It is on a GPU that another job holds; it holds none itself.
+    colocated: bool = False
 
     @property
     def holds_gpu(self) -> bool:
-        return self.state != STOPPED and not self.lodges
+        return self.state != SUSPENDED and not self.colocated
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a job is, by its own account."""
+    """The progress that a job reports."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -95,28 +86,28 @@ class LiveJob:
     next_worker: int = 0
     #: The plan that set the target.
     plan: int | None = None
-    #: Why the gang is being taken down: its outcome is decided, its last processes are ending.
+    #: Why the workers are being stopped: the outcome is decided, the last processes are ending.
     ending: str | None = None
-    #: A worker of this attempt ended because it was told to, so that the attempt ends without a result.
-    told: bool = False
-    #: How far the autoscaler has come with it, for one that asked for it.
+    #: A worker of this attempt ended because it was asked to, so the attempt ends without a result.
+    asked_to_end: bool = False
+    #: The state of its autoscaler, if it has one.
     search: dict[str, Any] | None = None
-    #: What it takes of one GPU and its phases, as far as known at its submission (`needs`).
+    #: What it uses of one GPU and how long its phases are, as far as known when it was submitted.
     needs: dict[str, Any] | None = None
-    #: The job on whose GPU it is to run as a guest or, `early`, to prepare; None if on no one's.
+    #: The job whose GPU it shares: it is co-located or, if `prescheduled`, prepares there. None if it shares none.
     host: int | None = None
-    early: bool = False
+    prescheduled: bool = False
     #: Its worker is on that GPU.
-    lodges: bool = False
-    #: It has shared a GPU, so that what it did there says nothing of what it would do alone.
+    colocated: bool = False
+    #: It has shared a GPU, so its measurements say nothing about its speed alone.
     shared: bool = False
-    #: What it was measured to use of its GPU, once it is over.
+    #: What it used of its GPU by measurement, once it is over.
     used: dict[str, float] | None = None
     #: Workers of the last generation that was committed.
     size: int = 0
     #: Slow workers that were given another GPU.
     replaced: int = 0
-    #: Newcomers that failed in a row; too many, and no more are tried until the target changes.
+    #: New workers that failed in a row. After `MAX_REFUSED`, no more are started until the target changes.
     refused: int = 0
 
     @property
@@ -136,8 +127,8 @@ class LiveJob:
 
     @property
     def is_to_leave(self) -> bool:
-        """It is on a GPU of another, and neither is to be there any more nor has one of its own."""
-        return self.lodges and self.host is None and not self.target
+        """It is on the GPU of another job, must leave it, and has no GPU of its own."""
+        return self.colocated and self.host is None and not self.target
 
     @property
     def is_over(self) -> bool:
@@ -180,7 +171,7 @@ class LiveJob:
         }
 
     def _memory(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _MEMORY}
+        return {saved: getattr(self, name) for name, saved in _SAVED.items()}
 
     @classmethod
     def from_row(cls, row: dict[str, Any]) -> LiveJob:
@@ -199,7 +190,7 @@ class LiveJob:
             restarts=row["restarts"],
         )
         kept = dict(row["progress"])
-        memory = {k: kept.pop(k) for k in _MEMORY if k in kept}
+        memory = {name: kept.pop(saved) for name, saved in _SAVED.items() if saved in kept}
         return cls(
             id=row["id"],
             name=row["name"],

@@ -1,4 +1,4 @@
-"""The fairness ledger of a live cluster: begun once, kept over restarts, told of every decision."""
+"""The fairness ledger of a live cluster. It continues over restarts and is updated after every decision."""
 
 from __future__ import annotations
 

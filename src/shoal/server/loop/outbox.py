@@ -1,8 +1,8 @@
-"""What the server is about to do: first it is written down, then it is done.
+"""The outbox: changes are written first and carried out afterwards.
 
-Changes, events and effects are put in as they are decided. `flush` writes them in one transaction and only then
-lets the effects happen. If the disk is full everything stays here and is tried again, so that memory, store and
-world cannot come apart.
+Changes, events and effects are put in as they are decided. `flush` writes them in one transaction and then runs
+the effects. If the disk is full, everything stays here and is tried again, so memory, store and processes stay
+consistent.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Outbox:
         self._events.append(row)
 
     def effect(self, act: Callable[[], None]) -> None:
-        """Do this once all that was put in so far is on record."""
+        """Run this after everything that was put in so far is written."""
         self._effects.append(act)
 
     def flush(self) -> bool:

@@ -1,29 +1,47 @@
-"""The profiles of the live jobs: made from what earlier jobs taught, and kept up to date as steps are measured."""
+"""The profiles of the live jobs: made from measurements of earlier jobs and updated as steps are measured."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from shoal.core.events import Measured
+from shoal.core.events import Event, Measured
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason as CoreReason
+from shoal.executors.base import NodeInfo
 from shoal.knowledge.speed_estimator import SpeedEstimator
+from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import Estimate, JobState, Reason, Resize
 from shoal.server.loop.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_profile
 from shoal.server.loop.live_job import LiveJob
-
-if TYPE_CHECKING:
-    from shoal.server.loop.control_loop import ControlLoop
-
+from shoal.server.loop.outbox import Outbox
+from shoal.server.store.store import Store
 
 #: A job on more nodes than that is believed to be as slow as on so many.
 MOST_NODES = 8
 
 
+class TakeIn(Protocol):
+    """Take in events for the scheduler and decide soon."""
+
+    def __call__(self, *events: Event) -> None: ...
+
+
 class Profiles:
-    def __init__(self, loop: ControlLoop) -> None:
-        self.c = loop
+    def __init__(
+        self,
+        jobs: Mapping[int, LiveJob],
+        nodes: Sequence[NodeInfo],
+        store: Store,
+        outbox: Outbox,
+        take_in: TakeIn,
+        scheduler: Callable[[], Scheduler],
+        now_s: Callable[[], float],
+    ) -> None:
+        """`take_in` takes events for the scheduler; a change of policy replaces the scheduler itself."""
+        self._jobs, self._nodes, self._store, self._outbox = jobs, nodes, store, outbox
+        self._take_in, self._scheduler, self._now_s = take_in, scheduler, now_s
         self._learners: dict[int, Learner] = {}
         #: One estimator for all live jobs of a model word: they learn from each other.
         self._speeds: dict[str, SpeedEstimator] = {}
@@ -70,7 +88,7 @@ class Profiles:
                 expected_s=job.spec["expected_s"],
                 requested_gpus=job.requested_gpus,
                 target_loss=job.spec["target_loss"],
-                nodes=min(len(self.c.nodes), MOST_NODES),
+                nodes=min(len(self._nodes), MOST_NODES),
                 step=float(job.progress.step or 0),
                 total_steps=job.progress.total_steps,
             )
@@ -78,14 +96,14 @@ class Profiles:
 
     def limit(self, job: LiveJob) -> int:
         """The most GPUs it may have: by its range, and by the cluster."""
-        return min(job.max_gpus, max(self.c.cluster.total_gpus, job.min_gpus))
+        return min(job.max_gpus, max(self._scheduler().cluster.total_gpus, job.min_gpus))
 
     def _speed(self, model: str) -> SpeedEstimator:
         found = self._speeds.get(model)
         if found is None:
-            saved = self.c.store.knowledge(model)
-            most = self.c.cluster.total_gpus
-            per_node = max(n.gpus for n in self.c.nodes)
+            saved = self._store.knowledge(model)
+            most = self._scheduler().cluster.total_gpus
+            per_node = max(n.gpus for n in self._nodes)
             if saved is not None:
                 saved |= {"max_gpus": most, "gpus_per_node": per_node}
                 found = SpeedEstimator.from_dict(saved)
@@ -109,18 +127,18 @@ class Profiles:
 
         After a restart the profiles are made from the record, so they must not depend on anything else.
         """
-        self.c.outbox.knowledge(model, speed.to_dict())
-        for job in self.c.jobs.values():
+        self._outbox.knowledge(model, speed.to_dict())
+        for job in self._jobs.values():
             if job.model == model and job.resize is not Resize.NEVER:
                 profile = self.learner(job).make_profile(model)
-                if job.id in self.c.scheduler.jobs:
-                    self.c.post(Measured(job.id, profile))
+                if job.id in self._scheduler().jobs:
+                    self._take_in(Measured(job.id, profile))
 
     def tell_length(self, job: LiveJob) -> None:
         """Tell the scheduler how much is left, and how fast it goes."""
-        scheduler = self.c.scheduler
+        scheduler = self._scheduler()
         if job.id in scheduler.view:
-            scheduler.observe(job.id, self._steps_left(job), self.speed_now(job), self.c.now_s())
+            scheduler.observe(job.id, self._steps_left(job), self.speed_now(job), self._now_s())
 
     def _steps_left(self, job: LiveJob) -> float:
         if job.resize is Resize.NEVER:
@@ -135,7 +153,7 @@ class Profiles:
     def running_s(self, job: LiveJob) -> float:
         """Time it has had GPUs, up to now."""
         runs = job.life.gpus or job.life.state is JobState.RUNNING
-        since = max(self.c.now_s() - job.life.settled_s, 0.0) if runs else 0.0
+        since = max(self._now_s() - job.life.settled_s, 0.0) if runs else 0.0
         return job.life.running_s + since
 
     def left_s(self, job: LiveJob) -> float | None:
@@ -147,12 +165,12 @@ class Profiles:
         return None if length.assumed or not speed > 0 else length.steps / speed
 
     def _speed_at(self, job: LiveJob, gpus: int) -> float:
-        gpu_type = job.gpu_type or self.c.cluster.gpu_types[0]
+        gpu_type = job.gpu_type or self._scheduler().cluster.gpu_types[0]
         return self.profile(job).speed(gpu_type, gpus)
 
     def speed_now(self, job: LiveJob) -> float:
         """Steps per second at the share it has."""
-        if job.lodges and job.life.state is JobState.RUNNING:
+        if job.colocated and job.life.state is JobState.RUNNING:
             return self._speed_at(job, 1)
         return self._speed_at(job, job.gpus) if job.gpus else 0.0
 
@@ -193,5 +211,5 @@ class Profiles:
         if learner is None or not learner.speed.gpu_types():
             return
         state = learner.speed.to_dict()
-        with self.c.store.change(self.c.now_s()) as change:
+        with self._store.change(self._now_s()) as change:
             change.put_knowledge(job.model, state)

@@ -1,26 +1,34 @@
-"""Live jobs whose size the autoscaler searches: measured steps in, holds for the scheduler out."""
+"""The autoscaler for live jobs: measured steps in, limits for the scheduler out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from shoal.core.errors import ShoalError
 from shoal.core.events import Capped
 from shoal.knowledge.heuristics import Progress
 from shoal.knowledge.size_search import BY_REPORT, Autoscale, SizeSearch
 from shoal.server.loop.live_job import LiveJob
-
-if TYPE_CHECKING:
-    from shoal.server.loop.control_loop import ControlLoop
+from shoal.server.loop.outbox import Outbox
+from shoal.server.loop.profiles import Profiles, TakeIn
 
 
 class Searches:
-    def __init__(self, loop: ControlLoop) -> None:
-        self.c = loop
+    def __init__(
+        self,
+        profiles: Profiles,
+        outbox: Outbox,
+        warnings: list[str],
+        take_in: TakeIn,
+        elastic: Callable[[], bool],
+    ) -> None:
+        """`take_in` takes events for the scheduler; `elastic`: whether the policy resizes jobs."""
+        self._profiles, self._outbox, self._warnings = profiles, outbox, warnings
+        self._take_in, self._elastic = take_in, elastic
         self._searches: dict[int, SizeSearch | None] = {}
 
     def of(self, job: LiveJob) -> SizeSearch | None:
-        """The search of a job that asked for one, as far as it has come; None for others."""
+        """The search of a job with an autoscaler; None for others."""
         if job.id not in self._searches:
             self._searches[job.id] = self._begin(job) if job.spec.get("autoscale") else None
         return self._searches[job.id]
@@ -29,37 +37,37 @@ class Searches:
         try:
             asked = Autoscale.parse(job.spec["autoscale"])
         except ShoalError as error:  # what it asked for is no longer installed
-            self.c.warnings.append(f"job {job.name} goes on without its autoscaler: {error}")
+            self._warnings.append(f"job {job.name} goes on without its autoscaler: {error}")
             return None
         if job.search is not None:
             try:
                 return SizeSearch.from_dict(job.search, asked, BY_REPORT)
             except ShoalError as error:
-                self.c.warnings.append(f"the autoscaler of job {job.name} begins anew: {error}")
-        return SizeSearch(asked, job.min_gpus, self.c.profiles.limit(job), BY_REPORT)
+                self._warnings.append(f"the autoscaler of job {job.name} begins anew: {error}")
+        return SizeSearch(asked, job.min_gpus, self._profiles.limit(job), BY_REPORT)
 
-    def told(self, job: LiveJob) -> list[Capped]:
-        """What a scheduler is to know of the job, besides the job."""
+    def cap_events(self, job: LiveJob) -> list[Capped]:
+        """The event that sets the autoscaler's limit for this job; empty if the job has no autoscaler."""
         search = self.of(job)
         return [Capped(job.id, search.cap.gpus, search.cap.why)] if search is not None else []
 
     def measured(self, job: LiveJob, gpus: int, step_s: float, batch_size: int) -> None:
-        """Steps of a live job took so long, on average."""
+        """Take in the mean step time of a live job."""
         search = self.of(job)
-        if search is None or not self.c.scheduler.policy.elastic:
+        if search is None or not self._elastic():
             return
         samples = float(batch_size or 1)
         search.observe(gpus, step_s, samples)
-        hold = search.decide(Progress(self.c.profiles.running_s(job), self._left(job, samples)))
+        hold = search.decide(Progress(self._profiles.running_s(job), self._left(job, samples)))
         job.search = search.to_dict()
         if hold is not None:
             data = {"gpus": hold.gpus, "searching": hold.searching}
-            self.c.outbox.event("job.autoscaled", hold.why, job, **data)
-            self.c.outbox.job(job)
-            self.c.post(*self.told(job))
+            self._outbox.event("job.autoscaled", hold.why, job, **data)
+            self._outbox.job(job)
+            self._take_in(*self.cap_events(job))
 
     def _left(self, job: LiveJob, samples: float) -> float | None:
-        length = self.c.profiles.length(job)
+        length = self._profiles.length(job)
         return None if length.assumed else length.steps * samples
 
     def rescaled(self, job: LiveJob) -> list[Capped]:
@@ -67,9 +75,9 @@ class Searches:
         search = self.of(job)
         if search is None:
             return []
-        search.rescaled(job.min_gpus, self.c.profiles.limit(job))
+        search.rescaled(job.min_gpus, self._profiles.limit(job))
         job.search = search.to_dict()
-        return self.told(job)
+        return self.cap_events(job)
 
     def forget(self, job: LiveJob) -> None:
         self._searches.pop(job.id, None)

@@ -33,8 +33,11 @@ class Targets:
         self._jobs, self._outbox, self._metrics, self._nodes = jobs, outbox, metrics, nodes
         self._explain = explain
 
-    def apply(self, plan: Plan, policy: str) -> list[int]:
-        """Set the targets that the plan commands and record why. Returns the jobs whose target changed."""
+    def apply(self, plan: Plan, policy: str, causes: list[dict[str, Any]]) -> list[int]:
+        """Set the targets that the plan commands and record why. Returns the jobs whose target changed.
+
+        `causes` are the events of the cycle, see `causes_of`.
+        """
         moves = [
             (job, command, sum(job.target.values()))
             for command in plan.commands
@@ -46,7 +49,7 @@ class Targets:
         for job, command, before in moves:
             gpus = command.share.gpus
             data: dict[str, Any] = {"verb": command.verb, "from_gpus": before, "to_gpus": gpus}
-            data |= self._cause(command)
+            data |= self._cause(command) | {"causes": causes}
             if gpus < before and winners and command.cause.kind is CauseKind.DECIDED:
                 data |= {"policy": policy, "by": [w.id for w in winners[:MOST_NAMED]]}
                 if explained < MOST_EXPLAINED:

@@ -1,6 +1,7 @@
-"""What jobs use of their GPU, looked at every few seconds while they have one to themselves (Liquid, TPDS'21).
+"""The GPU usage of jobs, sampled every few seconds while they have a GPU to themselves (Liquid, TPDS 2021).
 
-What a job used that ended well, and never shared its GPU, is kept with it; later jobs are judged by it (`needs`).
+The usage of a job that succeeded and never shared its GPU is saved with it. Predictions for later jobs use it
+(`needs`).
 """
 
 from __future__ import annotations
@@ -8,20 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shoal.executors.base import GpuUsage
+from shoal.executors.base import Executor, GpuUsage, NodeInfo
 from shoal.knowledge.phases import BUSY_ABOVE, phases_of
 from shoal.knowledge.unknown import Unknown
 from shoal.server.api.models import JobState
 from shoal.server.loop.live_job import ACTIVE, LiveJob
-
-if TYPE_CHECKING:
-    from shoal.server.loop.control_loop import ControlLoop
+from shoal.server.loop.outbox import Outbox
 
 log = logging.getLogger("shoal.server")
 
@@ -69,21 +67,31 @@ class Samples:
 
 
 class Usage:
-    def __init__(self, loop: ControlLoop) -> None:
-        self.c = loop
+    def __init__(
+        self,
+        jobs: Mapping[int, LiveJob],
+        nodes: Sequence[NodeInfo],
+        executor: Executor,
+        outbox: Outbox,
+        shares: Callable[[LiveJob], bool],
+        now_s: Callable[[], float],
+    ) -> None:
+        """`shares`: whether another job is on the GPU of a job."""
+        self._jobs, self._nodes, self._executor, self._outbox = jobs, nodes, executor, outbox
+        self._shares, self._now_s = shares, now_s
         self._samples: dict[int, Samples] = {}
         self._task: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
         """Virtual GPUs do nothing that could be looked at."""
-        if not all(node.virtual for node in self.c.nodes):
+        if not all(node.virtual for node in self._nodes):
             self._task = asyncio.create_task(self._look_regularly())
 
     async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_S)
             try:
-                self.take(await asyncio.to_thread(self.c.executor.usage), self.c.now_s())
+                self.take(await asyncio.to_thread(self._executor.usage), self._now_s())
             except OSError:
                 pass  # a driver that does not answer now may do so the next time
             except Exception:
@@ -93,9 +101,9 @@ class Usage:
         """What the GPUs did at this moment."""
         if not usage:
             return
-        for job in self.c.jobs.values():
+        for job in self._jobs.values():
             workers = list(job.workers.values())
-            if len(workers) != 1 or workers[0].state != ACTIVE or self.c.sharing.shares(job):
+            if len(workers) != 1 or workers[0].state != ACTIVE or self._shares(job):
                 continue
             found = usage.get((workers[0].node, workers[0].device[1]))
             if found is not None and math.isfinite(found.utilisation) and math.isfinite(found.memory_mb):
@@ -112,7 +120,7 @@ class Usage:
         seen = samples.count >= MIN_SAMPLES and samples.first_s - life.started_s < 2 * SAMPLE_S
         if alone and through and seen:
             job.used = samples.labels(life.started_s, life.finished_s)
-            self.c.outbox.job(job)
+            self._outbox.job(job)
 
     def close(self) -> None:
         if self._task is not None:

@@ -71,7 +71,13 @@ def _event(row: Row) -> m.Event:
         job=row["job"],
         user=row["user"],
         plan=row["plan"],
-        cause=row.get("cause"),
+        cause=_cause(row),
         message=row["message"],
         data=row["data"],
     )
+
+
+def _cause(row: Row) -> int | None:
+    """The id of the event that led to this one: a decision names the recorded events that it was made on."""
+    named = [cause["event"] for cause in (row["data"] or {}).get("causes", []) if "event" in cause]
+    return named[0] if named else None

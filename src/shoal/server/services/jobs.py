@@ -155,7 +155,7 @@ class Jobs:
         life = settle(live.life, self._loop.now_s())
         found.state, found.message = life.state, life.message
         found.gpus, found.target_gpus = live.gpus, live.target_gpus
-        found.guest_of = live.host if live.lodges else None
+        found.guest_of = live.host if live.colocated else None
         found.waiting_s, found.running_s = life.waiting_s, life.running_s
         found.paused_s, found.gpu_s, found.stalled_s = life.paused_s, life.gpu_s, live.stalled_s
         found.step, found.total_steps = live.progress.step, live.progress.total_steps

@@ -81,7 +81,7 @@ class Reasons:
         return m.Reason(code="NotWorthIt", sentence=text, evidence=evidence)
 
     def _waits_for_release(self, job: LiveJob, may_see: bool) -> m.Reason:
-        if job.lodges:
+        if job.colocated:
             text = "it was given a GPU of its own and stays co-located until that GPU is free"
             return m.Reason(code="WaitingForRelease", sentence=text, evidence={"given_gpus": 1})
         holders = [j for j in self._loop.jobs.values() if j.id != job.id and j.gpus > j.target_gpus]

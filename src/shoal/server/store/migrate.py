@@ -1,4 +1,4 @@
-"""Bring a store to the schema of this version: forward only, after a copy was made, and never from a newer one."""
+"""Upgrade a store to the schema of this version: forward only, after a backup, and never from a newer version."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Change:
         self.events: list[Row] = []
 
     def add_job(self, **values: Any) -> int:
-        return int(self._connection.execute(_ADD_JOB, values).inserted_primary_key[0])
+        return _new_key(self._connection.execute(_ADD_JOB, values))
 
     def update_job(self, job_id: int, **values: Any) -> None:
         self._connection.execute(_UPDATE_JOB, {"_id": job_id, **values})
@@ -142,7 +142,7 @@ class Change:
             "created_s": self.now_s,
             "expires_s": expires_s,
         }
-        return int(self._connection.execute(t.tokens.insert().values(**row)).inserted_primary_key[0])
+        return _new_key(self._connection.execute(t.tokens.insert().values(**row)))
 
     def update_token(self, token_id: int, **values: Any) -> None:
         self._connection.execute(t.tokens.update().where(t.tokens.c.id == token_id).values(**values))
@@ -182,6 +182,8 @@ class Store:
             raise _translate(error, where) from None
         self._thread = threading.get_ident()
         self.on_events: Callable[[list[Row]], None] = lambda rows: None
+        #: The id of the newest event.
+        self.last_event_id = self.last_event()[0]
 
     def close(self) -> None:
         self._connection.close()
@@ -199,6 +201,7 @@ class Store:
         except sa.exc.DBAPIError as error:
             raise _translate(error, str(self.url.database)) from error
         if change.events:
+            self.last_event_id = change.events[-1]["id"]
             self.on_events(change.events)
 
     def _end_read(self) -> None:
@@ -367,6 +370,12 @@ class Store:
             return int(self._connection.execute(pages).scalar_one())
         finally:
             self._end_read()
+
+
+def _new_key(result: sa.CursorResult[Any]) -> int:
+    key = result.inserted_primary_key
+    assert key is not None
+    return int(key[0])
 
 
 def _engine(url: sa.URL) -> sa.Engine:

@@ -126,9 +126,9 @@ def _without_idle(jobs: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The jobs that used GPUs for some time; and the others, with the reason (`why`) for omitting them."""
     no_gpu, no_time = pl.col("requested_gpus") == 0, pl.col("service_s") <= 0
     why = pl.when(no_gpu).then(pl.lit("used no GPU")).when(no_time).then(pl.lit("ran for no time"))
-    told = jobs.with_columns(why=why)
+    jobs_with_reason = jobs.with_columns(why=why)
     keeps = pl.col("why").is_null()
-    return told.filter(keeps).drop("why"), told.filter(~keeps)
+    return jobs_with_reason.filter(keeps).drop("why"), jobs_with_reason.filter(~keeps)
 
 
 def count_idle(idle: pl.DataFrame) -> dict[str, int]:

@@ -14,8 +14,8 @@ import numpy as np
 from shoal.core.errors import did_you_mean
 from shoal.core.job import Job
 from shoal.core.words import listed
-from shoal.scheduler.early import Phases
-from shoal.scheduler.guests import Need
+from shoal.scheduler.sharing.colocation import Need
+from shoal.scheduler.sharing.prescheduling import Phases
 from shoal.sim.inputs.column_values import names, numbers
 from shoal.sim.inputs.table import Columns, Problems, read_table
 from shoal.sim.sharing_simulation import Use

@@ -85,10 +85,10 @@ def _placing_rows(local: dict[str, Any], cloud: list[dict[str, Any]]) -> list[di
         }  # fmt: skip
 
     rows: list[dict[str, Any]] = []
-    for name, told in PAPER_IMMEDIATE.items():
+    for name, published in PAPER_IMMEDIATE.items():
         mine, other = local["liquid"]["execution_s"], local[name]["execution_s"]
         ours = float(np.mean([100 * (1 - mine[model] / other[model]) for model in mine]))
-        rows.append(row("immediate", LOCAL_NODES, "execution", name, ours, told))
+        rows.append(row("immediate", LOCAL_NODES, "execution", name, ours, published))
     for one in cloud:
         nodes, mine = one["nodes"], one["figures"]["liquid"]
         for name in PAPER_IMMEDIATE:
@@ -162,9 +162,9 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
     from matplotlib import pyplot as plt
 
     figure, (gains, sizes, one_gpu) = plt.subplots(1, 3, figsize=(17, 5))
-    told = [r for r in result["rows"] if r["paper"] is not None and r["nodes"] in (LOCAL_NODES, 20)]
-    told = [r for r in told if r["mode"] == "immediate" or r["nodes"] == 20]
-    _bars(gains, told, [f"{r['mode']}, {r['metric']}\nagainst {r['against']}" for r in told])
+    published = [r for r in result["rows"] if r["paper"] is not None and r["nodes"] in (LOCAL_NODES, 20)]
+    published = [r for r in published if r["mode"] == "immediate" or r["nodes"] == 20]
+    _bars(gains, published, [f"{r['mode']}, {r['metric']}\nagainst {r['against']}" for r in published])
     gains.set(xlabel="per cent less time with Liquid", title="Placing")
     at = [one["nodes"] for one in result["batch"]]
     for i, name in enumerate(result["batch"][0]["figures"]):

@@ -92,15 +92,15 @@ def rows(seed: int) -> list[dict[str, Any]]:
     for gpu, works in WORKLOADS.items():
         for work in works:
             key = (gpu, work.name)
-            polled, told, early = (
+            polled, on_events, early = (
                 _mean_idle_s(work, seed, event_driven=event_driven, pre_schedule=pre_schedule)
                 for event_driven, pre_schedule in ((False, False), (True, False), (True, True))
             )
             shared = shared_min(work.exclusive_min, UTILISATION)
             found += [
                 _row(*key, "sharing: time", shared, work.exclusive_min, PAPER_SHARING[key]),
-                _row(*key, "pre-scheduling: idle time", early, told, PAPER_PRE[key]),
-                _row(*key, "event-driven: idle time", told, polled, PAPER_EVENT[key]),
+                _row(*key, "pre-scheduling: idle time", early, on_events, PAPER_PRE[key]),
+                _row(*key, "event-driven: idle time", on_events, polled, PAPER_EVENT[key]),
             ]
     for what in dict.fromkeys(r["what"] for r in found):
         of_it = [r for r in found if r["what"] == what]

@@ -328,8 +328,8 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
             rows = [r for r in _rows(one) if r["metric"] == metric]
             at = np.arange(len(names)) + offset
             axis.bar(at, [r["ours"] for r in rows], 0.38, label=f"{metric}, ours")
-            told = [(x, r["paper"]) for x, r in zip(at, rows) if r["paper"] is not None]
-            axis.plot(*zip(*told), "k_", markersize=14, label=None if offset < 0 else "paper")
+            published = [(x, r["paper"]) for x, r in zip(at, rows) if r["paper"] is not None]
+            axis.plot(*zip(*published), "k_", markersize=14, label=None if offset < 0 else "paper")
         axis.set_xticks(np.arange(len(names)), names, rotation=20, ha="right")
         axis.set_title(one["setting"])
         axis.set_ylabel("times Optimus")

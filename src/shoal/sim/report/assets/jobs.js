@@ -100,7 +100,7 @@ function stays(run, k, points) {
 }
 
 // The co-located time, and its outline [[x, from, to], ...].
-function guestTime(stayed) {
+function colocatedTime(stayed) {
   const from = stayed.map(([t, guest], i) => [t, guest, (stayed[i + 1] || [t])[0]]).filter(([, guest]) => guest);
   return {
     sum: from.reduce((sum, [t, , until]) => sum + until - t, 0),
@@ -119,7 +119,7 @@ function drawJob(row) {
     if (jct === null && points.length) points.push([until, points[points.length - 1][1]]);
     end = Math.max(end, until);
     for (const [, gpus] of points) top = Math.max(top, gpus);
-    const stayed = stays(run, k, points), { sum, band } = guestTime(stayed);
+    const stayed = stays(run, k, points), { sum, band } = colocatedTime(stayed);
     const more = [waited >= 1 ? `waited ${duration(waited)}` : "", sum > 0 ? `co-located ${duration(sum)}` : ""].filter(Boolean).join(", ");
     const note = jct === null ? "did not finish" : `${duration(jct)}, ${plural(run.jobs.changes[k], "change")}${more ? `,\n${more}` : ""}`;
     return { run, points: points.map(([t, gpus], i) => [t, stayed[i][1] ? 0 : gpus]), stayed, band, jct, note };

@@ -11,8 +11,8 @@ from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
 from shoal.placement.sharing import SharingRule
 from shoal.policies.registry import make_policy
-from shoal.scheduler.guests import GuestPlan, Guests, Need
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.colocation import Colocation, ColocationPlan, Need
 
 LIGHT, HALF, HEAVY = Need(4_000, 0.3), Need(4_000, 0.6), Need(4_000, 0.9)
 PROFILE = Profile.of("m", {n: 1.0 / n for n in range(1, 5)})
@@ -25,7 +25,7 @@ class Small:
         self.cluster = cluster or Cluster.pool(gpus)
         self.scheduler = Scheduler(self.cluster, make_policy(policy, options or {}))
         self.needs = {}
-        self.guests = Guests(self.scheduler, self.needs.get, 16_000, SharingRule(**rule))
+        self.guests = Colocation(self.scheduler, self.needs.get, 16_000, SharingRule(**rule))
         self.now = 0.0
 
     def submit(self, *needs, gpus=1, **more):
@@ -45,7 +45,7 @@ class Small:
 
 def test_who_waits_joins_the_first_job_with_one_gpu_where_it_fits():
     small = Small()
-    assert small.submit(HEAVY, HALF) == GuestPlan(), "both have GPUs of their own"
+    assert small.submit(HEAVY, HALF) == ColocationPlan(), "both have GPUs of their own"
     assert small.submit(HALF).join == ((2, 1),)  # 0.9 + 0.6 is above 130 %
     assert small.submit(LIGHT).join == ((3, 0),)
     assert small.submit(HALF).join == (), "no GPU has 60 % to spare any more"
@@ -63,7 +63,7 @@ def test_memory_counts_the_guests_that_are_there():
 def test_who_is_not_known_or_does_not_fit_waits(need):
     small = Small(gpus=1)
     small.submit(LIGHT)
-    assert small.submit(need) == GuestPlan()
+    assert small.submit(need) == ColocationPlan()
 
 
 def test_no_one_joins_a_job_of_which_nothing_is_known_or_that_has_more_gpus():
@@ -72,8 +72,8 @@ def test_no_one_joins_a_job_of_which_nothing_is_known_or_that_has_more_gpus():
     assert small.submit(LIGHT, LIGHT).join == ((2, 1),)
     large = Small()
     large.submit(LIGHT, gpus=2)
-    assert large.submit(LIGHT) == GuestPlan()
-    assert large.submit(LIGHT, gpus=2) == GuestPlan(), "and who wants two is no guest"
+    assert large.submit(LIGHT) == ColocationPlan()
+    assert large.submit(LIGHT, gpus=2) == ColocationPlan(), "and who wants two is no guest"
 
 
 @pytest.mark.parametrize(("busy_from", "joins"), [(0.75, ()), (0.6, ((3, 1),))])
@@ -101,7 +101,7 @@ def test_a_guest_that_ends_makes_room_for_the_next():
     small = Small(gpus=1)
     small.submit(HALF)
     assert small.submit(HALF, HALF).join == ((1, 0),)
-    assert small.step(Finished(1)) == GuestPlan((1,), ((2, 0),))
+    assert small.step(Finished(1)) == ColocationPlan((1,), ((2, 0),))
 
 
 def test_guests_respect_types_of_gpus():
@@ -135,7 +135,7 @@ def test_whatever_happens_no_gpu_is_crowded_and_the_policy_decides_as_without_gu
         view, guests = with_guests.scheduler.view, with_guests.guests
         np.testing.assert_array_equal(view.gpus, without.scheduler.view.gpus)
         for host in set(guests.host_of.values()):
-            there = [host, *guests.guests_of(host)]
+            there = [host, *guests.colocated_with(host)]
             assert view.gpus[view.row(host)] == 1
             assert sum(with_guests.needs[j].utilisation for j in there) < 1.3
             assert sum(with_guests.needs[j].memory_mb for j in there) < 16_000

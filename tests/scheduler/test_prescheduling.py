@@ -10,8 +10,8 @@ from shoal.core.events import Finished, Submitted, Timer
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
 from shoal.policies.registry import make_policy
-from shoal.scheduler.early import EarlyPlan, EarlyStarts, Phases
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.prescheduling import Phases, PreScheduling, PreSchedulingPlan
 
 PROFILE = Profile.of("m", {n: 1.0 / n for n in range(1, 5)})
 SOME = Phases(pre_s=20.0, post_s=5.0)
@@ -23,7 +23,7 @@ class Small:
     def __init__(self, gpus, policy="fifo"):
         self.scheduler = Scheduler(Cluster.pool(gpus), make_policy(policy))
         self.phases = {}
-        self.early = EarlyStarts(self.scheduler, self.phases.get)
+        self.early = PreScheduling(self.scheduler, self.phases.get)
 
     def submit(self, now_s, work, gpus=1, phases=SOME):
         job_id = len(self.phases)
@@ -41,7 +41,7 @@ class Small:
 
 def test_it_is_launched_once_the_rest_is_shorter_than_its_preparation_and_fifteen_seconds():
     small = Small(1)
-    assert small.submit(0.0, 100) == EarlyPlan()
+    assert small.submit(0.0, 100) == PreSchedulingPlan()
     plan = small.submit(1.0, 50)
     assert plan.launch == ()
     assert plan.wake_s == pytest.approx(100 - 20 - 15, abs=0.01)
@@ -56,7 +56,7 @@ def test_one_prepares_beside_one_and_the_next_waits_for_the_next():
     small.submit(0.0, 40)
     assert small.submit(6.0, 50).launch == ((2, 0),)
     assert small.submit(7.0, 50).launch == ((3, 1),)
-    assert small.submit(8.0, 50) == EarlyPlan(), "no GPU is left to prepare on, nor to wait for"
+    assert small.submit(8.0, 50) == PreSchedulingPlan(), "no GPU is left to prepare on, nor to wait for"
 
 
 def test_who_gets_the_gpu_is_done_and_who_does_not_is_withdrawn():
@@ -83,13 +83,13 @@ def test_who_may_not_is_not_launched(busy, phases, wants):
     small = Small(2)
     for _ in range(busy):
         small.submit(0.0, 20)
-    assert small.submit(10.0, 50, gpus=wants, phases=phases) == EarlyPlan()
+    assert small.submit(10.0, 50, gpus=wants, phases=phases) == PreSchedulingPlan()
 
 
 def test_a_job_whose_end_is_not_known_is_not_waited_for():
     small = Small(1)
     small.submit(0.0, 20, phases=None)
-    assert small.submit(10.0, 50) == EarlyPlan()
+    assert small.submit(10.0, 50) == PreSchedulingPlan()
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "max-min"])

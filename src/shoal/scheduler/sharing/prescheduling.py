@@ -1,9 +1,9 @@
-"""The next job prepares on a GPU whose job is about to end: Liquid's pre-scheduling on top of any policy.
+"""Pre-scheduling: the next job prepares on a GPU whose job is about to end, on top of any policy (Liquid, TPDS 2021).
 
-Who gets the GPU is decided by the policy when it is free, as ever. Before that, after each of the scheduler's
-cycles, the first job that waits and wants one GPU may be launched on a GPU whose job ends soon
-(`placement.preschedule`): it prepares there without using it. If the policy then gives it that GPU, it has
-prepared already; if not, it is withdrawn and nothing was lost but the preparation.
+The policy decides who gets the GPU when it is free, as always. Before that, after each cycle of the scheduler,
+the first waiting job that wants one GPU may be launched on a GPU whose job ends soon (`placement.preschedule`).
+It prepares there without using the GPU. If the policy then gives it that GPU, it is already prepared. Otherwise
+it is withdrawn, and only the preparation is lost.
 """
 
 from __future__ import annotations
@@ -15,10 +15,16 @@ import numpy as np
 
 from shoal.placement.placer import Unplaced
 from shoal.placement.preschedule import PreRule, Running, find_ending_gpu
-from shoal.scheduler.one_gpu import generation_of, has_one, waiting_for_one, waits_for_one, with_one
 from shoal.scheduler.scheduler import Scheduler
+from shoal.scheduler.sharing.single_gpu import (
+    generation_of,
+    has_one,
+    waiting_for_one,
+    waits_for_one,
+    with_one,
+)
 
-#: A rule that begins to hold after a moment is asked this much later.
+#: A rule that holds from a point in time is evaluated this much later.
 _JUST_AFTER_S = 1e-3
 
 
@@ -30,25 +36,25 @@ class Phases:
     post_s: float
 
 
-#: The phases of a job (by id); None where nothing is known of them.
+#: The phases of a job (by id); None if they are unknown.
 PhasesOf = Callable[[int], Phases | None]
-#: Seconds that a job (by id) still uses its GPU; nan where that is not known.
+#: Seconds that a job (by id) still uses its GPU; nan if unknown.
 LeftOf = Callable[[int], float]
-#: Whether those who carry it out can launch a job (by id) beside a host, as things are.
+#: Whether a job (by id) can be launched on the GPU of a host now.
 MayLaunch = Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class EarlyPlan:
-    """Jobs to launch (job, job on the GPU), jobs to withdraw, and when to ask again though nothing happens."""
+class PreSchedulingPlan:
+    """Jobs to launch (job, host), jobs to withdraw, and when to decide again even if no event occurs."""
 
     launch: tuple[tuple[int, int], ...] = ()
     withdraw: tuple[int, ...] = ()
     wake_s: float = np.inf
 
 
-class EarlyStarts:
-    """Who prepares on whose GPU. Changed only by `step`."""
+class PreScheduling:
+    """Which job prepares on which job's GPU. Changed only by `step`."""
 
     def __init__(
         self,
@@ -68,18 +74,18 @@ class EarlyStarts:
         self._generation: dict[int, int] = {}
 
     def take_over(self, scheduler: Scheduler, beside: dict[int, int]) -> None:
-        """Go on with these under a scheduler that was told of the same jobs."""
+        """Continue with these pre-scheduled jobs under another scheduler that has the same jobs."""
         self.scheduler = scheduler
         self.beside = {job: host for job, host in beside.items() if host in scheduler.view}
         self._generation = {job: generation_of(scheduler, host) for job, host in self.beside.items()}
 
-    def step(self, now_s: float) -> EarlyPlan:
-        """After a cycle of the scheduler: who is withdrawn, who is launched."""
+    def step(self, now_s: float) -> PreSchedulingPlan:
+        """After a cycle of the scheduler: which jobs are withdrawn, which are launched."""
         still = {job: host for job, host in self.beside.items() if waits_for_one(self.scheduler, job)}
         self.beside = {job: host for job, host in still.items() if self._is_there(job, host)}
         withdraw = tuple(sorted(still.keys() - self.beside.keys()))
         launch, wake_s = self._launch(now_s)
-        return EarlyPlan(launch, withdraw, wake_s)
+        return PreSchedulingPlan(launch, withdraw, wake_s)
 
     def _is_there(self, job: int, host: int) -> bool:
         """Whether the host is still on the GPU beside which the job prepares."""
@@ -144,7 +150,7 @@ class EarlyStarts:
             row = view.row(host)
             rate = float(view.rate[row])
             known = rate > 0 and self.phases_of(host) is not None
-            begins_s = max(float(view.settled_s[row]) - now_s, 0.0)  # between two shares it stands still
+            begins_s = max(float(view.settled_s[row]) - now_s, 0.0)  # it pauses between two shares
             out[host] = begins_s + float(left[row]) / rate if known else np.nan
         return out
 

@@ -1,0 +1,441 @@
+"""The control plane's side of its protocol with all agents: a state machine without I/O and without a clock.
+
+The shell (`fleet.py`) passes in calls, messages and the time of its monotonic clock; the machine answers with effects,
+which the shell carries out in order. Rules:
+
+- Each worker that was started or adopted ends in exactly one `WorkerExit`.
+- A worker of a silent agent is reported as ended only when it cannot be alive: after the last lease that was granted,
+  plus a margin for the keepers and for clocks that run at different speeds.
+- A command is repeated after a broken connection until the agent acknowledges it. The command to start a worker is
+  dropped as soon as the agent is known to have the worker: no worker starts twice.
+- A worker that an agent has and the control plane does not want is killed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from shoal.wire import agent_messages as am
+from shoal.wire.messages import WireError
+
+CLOCK_DRIFT = 0.001
+"""Two clocks may differ by this fraction of the time they measure. Quartz differs by less than a tenth of it."""
+ANY_INSTANCE = ""
+KEEPER_MARGIN_S = 5.0
+"""How long keepers may take to see that the lease has ended and to kill their workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    lease_s: float = 600.0
+    heartbeat_s: float = 5.0
+    #: After so long without a message the connection is given up.
+    silence_s: float = 20.0
+    keeper_margin_s: float = KEEPER_MARGIN_S
+    #: The longest lease that an earlier process of this control plane granted.
+    earlier_lease_s: float = 0.0
+
+    def alive_s(self, lease_s: float) -> float:
+        """For how long after the grant of a lease a worker may be alive."""
+        return lease_s * (1 + 2 * CLOCK_DRIFT) + self.keeper_margin_s
+
+
+class Link(StrEnum):
+    CONNECTED = "connected"
+    UNREACHABLE = "unreachable"  # no connection; its workers may be alive
+    LOST = "lost"  # none of its workers can be alive
+
+
+# Effects
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    agent: str
+    message: am.ToAgent
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Close the connection to the agent."""
+
+    agent: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer this hello with a refusal. An earlier connection of the same name stays open."""
+
+    why: str
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """This connection belongs to the agent now. An earlier one of the same process is closed."""
+
+    agent: str
+    instance: str
+    nodes: tuple[am.NodeFacts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendLog:
+    worker: str
+    position: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """The worker has ended, or it cannot be alive any more. Never repeated."""
+
+    exited: am.Exited
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    node: am.NodeFacts
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnreachable:
+    """No connection. Its workers may train on; nothing can be started there."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """None of its workers can be alive. They have all been reported."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    node: str
+    at_s: float
+    why: str
+
+
+NodeChange = NodeUp | NodeUnreachable | NodeLost | NodeLeaving
+Effect = Send | Cut | Refuse | Accept | AppendLog | WorkerExit | NodeChange
+
+
+@dataclass(slots=True)
+class Worker:
+    node: str
+    #: The control plane has its output up to here.
+    log_position: int = 0
+    #: It has ended, and its output is still on the way.
+    exited: am.Exited | None = None
+    #: Its end was reported. Only its output is still wanted.
+    reported: bool = False
+
+
+@dataclass(slots=True)
+class Agent:
+    name: str
+    #: Identifies the state directory of the agent. Another machine under the same name has another one.
+    instance: str
+    nodes: tuple[am.NodeFacts, ...]
+    link: Link
+    #: Until then its workers may be alive without a connection.
+    alive_until_s: float
+    #: False: it is part of the control plane's process, and its workers survive a restart without a lease.
+    leased: bool = True
+    heard_s: float = -math.inf
+    run: str = ""
+    leaves: tuple[float, str] | None = None
+    workers: dict[str, Worker] = field(default_factory=dict)
+    next_seq: int = 1
+    #: Commands that it has not acknowledged, by number.
+    outbox: dict[int, am.Order] = field(default_factory=dict)
+    usage: dict[tuple[str, int], am.Usage] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    #: Its wall clock minus ours when it connected.
+    wall_offset_s: float = 0.0
+
+    @property
+    def may_have_live_workers(self) -> bool:
+        return any(not w.reported and w.exited is None for w in self.workers.values())
+
+
+@dataclass(slots=True)
+class FleetState:
+    epoch: str
+    timing: Timing = field(default_factory=Timing)
+    agents: dict[str, Agent] = field(default_factory=dict)
+
+    # Calls of the control plane
+
+    def restore(
+        self,
+        agent: str,
+        instance: str,
+        nodes: tuple[am.NodeFacts, ...],
+        now_s: float,
+        *,
+        leased: bool = True,
+    ) -> None:
+        """An earlier process of the control plane knew this agent. It may have granted a lease just now."""
+        lease_s = max(self.timing.lease_s, self.timing.earlier_lease_s)
+        until_s = now_s + self.timing.alive_s(lease_s) if leased else math.inf
+        self.agents[agent] = Agent(agent, instance, nodes, Link.UNREACHABLE, until_s, leased)
+
+    def start(self, order: am.Start) -> list[Effect]:
+        agent = self._agent_of_node(order.node)
+        if agent is None or agent.link is Link.LOST:
+            why = f"node {order.node} is {'lost' if agent is not None else 'not known'}"
+            return [WorkerExit(am.Exited(order.worker, why=why, began=False))]
+        assert order.worker not in agent.workers, order.worker
+        agent.workers[order.worker] = Worker(order.node)
+        return self._order(agent, order)
+
+    def adopt(self, worker: str, node: str, log_position: int, now_s: float) -> list[Effect]:
+        """An earlier process of the control plane started the worker. Call it before the first hello.
+
+        If no agent is known to have the node, the agent with the node's name is expected to have it.
+        """
+        agent = self._agent_of_node(node)
+        if agent is None:
+            self.restore(node, ANY_INSTANCE, (), now_s)
+            agent = self.agents[node]
+        if agent.link is Link.LOST:
+            return [WorkerExit(am.Exited(worker, why=f"its node {node} is lost"))]
+        agent.workers[worker] = Worker(node, log_position)
+        return []
+
+    def order(self, order: am.Stop | am.Suspend | am.Wake) -> list[Effect]:
+        agent = self.agent_of_worker(order.worker)
+        if agent is None or agent.workers[order.worker].reported:
+            return []
+        return self._order(agent, order)
+
+    def warm_up(self) -> list[Effect]:
+        return [
+            e for a in self.agents.values() if a.link is Link.CONNECTED for e in self._order(a, am.WarmUp())
+        ]
+
+    def agent_of_worker(self, worker: str) -> Agent | None:
+        return next((a for a in self.agents.values() if worker in a.workers), None)
+
+    def _agent_of_node(self, node: str) -> Agent | None:
+        owners = (a for a in self.agents.values() if any(n.name == node for n in a.nodes))
+        named = self.agents.get(node)
+        return next(owners, named if named is not None and named.instance == ANY_INSTANCE else None)
+
+    def _order(self, agent: Agent, order: am.Order) -> list[Effect]:
+        command = self._queue(agent, order)
+        return [Send(agent.name, command)] if agent.link is Link.CONNECTED else []
+
+    def _queue(self, agent: Agent, order: am.Order) -> am.Command:
+        command = am.Command(agent.next_seq, order)
+        agent.outbox[command.seq] = order
+        agent.next_seq += 1
+        return command
+
+    # Connections
+
+    def hello(
+        self,
+        hello: am.AgentHello,
+        instance: str,
+        now_s: float,
+        wall_s: float,
+        *,
+        credential: str = "",
+        leased: bool = True,
+    ) -> list[Effect]:
+        """An agent that proved to be `instance` connects. `credential` is its own secret after a first join."""
+        refusal = self._why_refuse(hello, instance, now_s)
+        if refusal is not None:
+            return [refusal]
+        agent = self.agents.get(hello.agent)
+        if agent is None:
+            agent = Agent(hello.agent, instance, (), Link.UNREACHABLE, -math.inf)
+            self.agents[hello.agent] = agent
+        if agent.instance not in (ANY_INSTANCE, instance):
+            self._drop_workers(agent)
+        offered = {node.name for node in hello.nodes}
+        gone = [node.name for node in agent.nodes if node.name not in offered]
+        for other in self.agents.values():  # a lost agent of another name may have had one of these nodes
+            other.nodes = tuple(node for node in other.nodes if node.name not in offered)
+        agent.instance, agent.run, agent.nodes, agent.leaves = instance, hello.run, hello.nodes, None
+        agent.versions, agent.wall_offset_s, agent.leased = hello.versions, hello.wall_s - wall_s, leased
+        agent.link, agent.heard_s = Link.CONNECTED, now_s
+        self._grant_lease(agent, now_s)
+        effects: list[Effect] = [Accept(agent.name, instance, hello.nodes)]
+        effects += [NodeLost(name, "its agent no longer offers it") for name in gone]
+        effects += self._compare_workers(agent, hello)
+        effects.append(Send(agent.name, self._welcome(agent, credential)))
+        effects += [Send(agent.name, am.Command(seq, order)) for seq, order in agent.outbox.items()]
+        return effects + [NodeUp(node) for node in agent.nodes]
+
+    def _welcome(self, agent: Agent, credential: str) -> am.Welcome:
+        return am.Welcome(
+            epoch=self.epoch,
+            lease_s=self.timing.lease_s if agent.leased else None,
+            heartbeat_s=self.timing.heartbeat_s,
+            logs={name: worker.log_position for name, worker in agent.workers.items()},
+            credential=credential,
+        )
+
+    def _grant_lease(self, agent: Agent, now_s: float) -> None:
+        lease_s = self.timing.alive_s(self.timing.lease_s) if agent.leased else math.inf
+        agent.alive_until_s = max(agent.alive_until_s, now_s + lease_s)
+
+    def _why_refuse(self, hello: am.AgentHello, instance: str, now_s: float) -> Refuse | None:
+        if hello.protocol != am.AGENT_PROTOCOL:
+            versions = f"{hello.protocol}, the control plane {am.AGENT_PROTOCOL}"
+            return Refuse(
+                f"the agent speaks protocol {versions}: install the same version of Shoal", final=True
+            )
+        for node in hello.nodes:
+            owner = self._agent_of_node(node.name)
+            if owner is not None and owner.name != hello.agent and owner.link is not Link.LOST:
+                return Refuse(f"node {node.name} belongs to the agent {owner.name}")
+        agent = self.agents.get(hello.agent)
+        if agent is None:
+            return None
+        if agent.link is Link.CONNECTED and (agent.instance, agent.run) != (instance, hello.run):
+            return Refuse(f"another agent named {hello.agent} is connected: give this one another --name")
+        other = agent.instance not in (ANY_INSTANCE, instance)
+        if other and agent.link is not Link.LOST and agent.may_have_live_workers:
+            left_s = max(agent.alive_until_s - now_s, 0.0)
+            until = f"for {math.ceil(left_s)} s" if math.isfinite(left_s) else "until it returns"
+            return Refuse(
+                f"workers of another agent named {hello.agent} may be alive {until}: wait, or use another --name"
+            )
+        return None
+
+    def _compare_workers(self, agent: Agent, hello: am.AgentHello) -> list[Effect]:
+        """Compare the workers that the agent has with those that it should have."""
+        has = set(hello.workers)
+        done = hello.done if hello.epoch == self.epoch else 0
+        agent.outbox = {
+            seq: order
+            for seq, order in agent.outbox.items()
+            if seq > done and not (isinstance(order, am.Start) and order.worker in has)
+        }
+        to_start = {order.worker for order in agent.outbox.values() if isinstance(order, am.Start)}
+        effects: list[Effect] = []
+        for name, worker in list(agent.workers.items()):
+            if name not in has and name not in to_start:
+                del agent.workers[name]
+                if not worker.reported:
+                    why = "its agent does not have it"
+                    effects.append(WorkerExit(worker.exited or am.Exited(name, why=why, began=False)))
+        for name in hello.workers:
+            if name not in agent.workers:
+                self._queue(agent, am.Stop(name, kill=True))
+        return effects
+
+    def _drop_workers(self, agent: Agent) -> None:
+        """A new machine takes over the name. None of the old workers is alive, and all were reported."""
+        assert not agent.may_have_live_workers or agent.link is Link.LOST
+        agent.workers, agent.outbox = {}, {}
+
+    def disconnected(self, name: str, why: str, now_s: float) -> list[Effect]:
+        agent = self.agents[name]
+        if agent.link is not Link.CONNECTED:
+            return []
+        agent.link = Link.UNREACHABLE
+        agent.usage = {}
+        effects: list[Effect] = [NodeUnreachable(node.name, why) for node in agent.nodes]
+        # These have ended for certain. Their output follows if the agent returns.
+        for worker in agent.workers.values():
+            if worker.exited is not None:
+                effects += self._report(worker, worker.exited)
+        if agent.leaves is not None and not agent.may_have_live_workers:
+            effects += self._lose(agent, agent.leaves[1])
+        return effects
+
+    def tick(self, now_s: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for agent in self.agents.values():
+            if agent.link is Link.CONNECTED and now_s - agent.heard_s > self.timing.silence_s:
+                why = f"no message for {self.timing.silence_s:.0f} s"
+                effects += [Cut(agent.name, why), *self.disconnected(agent.name, why, now_s)]
+            if agent.link is Link.UNREACHABLE and now_s >= agent.alive_until_s:
+                effects += self._lose(agent, "its agent did not return before its lease ended")
+        return effects
+
+    def excuse(self, late_s: float) -> None:
+        """The control plane itself was suspended or starved for so long: the agents were not silent."""
+        for agent in self.agents.values():
+            agent.heard_s += late_s
+
+    def _lose(self, agent: Agent, why: str) -> list[Effect]:
+        agent.link, agent.outbox = Link.LOST, {}
+        effects: list[Effect] = []
+        for name, worker in agent.workers.items():
+            if not worker.reported:
+                effects += self._report(worker, worker.exited or am.Exited(name, why=f"node lost: {why}"))
+        agent.workers = {}
+        return effects + [NodeLost(node.name, why) for node in agent.nodes]
+
+    # Messages
+
+    def received(self, name: str, message: am.AgentMessage, now_s: float) -> list[Effect]:
+        agent = self.agents[name]
+        agent.heard_s = now_s
+        if isinstance(message, am.Renew):
+            self._grant_lease(agent, now_s)
+            return [Send(name, am.Renewed(message.clock_s))]
+        if isinstance(message, am.Ack):
+            agent.outbox = {seq: order for seq, order in agent.outbox.items() if seq > message.done}
+            return []
+        if isinstance(message, am.Exited):
+            return self._exited(agent, message)
+        if isinstance(message, am.LogChunk):
+            return self._log_chunk(agent, message)
+        if isinstance(message, am.UsageReport):
+            agent.usage = {(u.node, u.gpu): u for u in message.gpus}
+            return []
+        if isinstance(message, am.Leaving):
+            agent.leaves = (now_s + message.in_s, message.why)
+            return [NodeLeaving(node.name, now_s + message.in_s, message.why) for node in agent.nodes]
+        raise WireError(f"an agent does not send {type(message).__name__}")
+
+    def _exited(self, agent: Agent, exited: am.Exited) -> list[Effect]:
+        worker = agent.workers.get(exited.worker)
+        if worker is None:  # it was killed because nobody wanted it
+            return self._order(agent, am.Forget(exited.worker))
+        worker.exited = exited
+        return self._finish(agent, exited.worker, worker)
+
+    def _log_chunk(self, agent: Agent, chunk: am.LogChunk) -> list[Effect]:
+        worker = agent.workers.get(chunk.worker)
+        if worker is None:
+            return []
+        if chunk.previous != worker.log_position or chunk.position < chunk.previous:
+            raise WireError(
+                f"output of {chunk.worker} at {chunk.previous} does not follow {worker.log_position}"
+            )
+        worker.log_position = chunk.position + len(chunk.data)
+        effects: list[Effect] = [
+            AppendLog(chunk.worker, chunk.position, chunk.data),
+            Send(agent.name, am.LogAck(chunk.worker, worker.log_position)),
+        ]
+        return effects + self._finish(agent, chunk.worker, worker)
+
+    def _finish(self, agent: Agent, name: str, worker: Worker) -> list[Effect]:
+        """Report the worker's end once its output is complete: who follows the output sees all of it."""
+        if worker.exited is None or worker.log_position < worker.exited.log_end:
+            return []
+        effects = self._report(worker, worker.exited)
+        del agent.workers[name]
+        return effects + self._order(agent, am.Forget(name))
+
+    def _report(self, worker: Worker, exited: am.Exited) -> list[Effect]:
+        if worker.reported:
+            return []
+        worker.reported = True
+        return [WorkerExit(exited)]

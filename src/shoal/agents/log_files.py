@@ -1,0 +1,45 @@
+"""The output of workers on its way: read on the node, appended to a copy at the control plane."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from shoal.executors.local import LOG_FILE_BYTES, LOG_FILES
+from shoal.executors.logs import segments
+
+
+def read_output(directory: Path, begin: int, max_bytes: int) -> tuple[int, bytes]:
+    """Read whole lines from `begin` on, and where they begin: later than `begin` if output was rotated away."""
+    for start, path in segments(directory):
+        try:
+            with path.open("rb") as file:
+                position = max(begin, start)
+                file.seek(position - start)
+                data = file.read(max_bytes)
+        except OSError:  # rotated away meanwhile
+            continue
+        if whole := data[: data.rfind(b"\n") + 1]:
+            return position, whole
+    return begin, b""
+
+
+class LogCopy:
+    """Copies of workers' output, in the file format of the keepers and with their limits."""
+
+    def __init__(self, file_bytes: int = LOG_FILE_BYTES, files: int = LOG_FILES) -> None:
+        self._file_bytes, self._files = file_bytes, files
+
+    def append(self, directory: Path, position: int, data: bytes) -> None:
+        """Append whole lines at `position`, the end of the copy or later."""
+        found = segments(directory)
+        if found:
+            start, path = found[-1]
+            size = path.stat().st_size
+        if not found or start + size != position or size >= self._file_bytes:
+            path = directory / f"log.{position}"
+            for _, old in found[: len(found) + 1 - self._files]:
+                with contextlib.suppress(OSError):
+                    old.unlink()
+        with path.open("ab") as file:
+            file.write(data)

@@ -1,0 +1,341 @@
+"""Machines from Slurm: one single-node batch job per agent, submitted by an ordinary user.
+
+Slurm keeps all state. A job belongs to this home if its name is `shoal-HOMEID-N` and its comment has the home's id,
+so a restarted launcher finds its jobs with one `squeue`. A job that holds GPUs cannot grow, hence one job per machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.engines.base import (
+    AgentCommand,
+    EngineError,
+    EngineUnavailable,
+    Machine,
+    MachineRequest,
+    MachineState,
+    RequestRefused,
+    machine_prefix,
+)
+from shoal.engines.commands import Finished, run_command
+from shoal.engines.slurm_nodes import Node, parse_nodes
+from shoal.engines.slurm_script import batch_script
+
+#: What of the submitter's environment the job gets. `--sbatch-option=--export=ALL` passes everything.
+EXPORTED = "PATH,HOME,USER,LOGNAME,SHELL,LANG,LC_ALL,TZ,LD_LIBRARY_PATH,VIRTUAL_ENV,CONDA_PREFIX,SLURM_CONF"
+#: Options that this module sets and relies on.
+RESERVED = {
+    "--job-name", "-J", "--comment", "--nodes", "-N", "--array", "-a", "--wrap", "--signal", "--requeue",
+    "--no-requeue", "--parsable", "--wait", "-W", "--test-only", "--gpus-per-node",
+}  # fmt: skip
+#: Slurm's job states. Those in neither table are ends.
+_STATES = {
+    "PENDING": MachineState.PENDING,
+    "REQUEUED": MachineState.PENDING,
+    "REQUEUE_FED": MachineState.PENDING,
+    "REQUEUE_HOLD": MachineState.PENDING,
+    "SPECIAL_EXIT": MachineState.PENDING,
+    "RESV_DEL_HOLD": MachineState.PENDING,
+    "SUSPENDED": MachineState.PENDING,
+    "STOPPED": MachineState.PENDING,
+    "CONFIGURING": MachineState.STARTING,
+    "RUNNING": MachineState.UP,
+    "RESIZING": MachineState.UP,
+    "SIGNALING": MachineState.UP,
+    "STAGE_OUT": MachineState.LEAVING,
+    "COMPLETING": MachineState.LEAVING,
+}
+#: Ends after which Slurm has killed all processes of the job, provided that the node responds.
+_FENCED_ENDS = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE"}
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """The options of `shoal up --engine slurm`."""
+
+    partition: str | None = None
+    #: The time limit of each job. None: the partition's default.
+    time_s: float | None = None
+    sbatch_options: tuple[str, ...] = ()
+    #: How long before the end of a job its agent is warned. Slurm may be up to 60 s early.
+    warn_s: int = 120
+    #: Where the output of the agents goes. The directory must exist on the nodes too. None: it is discarded.
+    log_dir: Path | None = None
+    command_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One job as squeue prints it."""
+
+    id: str
+    name: str
+    state: str
+    node: str
+    reason: str
+    end_s: float | None
+
+
+_FORMAT = "%i|%j|%T|%N|%r|%e|%k"
+
+
+class SlurmEngine:
+    """Implements `Engine` by the commands sbatch, squeue, sinfo, scontrol and scancel."""
+
+    title = "Slurm"
+
+    def __init__(
+        self,
+        home_id: str,
+        agent: AgentCommand,
+        options: SlurmOptions = SlurmOptions(),
+        *,
+        environ: Mapping[str, str] | None = None,
+    ) -> None:
+        self._prefix = machine_prefix(home_id)
+        self._comment = f"shoal home {home_id}"
+        self._agent, self._options = agent, options
+        self._environ = dict(os.environ if environ is None else environ, SLURM_TIME_FORMAT="%s")
+        self._machines: dict[str, Machine] = {}
+        self._last_number = 0
+        self._polled = False
+
+    async def version(self) -> str:
+        """Slurm's version, such as `slurm-wlm 22.05.8`. Raises EngineUnavailable if the controller does not answer."""
+        await self._slurm("scontrol", "ping")
+        return (await self._slurm("sinfo", "--version")).out.strip()
+
+    async def request(self, what: MachineRequest, n: int) -> list[Machine]:
+        argv = self._sbatch_argv(what)
+        if not self._polled:
+            await self.poll()  # the numbers of earlier jobs must not be used again
+        accepted: list[Machine] = []
+        for _ in range(n):
+            self._last_number += 1
+            name = f"{self._prefix}{self._last_number}"
+            try:
+                job_id = await self._submit([*argv, f"--job-name={name}"])
+            except EngineError:
+                if not accepted:
+                    raise
+                break
+            machine = Machine(
+                job_id, name, MachineState.REQUESTED, gpus=what.gpus or 0, gpu_type=what.gpu_type or ""
+            )
+            self._machines[job_id] = machine
+            accepted.append(machine)
+        return accepted
+
+    async def release(self, machine_id: str) -> None:
+        done = await self._run("scancel", "--full", machine_id)
+        if done.code and "Invalid job id" not in done.err and "already complet" not in done.err:
+            raise self._error("scancel", done)
+
+    async def poll(self) -> list[Machine]:
+        rows = await self._own_jobs()
+        nodes = await self._nodes({row.node for row in rows.values() if row.node})
+        for job_id, row in rows.items():
+            self._last_number = max(self._last_number, _number(row.name))
+            before = self._machines.get(job_id)
+            state = _STATES.get(row.state)
+            if state is not None:
+                found = before or Machine(job_id, row.name, state)
+                self._machines[job_id] = await self._seen(found, row, state, nodes.get(row.node))
+            elif before is not None:
+                self._machines[job_id] = await self._ended(before, row, nodes.get(row.node))
+            # Otherwise it ended before this launcher started.
+        for job_id in self._machines.keys() - rows.keys():
+            lost = f"Slurm does not know job {job_id} any more"
+            self._machines[job_id] = replace(self._machines[job_id], state=MachineState.GONE, reason=lost)
+        self._polled = True
+        found_all = sorted(self._machines.values(), key=lambda m: _number(m.name))
+        self._machines = {m.id: m for m in found_all if m.state is not MachineState.GONE}
+        return found_all
+
+    async def detach(self) -> None:
+        self._machines, self._polled = {}, False
+
+    async def close(self, *, timeout_s: float = 60.0) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            left = [row for row in (await self._own_jobs()).values() if row.state in _STATES]
+            if not left:
+                return await self.detach()
+            if time.monotonic() > deadline_s:
+                jobs = ", ".join(f"{row.id} ({row.state} on {row.node or 'no node'})" for row in left)
+                raise EngineError(
+                    f"Slurm has not ended these jobs within {timeout_s:g} s: {jobs}. If a node does not respond, Slurm "
+                    "ends its job when the node returns or is set down. Check with squeue --me"
+                )
+            for row in left:
+                if row.state != "COMPLETING":
+                    await self.release(row.id)
+            await asyncio.sleep(0.2)
+
+    def _sbatch_argv(self, what: MachineRequest) -> list[str]:
+        options = self._options
+        extra = [*options.sbatch_options, *what.options]
+        for option in extra:
+            name = re.match(r"--[^=\s]+|-.", option)
+            if name is None:
+                raise RequestRefused(
+                    f"the sbatch option {option!r} does not begin with a hyphen; write --NAME=VALUE"
+                )
+            if name.group() in RESERVED:
+                raise RequestRefused(f"Shoal sets the sbatch option {name.group()} itself; remove it")
+        if what.gpus is None:
+            raise RequestRefused("Slurm must be asked for a number of GPUs; set --gpus-per-node")
+        argv = [
+            "sbatch",
+            "--parsable",
+            "--nodes=1",
+            "--ntasks=1",
+            "--requeue",
+            f"--signal=B:TERM@{options.warn_s}",
+        ]
+        argv += [f"--comment={self._comment}", f"--export={EXPORTED}", "--chdir=/", "--open-mode=append"]
+        log = f"{options.log_dir}/%x.%j.log" if options.log_dir else "/dev/null"
+        argv += [f"--output={log}", f"--error={log}"]
+        if what.gpus:
+            argv.append(f"--gpus-per-node={what.gpu_type + ':' if what.gpu_type else ''}{what.gpus}")
+        if options.partition:
+            argv.append(f"--partition={options.partition}")
+        if options.time_s is not None:
+            argv.append(f"--time={max(1, round(options.time_s / 60))}")
+        return argv + extra
+
+    async def _submit(self, argv: list[str]) -> str:
+        script = batch_script(self._agent, warn_s=self._options.warn_s)
+        done = await self._run(*argv, stdin=script)
+        if done.code:
+            raise self._error("sbatch", done, shlex.join(argv))
+        job_id = done.out.strip().partition(";")[0]  # with several clusters: ID;CLUSTER
+        if not job_id.isdigit():
+            raise EngineError(f"sbatch printed no job id but {done.out.strip()!r}")
+        return job_id
+
+    async def _own_jobs(self) -> dict[str, _Row]:
+        done = await self._slurm("squeue", "--noheader", "--me", "--states=all", f"--format={_FORMAT}")
+        rows = {}
+        for line in done.out.splitlines():
+            fields = line.split("|", 6)
+            if len(fields) != 7:
+                continue
+            job_id, name, state, node, reason, end, comment = fields
+            if comment != self._comment or not re.fullmatch(re.escape(self._prefix) + "[0-9]+", name):
+                continue
+            rows[job_id] = _Row(job_id, name, state, node, reason, float(end) if end.isdigit() else None)
+        return rows
+
+    async def _nodes(self, names: set[str]) -> dict[str, Node]:
+        if not names:
+            return {}
+        done = await self._slurm(
+            "sinfo", "--noheader", "-N", "-n", ",".join(sorted(names)), "-O", Node.FORMAT
+        )
+        return parse_nodes(done.out)
+
+    async def _seen(self, machine: Machine, row: _Row, state: MachineState, node: Node | None) -> Machine:
+        """The machine with what squeue and sinfo say of it."""
+        reason, leaving_at_s = "", None
+        if state is MachineState.PENDING:
+            reason = row.reason if row.state == "PENDING" else row.state.capitalize()
+        elif (
+            state is MachineState.UP
+            and row.end_s is not None
+            and row.end_s - time.time() <= self._options.warn_s
+        ):
+            state, leaving_at_s = MachineState.LEAVING, row.end_s
+            reason = "the job reaches its time limit or is being preempted"
+        elif state is MachineState.LEAVING:
+            leaving_at_s = machine.leaving_at_s or time.time()
+        if node and not node.responds and state is not MachineState.PENDING:
+            reason = f"node {node.name} is {node.state}"
+        machine = replace(machine, state=state, node=row.node, reason=reason, leaving_at_s=leaving_at_s)
+        if node is None:
+            return machine
+        gpus = machine.gpus or await self._granted_gpus(row.id)
+        return replace(
+            machine, gpus=gpus, gpu_type=machine.gpu_type or node.gpu_type, rack=node.rack, domain=node.domain
+        )
+
+    async def _granted_gpus(self, job_id: str) -> int:
+        """The GPUs of a job that an earlier launcher requested."""
+        details = await self._run("scontrol", "show", "job", job_id, "--oneliner")
+        granted = re.search(r"\bTresPerNode=\S*gpu(?::[^:\s,]+)??:(\d+)", details.out)
+        return int(granted[1]) if granted else 0
+
+    async def _ended(self, machine: Machine, row: _Row, node: Node | None) -> Machine:
+        words = f"Slurm job {row.id} ended: {row.state}"
+        details = await self._run("scontrol", "show", "job", row.id, "--oneliner")
+        code = re.search(r"\bExitCode=(\d+):(\d+)", details.out)
+        if row.state == "FAILED" and code:
+            words += f", exit code {code[1]}" if code[1] != "0" else f", signal {code[2]}"
+            if self._options.log_dir:
+                words += f"; its output is in {self._options.log_dir}/{row.name}.{row.id}.log"
+        elif row.reason not in ("None", ""):
+            words += f" ({row.reason})"
+        never_ran = not machine.node and not row.node
+        fenced = never_ran or (row.state in _FENCED_ENDS and node is not None and node.responds)
+        return replace(
+            machine,
+            state=MachineState.GONE,
+            node=row.node or machine.node,
+            reason=words,
+            leaving_at_s=None,
+            fenced=fenced,
+        )
+
+    async def _run(self, *argv: str, stdin: str = "") -> Finished:
+        try:
+            return await run_command(
+                argv, stdin=stdin, env=self._environ, timeout_s=self._options.command_timeout_s
+            )
+        except EngineUnavailable as error:
+            raise EngineUnavailable(
+                f"Slurm is not available: {error}. Run this on a login node of the cluster"
+            ) from None
+
+    async def _slurm(self, *argv: str) -> Finished:
+        done = await self._run(*argv)
+        if done.code:
+            raise self._error(argv[0], done)
+        return done
+
+    def _error(self, command: str, done: Finished, argv: str | None = None) -> EngineError:
+        words = [
+            line.partition("rror: ")[2] or line
+            for line in (done.err or done.out).splitlines()
+            if line.strip()
+        ]
+        said = "; ".join(dict.fromkeys(words)) or f"exit code {done.code}"
+        if any(sign in said for sign in _UNREACHABLE):
+            return EngineUnavailable(f"Slurm does not answer: {command} says: {said}")
+        if argv is not None:
+            return RequestRefused(f"Slurm refuses the request: {said}. The command was: {argv}")
+        return EngineError(f"{command} failed: {said}")
+
+
+_UNREACHABLE = (
+    "Unable to contact slurm controller",
+    "Could not establish a configuration source",
+    "Socket timed out",
+    "Zero Bytes were transmitted",
+    "Connection refused",
+    "Slurmctld(primary) at",
+    "is DOWN",
+    "unable to load munge",
+    "Munge encode failed",
+)
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])

@@ -1,0 +1,234 @@
+"""Where the job is in its data, and which samples this worker gets.
+
+The order of the data belongs to the job: the position, and not the worker, decides who gets which samples. This
+object knows positions only; the `Loader` loads the samples.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from shoal.torch.order import BatchRule, Part, Position, permutation, step_parts, step_size, steps_in_epoch
+
+
+class Members(Protocol):
+    """Who shares each batch: a `Session`."""
+
+    @property
+    def contributors(self) -> tuple[int, ...]:
+        """Ranks that get a part of the batch. Newcomers that still receive the state do not."""
+        ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+
+class Source(Protocol):
+    """What the samples are loaded from."""
+
+    def available(self, epoch: int, cursor: int, count: int) -> int:
+        """How many of the `count` samples from `cursor` on exist."""
+        ...
+
+    def replan(self) -> None:
+        """Discard what was loaded ahead: the parts to come have changed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What `job.loader` was asked for."""
+
+    rule: BatchRule
+    length: int | None  # None: an IterableDataset
+    accumulate: int = 1
+    shuffle: bool = True
+
+
+class DataOrder:
+    def __init__(self, members: Members, seed: int, note: Callable[[str], None]) -> None:
+        self.position = Position()
+        self.seed = seed
+        self.epochs = 0
+        self.least_samples = 1  # of a part
+        self._members, self._note = members, note
+        self._batches: Batches | None = None
+        self._source: Source | None = None
+        self._following: tuple[int, ...] | None = None
+        self._permutation: tuple[int, torch.Tensor] | None = None
+
+    def read(self, batches: Batches, source: Source) -> None:
+        self._batches, self._source = batches, source
+
+    @property
+    def has_loader(self) -> bool:
+        return self._batches is not None
+
+    @property
+    def batches(self) -> Batches:
+        if self._batches is None:
+            raise RuntimeError("call job.loader(...) before training")
+        return self._batches
+
+    @property
+    def rule(self) -> BatchRule | None:
+        return self._batches.rule if self._batches is not None else None
+
+    @property
+    def length(self) -> int | None:
+        return self._batches.length if self._batches is not None else None
+
+    def signature(self) -> list[str]:
+        """A newcomer with other data would train on something else: these lines must be equal."""
+        if self._batches is None:
+            return []
+        b, length = self._batches, "unknown" if self.length is None else self.length
+        return [
+            f"data set length {length}",
+            f"batch size {b.rule.batch_size} (at most {b.rule.max_batch_size}), "
+            f"accumulate {b.accumulate}, shuffle {b.shuffle}, seed {self.seed}",
+        ]
+
+    # Which samples
+
+    def parts(self) -> list[Part]:
+        """This worker's micro-batches of the next step."""
+        return self._parts_at(self.position.cursor, self._members.contributors)
+
+    def step_samples(self) -> int:
+        """Samples of the next step, on all workers together."""
+        return self._samples_at(self.position.cursor, self._members.contributors)
+
+    def exhausted(self) -> bool:
+        """Whether the epoch has no samples left."""
+        return self.position.cursor >= self._end(self.position.cursor, self.batch_size)
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a (micro-)batch, on all workers together."""
+        return self.batches.rule.batch(len(self._members.contributors))
+
+    def permutation(self, epoch: int) -> torch.Tensor:
+        if self._permutation is None or self._permutation[0] != epoch:
+            length = self.length
+            assert length is not None
+            self._permutation = (epoch, permutation(length, self.seed, epoch, self.batches.shuffle))
+        return self._permutation[1]
+
+    def ahead(self) -> Iterator[tuple[int, Part]]:
+        """This worker's parts from here on, with their epochs, if the members stay. Endless."""
+        epoch, cursor = self.position.epoch, self.position.cursor
+        contributors = self._members.contributors
+        following = self._following or contributors
+        while True:
+            parts = self._parts_at(cursor, contributors)
+            for part in parts:
+                yield epoch, part
+            cursor += self._samples_at(cursor, contributors) if parts else 0
+            contributors = following
+            if cursor >= (self.length or 0):
+                epoch, cursor = epoch + 1, 0
+
+    def _parts_at(self, cursor: int, contributors: tuple[int, ...]) -> list[Part]:
+        batch, rank = self.batches.rule.batch(len(contributors)), self._members.rank
+        index = contributors.index(rank) if rank in contributors else None
+        end = self._end(cursor, batch)
+        accumulate = self.batches.accumulate
+        return step_parts(cursor, end, batch, accumulate, len(contributors), index, self.least_samples)
+
+    def _samples_at(self, cursor: int, contributors: tuple[int, ...]) -> int:
+        batch = self.batches.rule.batch(len(contributors))
+        return step_size(cursor, self._end(cursor, batch), batch, self.batches.accumulate)
+
+    def _end(self, cursor: int, batch: int) -> int:
+        """Where the epoch's data end, as far as the step at `cursor` needs to know."""
+        if self.length is not None:
+            return self.length
+        assert self._source is not None
+        return cursor + self._source.available(self.position.epoch, cursor, batch * self.batches.accumulate)
+
+    # Progress
+
+    def advance(self, samples: int) -> None:
+        """A step of so many samples is done."""
+        self.position.cursor += samples
+        self.position.step += 1
+
+    def next_epoch(self) -> None:
+        self.position.epoch, self.position.cursor = self.position.epoch + 1, 0
+
+    def skip_finished_epoch(self) -> None:
+        if self.length is not None and self.position.cursor >= self.length:
+            self.next_epoch()
+
+    def lr_factor(self) -> float:
+        """The batch rule's factor of the learning rate at this step."""
+        return self.rule.current(self.position.step) if self.rule is not None else 1.0
+
+    def resized(self) -> None:
+        """The contributors have changed: batch size and learning rate follow."""
+        if self.rule is None:
+            return
+        note = self.rule.resize(len(self._members.contributors), self.position.step)
+        if note:
+            self._note(note)
+        self.replan(self._members.contributors)
+
+    def replan(self, following: tuple[int, ...]) -> None:
+        """Load other parts ahead: `following` are the contributors from the step after the next one on."""
+        self._following = following
+        if self._source is not None:
+            self._source.replan()
+
+    def progress(self) -> dict[str, int]:
+        """For reports. Called from the control thread, too."""
+        position, workers = self.position, self._members.world_size
+        report = {"step": position.step, "epoch": position.epoch, "epochs": self.epochs, "workers": workers}
+        if self._batches is None:
+            return {**report, "total_steps": 0, "batch_size": 0}
+        length, batch, accumulate = self.length, self.batch_size, self._batches.accumulate
+        if length is None:
+            return {**report, "total_steps": 0, "batch_size": batch}
+        left = 0
+        if self.epochs:
+            left = max(0, self.epochs - position.epoch - 1) * steps_in_epoch(length, batch, accumulate)
+        if position.epoch < self.epochs:
+            left += steps_in_epoch(max(0, length - position.cursor), batch, accumulate)
+        return {**report, "total_steps": position.step + left, "batch_size": batch}
+
+    # What travels
+
+    def facts(self) -> dict[str, Any]:
+        """For newcomers and checkpoints."""
+        return {
+            "position": replace(self.position),
+            "rule": copy.copy(self.rule),
+            "seed": self.seed,
+            "samples": self.length,
+        }
+
+    def adopt(self, facts: dict[str, Any]) -> None:
+        self.position = replace(facts["position"])
+        theirs, mine = facts["rule"], self.rule
+        if mine is not None and theirs is not None:
+            mine.start, mine.goal, mine.changed_at = theirs.start, theirs.goal, theirs.changed_at
+
+    def restore(self, facts: dict[str, Any], path: str) -> None:
+        """Continue from a checkpoint. A position within an epoch has no meaning in other data."""
+        self.adopt(facts)
+        samples, position = facts["samples"], self.position
+        if samples is None or self.length is None or samples == self.length or position.cursor == 0:
+            return
+        if position.cursor < samples:
+            raise RuntimeError(
+                f"cannot continue from the checkpoint {path} within epoch {position.epoch}: "
+                f"the data set had {samples} samples and has {self.length} now"
+            )
+        self.next_epoch()

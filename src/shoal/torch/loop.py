@@ -1,0 +1,104 @@
+"""The script's training loop: epochs, passes over the loader, and what happens between two batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from shoal.torch.checkpoint import Checkpoints
+from shoal.torch.data_order import DataOrder
+from shoal.torch.meter import Meter
+from shoal.torch.order import Part
+from shoal.torch.reconfigure import Reconfiguration
+from shoal.torch.replica import Replica
+from shoal.torch.session import Session
+from shoal.torch.step import Outcome, Steps
+
+
+class Loop:
+    """Calls the parts at each point of the loop. The loader drives it, see `loader.Driver`."""
+
+    def __init__(
+        self,
+        session: Session,
+        replica: Replica,
+        order: DataOrder,
+        steps: Steps,
+        checkpoints: Checkpoints,
+        reconfiguration: Reconfiguration,
+        meter: Meter,
+        rehearse: bool,
+    ) -> None:
+        self._session, self._replica, self._order, self._steps = session, replica, order, steps
+        self._checkpoints, self._reconfiguration, self._meter = checkpoints, reconfiguration, meter
+        self._rehearse = rehearse
+        self._in_epochs = False
+
+    def epochs(self, count: int) -> Iterator[int]:
+        order = self._order
+        order.epochs = count
+        if self._should_rehearse():
+            with self._steps.rehearsal():
+                yield 0
+        self._reconfiguration.join()
+        self._in_epochs = True
+        while order.position.epoch < count:
+            self._session.set_away(True)
+            yield order.position.epoch
+            if self.settle():
+                order.next_epoch()
+            else:  # its generation broke before this worker had the whole state
+                self._reconfiguration.join()
+        self._in_epochs = False
+        self._reconfiguration.finish()
+
+    def _should_rehearse(self) -> bool:
+        """A newcomer rehearses one step before it joins."""
+        if self._session.joined or not self._rehearse or not self._order.has_loader:
+            return False
+        return not self._session.is_first_start()
+
+    # Called by the loader
+
+    @property
+    def rehearsing(self) -> bool:
+        return self._steps.rehearsing
+
+    def begin_pass(self) -> None:
+        if self._replica.buckets is not None:
+            self._replica.buckets.check_frozen()
+        if not self._in_epochs:
+            self._reconfiguration.join()
+            self.settle()
+            self._order.skip_finished_epoch()
+        self._session.set_away(False)
+
+    def end_pass(self) -> None:
+        self._session.set_away(True)
+
+    def open_rehearsal(self) -> None:
+        self._steps.open_rehearsal()
+
+    def open_step(self, part: Part, first: bool, samples: int) -> None:
+        self._steps.open(part, first, samples)
+
+    def settle(self, asked: bool = False) -> bool:
+        """The loop's body has run: the step is done, or has to be done again."""
+        step = self._steps.settle(asked)
+        if step is not None:
+            self._reconfiguration.step_done(step)
+        return self._session.joined
+
+    def boundary(self) -> bool:
+        self._checkpoints.save_if_due()
+        self._reconfiguration.boundary()
+        return self._session.joined
+
+    # Called by the gradient buckets
+
+    def end_of_backward(self) -> None:
+        began_s = time.perf_counter()
+        outcome = self._steps.synchronize()
+        if outcome is not Outcome.DONE:
+            self._reconfiguration.halt(holds=outcome is Outcome.HELD)
+        self._meter.sync_s += time.perf_counter() - began_s

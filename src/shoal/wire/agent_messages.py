@@ -1,0 +1,237 @@
+"""Messages between the control plane and the agents on machines.
+
+Commands are numbered and repeated after a broken connection until the agent acknowledges them. The end of a worker is
+repeated until the control plane sends `Forget`. Log bytes carry their position. A message of any kind may therefore be
+lost with its connection. Within one connection messages arrive in order.
+
+On the wire a message is one MessagePack map with its type in `type`: log chunks are bytes, which JSON cannot carry.
+Decoding is strict: an unknown type or field, a missing field and a value of the wrong type raise `WireError`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shoal.wire.messages import MAX_MESSAGE_BYTES, Int, WireError
+
+AGENT_PROTOCOL = 1
+"""Raised whenever a message changes its meaning. The control plane refuses agents with another number."""
+
+WORKER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z"
+WorkerId = Annotated[str, Meta(pattern=WORKER_PATTERN)]
+"""The id of a worker. It names a directory on the node, so it must not lead to another one."""
+
+
+def is_worker_id(text: str) -> bool:
+    return re.search(WORKER_PATTERN, text) is not None
+
+
+class _Part(Struct, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+class _Message(Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag=True):
+    pass
+
+
+class NodeFacts(_Part, frozen=True):
+    """A node that an agent offers. A machine with GPUs of several types offers one node for each type."""
+
+    name: str
+    gpus: Int
+    gpu_type: str
+    virtual: bool
+    devices: tuple[str, ...] = ()
+    rack: str = "rack0"
+    domain: str = "domain0"
+    gpu_memory_mb: float = 16_384.0
+    address: str = "127.0.0.1"  # what other nodes connect to
+
+
+# Agent to control plane
+
+
+class AgentHello(_Message, frozen=True):
+    """The first message on a connection."""
+
+    agent: str
+    run: str  # random, new for each process of the agent
+    nodes: tuple[NodeFacts, ...]
+    clock_s: float  # the agent's lease clock now. The lease that `Welcome` grants begins at this time.
+    wall_s: float  # the agent's wall clock now, for `doctor`
+    credential: str = ""  # the secret whose hash the control plane knows. Sent inside TLS only.
+    versions: dict[str, str] = {}  # of shoal, python and torch
+    workers: tuple[str, ...] = ()  # started and not forgotten, whether they still run or not
+    epoch: str = ""  # of the control plane that `done` belongs to
+    done: Int = 0  # the last command that it has carried out
+    protocol: Int = AGENT_PROTOCOL
+
+
+class Renew(_Message, frozen=True):
+    """Request another lease, which begins at `clock_s` of the agent's lease clock. Also serves as a heartbeat."""
+
+    clock_s: float
+
+
+class Ack(_Message, frozen=True):
+    """All commands up to `done` have been carried out."""
+
+    done: Int
+
+
+class Exited(_Message, frozen=True):
+    """A worker has ended, and no process of it is left."""
+
+    worker: WorkerId
+    code: Int | None = None
+    signal: str | None = None
+    why: str = ""
+    began: bool = True
+    told: bool = False
+    ago_s: float | None = None
+    log_end: Int = 0  # length of its whole output
+
+
+class LogChunk(_Message, frozen=True):
+    """Output of a worker. It continues the output before `previous`.
+
+    `position` is the position of the first byte of `data`. It is greater than `previous` if output was rotated away
+    before it could be sent.
+    """
+
+    worker: WorkerId
+    previous: Int
+    position: Int
+    data: bytes
+
+
+class Usage(_Part, frozen=True):
+    node: str
+    gpu: Int
+    utilisation: float
+    memory_mb: float
+
+
+class UsageReport(_Message, frozen=True):
+    gpus: tuple[Usage, ...]
+
+
+class Leaving(_Message, frozen=True):
+    """The machine will be taken away in `in_s` seconds."""
+
+    in_s: float
+    why: str
+
+
+# Control plane to agent
+
+
+class Welcome(_Message, frozen=True):
+    """The agent is accepted. Grants a lease that begins at `clock_s` of its hello."""
+
+    epoch: str  # random, new for each process of the control plane
+    lease_s: float | None  # None: workers need no lease
+    heartbeat_s: float  # interval between two `Renew`
+    logs: dict[str, Int] = {}  # workers whose output is wanted, with the position to continue from
+    credential: str = ""  # after a first join: the agent's own secret
+
+
+class Refused(_Message, frozen=True):
+    """The agent is not accepted. The connection is closed after this message."""
+
+    why: str
+    final: bool  # True: trying again does not help
+
+
+class Renewed(_Message, frozen=True):
+    """Grants a lease that begins at `clock_s`, the time of the request."""
+
+    clock_s: float
+
+
+class LogAck(_Message, frozen=True):
+    """The control plane has the worker's output up to `position`."""
+
+    worker: WorkerId
+    position: Int
+
+
+class Start(_Part, frozen=True, tag_field="do", tag=True):
+    """Start a worker. Does nothing if the agent knows the worker."""
+
+    worker: WorkerId
+    node: str
+    gpu: Int
+    command: tuple[str, ...]
+    workdir: str
+    env: dict[str, str]
+    directory: str = ""  # its directory at the control plane, for an agent on the same machine
+    grace_s: float = 10.0
+    warm: bool = False
+
+    def __repr__(self) -> str:
+        return f"Start({self.worker!r}, {self.node!r}, {self.gpu})"  # the environment may contain secrets
+
+
+class Stop(_Part, frozen=True, tag_field="do", tag=True):
+    worker: WorkerId
+    kill: bool = False
+
+
+class Suspend(_Part, frozen=True, tag_field="do", tag=True):
+    worker: WorkerId
+
+
+class Wake(_Part, frozen=True, tag_field="do", tag=True):
+    worker: WorkerId
+
+
+class WarmUp(_Part, frozen=True, tag_field="do", tag=True):
+    """Prepare for warm starts."""
+
+
+class Forget(_Part, frozen=True, tag_field="do", tag=True):
+    """The control plane knows how the worker ended and has its output. Delete everything about it."""
+
+    worker: WorkerId
+
+
+Order = Start | Stop | Suspend | Wake | WarmUp | Forget
+
+
+class Command(_Message, frozen=True):
+    """An order with its number. Numbers rise, not necessarily by one."""
+
+    seq: Int
+    order: Order
+
+
+FromAgent = AgentHello | Renew | Ack | Exited | LogChunk | UsageReport | Leaving
+ToAgent = Welcome | Refused | Renewed | LogAck | Command
+AgentMessage = FromAgent | ToAgent
+
+_decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)
+
+
+def encode(message: AgentMessage) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    _check_size(body)
+    return body
+
+
+def decode(body: bytes) -> AgentMessage:
+    """Return the message in `body`. Raise WireError if it is malformed."""
+    _check_size(body)
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise WireError(f"malformed message: {str(error)[:300]}") from None
+
+
+def _check_size(body: bytes) -> None:
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"message of {len(body)} bytes is over the limit of {MAX_MESSAGE_BYTES}")

@@ -1,0 +1,344 @@
+"""Machines from a real Slurm: slurmctld and two slurmd of 4 GPUs each, used by an ordinary user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.engines.base import (
+    AgentCommand,
+    EngineUnavailable,
+    Machine,
+    MachineRequest,
+    MachineState,
+    RequestRefused,
+    describe_waiting,
+)
+from shoal.engines.slurm import SlurmEngine, SlurmOptions
+
+from .slurm_cluster import USER, SlurmCluster, wait_for, why_not
+
+ABSENT = why_not()
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(ABSENT is not None, reason=f"NO SLURM TESTS: {ABSENT}")]
+
+A100 = MachineRequest(4, "a100")
+ANY = MachineRequest(4)
+UP, PENDING, LEAVING, GONE = MachineState.UP, MachineState.PENDING, MachineState.LEAVING, MachineState.GONE
+
+#: Writes down what it sees, then lives until SIGTERM. In bash, because the job's user may not reach this Python.
+AGENT = """
+trap 'exit 0' TERM
+out=$1/$SHOAL_ENGINE_ID token=$2
+write() {
+  {
+    for name in CUDA_VISIBLE_DEVICES SHOAL_NODE SHOAL_MACHINE COLOUR LOGIN_SECRET; do echo "$name=${!name-unset}"; done
+    echo "token=$(<"$token")"; echo "mode=$(stat -c %a "$token")"; echo "uid=$UID"; echo "pid=$$"
+    echo "dir=${token%/*}"; [ -e "$SHOAL_LEAVING_FILE" ] && echo "leaving=$(<"$SHOAL_LEAVING_FILE")"
+  } >"$out.new"
+  mv "$out.new" "$out"
+}
+write
+until [ -e "$SHOAL_LEAVING_FILE" ]; do sleep 0.1; done
+write
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    started = SlurmCluster()
+    (started.dir / "agent.sh").write_text(AGENT)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(cluster: SlurmCluster) -> Iterator[None]:
+    yield
+    left = cluster.jobs()
+    if left:
+        cluster.admin("scancel", "--full", *left)
+        wait_for(lambda: not cluster.jobs(), "jobs cancelled")
+    assert not left, f"the test left jobs behind: {left}"
+
+
+def agent(cluster: SlurmCluster, **env: str) -> AgentCommand:
+    argv = ("bash", str(cluster.dir / "agent.sh"), str(cluster.out), "{dir}/token")
+    return AgentCommand(argv, env, {"token": b"secret '$(id)"})
+
+
+def engine(cluster: SlurmCluster, home: str = "abc1", **options: Any) -> SlurmEngine:
+    options.setdefault("log_dir", cluster.out)
+    environ = dict(cluster.environ, LOGIN_SECRET="of the login node")
+    return SlurmEngine(home, agent(cluster, COLOUR="it's $red"), SlurmOptions(**options), environ=environ)
+
+
+def seen(cluster: SlurmCluster, job: str) -> dict[str, Any]:
+    path = cluster.out / job
+    wait_for(path.exists, f"job {job} runs the agent command")
+    found: dict[str, Any] = dict(line.split("=", 1) for line in path.read_text().splitlines())
+    return found | {"pid": int(found["pid"])}
+
+
+async def until(
+    engine: SlurmEngine, condition: Callable[[list[Machine]], bool], timeout_s: float = 60.0
+) -> list[Machine]:
+    """Poll until the machines are so."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        machines = await engine.poll()
+        if condition(machines):
+            return machines
+        assert time.monotonic() < deadline_s, machines
+        await asyncio.sleep(0.1)
+
+
+def states(machines: list[Machine]) -> list[MachineState]:
+    return [m.state for m in machines]
+
+
+def run(story: Awaitable[None]) -> None:
+    async def main() -> None:
+        await story
+
+    asyncio.run(main())
+
+
+def alive(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def test_two_machines_run_the_agent_with_their_gpus_and_closing_leaves_nothing(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster)
+        assert (await slurm.version()).startswith("slurm")
+        accepted = await slurm.request(ANY, 2)
+        assert [m.name for m in accepted] == ["shoal-abc1-1", "shoal-abc1-2"]
+        machines = await until(slurm, lambda ms: states(ms) == [UP, UP])
+        assert {(m.node, m.gpus, m.gpu_type, m.rack) for m in machines} == {
+            ("g1", 4, "a100", "rack0"),
+            ("g2", 4, "v100", "rack1"),
+        }
+        agents = [seen(cluster, m.id) for m in machines]
+        for machine, found in zip(machines, agents):
+            assert found["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+            assert (found["SHOAL_NODE"], found["SHOAL_MACHINE"]) == (machine.node, machine.name)
+            assert found["uid"] == str(USER)
+            assert (found["token"], found["mode"]) == ("secret '$(id)", "600")
+            assert found["COLOUR"] == "it's $red"
+            assert found["LOGIN_SECRET"] == "unset", (
+                "the job does not inherit the environment of the login node"
+            )
+        await slurm.release(machines[0].id)
+        after = await until(slurm, lambda ms: GONE in states(ms))
+        assert (after[0].id, after[0].state, after[0].fenced) == (machines[0].id, GONE, True)
+        assert after[0].reason == f"Slurm job {machines[0].id} ended: CANCELLED"
+        assert not alive(agents[0]["pid"]), "a fenced machine has no process left"
+        assert [m.id for m in await slurm.poll()] == [machines[1].id], "a machine is reported gone once"
+        await slurm.release(machines[0].id)
+        await slurm.close()
+        assert not cluster.jobs()
+        assert not any(alive(found["pid"]) or Path(found["dir"]).exists() for found in agents)
+
+    run(story())
+
+
+def test_typed_gpus_pend_with_slurms_reason_until_a_machine_is_free(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster)
+        first, second = await slurm.request(A100, 2)
+        machines = await until(slurm, lambda ms: states(ms) == [UP, PENDING] and ms[1].reason == "Resources")
+        assert machines[0].node == "g1"
+        assert describe_waiting("Slurm", machines) == (
+            f"1 machine requested from Slurm; {second.id} is pending there (Resources)"
+        )
+        await slurm.release(first.id)
+        machines = await until(slurm, lambda ms: states(ms) == [UP])
+        assert (machines[0].id, machines[0].node) == (second.id, "g1")
+        await slurm.close()
+
+    run(story())
+
+
+def test_a_pending_request_can_be_withdrawn(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster, sbatch_options=("--hold",))
+        (machine,) = await slurm.request(ANY, 1)
+        await until(slurm, lambda ms: ms[0].reason == "JobHeldUser")
+        await slurm.release(machine.id)
+        (gone,) = await until(slurm, lambda ms: states(ms) == [GONE])
+        assert gone.fenced
+        assert await slurm.poll() == []
+
+    run(story())
+
+
+def test_a_restarted_launcher_finds_its_own_machines_only(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        first, other = engine(cluster), engine(cluster, "abc12")
+        await first.request(MachineRequest(2, "v100"), 2)
+        await other.request(MachineRequest(2), 1)
+        before = await until(first, lambda ms: states(ms) == [UP, UP])
+        del first
+        second = engine(cluster)
+        after = await second.poll()
+        assert after == before
+        (third,) = await second.request(MachineRequest(1, "a100"), 1)
+        assert int(third.name.rpartition("-")[2]) > max(int(m.name.rpartition("-")[2]) for m in before)
+        fresh = engine(cluster)
+        assert (await fresh.request(MachineRequest(1), 1))[0].name != third.name, "also if it never polled"
+        await second.close()
+        assert states(await until(other, lambda ms: states(ms) == [UP])) == [UP], (
+            "another home's machine stays"
+        )
+        await other.close()
+
+    run(story())
+
+
+def test_scancel_by_somebody_else_is_seen_as_a_fenced_end(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster)
+        (machine,) = await slurm.request(ANY, 1)
+        await until(slurm, lambda ms: states(ms) == [UP])
+        pid = seen(cluster, machine.id)["pid"]
+        cluster.admin("scancel", machine.id)
+        (gone,) = await until(slurm, lambda ms: states(ms) == [GONE])
+        assert gone.fenced
+        assert "CANCELLED" in gone.reason
+        assert not alive(pid)
+
+    run(story())
+
+
+def test_an_agent_that_fails_is_reported_with_its_exit_code_and_output(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        command = AgentCommand(("sh", "-c", "echo no torch here >&2; exit 7"))
+        slurm = SlurmEngine("abc1", command, SlurmOptions(log_dir=cluster.out), environ=cluster.environ)
+        await slurm.request(ANY, 1)
+        (gone,) = await until(slurm, lambda ms: states(ms) == [GONE])
+        said, _, log = gone.reason.partition("; its output is in ")
+        assert said == f"Slurm job {gone.id} ended: FAILED, exit code 7"
+        assert Path(log).read_text() == "no torch here\n"
+
+    run(story())
+
+
+def test_the_time_limit_becomes_a_deadline_for_the_launcher_and_the_agent(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster, time_s=120.0)
+        (machine,) = await slurm.request(ANY, 1)
+        (leaving,) = await until(slurm, lambda ms: states(ms) == [LEAVING])
+        assert leaving.leaving_at_s is not None
+        assert 60 < leaving.leaving_at_s - time.time() <= 120
+        found = seen(cluster, machine.id)
+        wait_for(lambda: "leaving" in seen(cluster, machine.id), "Slurm warned the agent", 90)
+        found = seen(cluster, machine.id)
+        end_s = float(found["leaving"]) - time.clock_gettime(time.CLOCK_BOOTTIME) + time.time()
+        assert end_s == pytest.approx(leaving.leaving_at_s, abs=3), "both tell the same deadline"
+        assert alive(found["pid"]), "the warning does not end the agent"
+        await slurm.close()
+
+    run(story())
+
+
+def test_a_preempted_machine_is_pending_again_and_comes_back(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm, urgent = engine(cluster), engine(cluster, "boss", partition="urgent")
+        (machine,) = await slurm.request(A100, 1)
+        await until(slurm, lambda ms: states(ms) == [UP])
+        pid = seen(cluster, machine.id)["pid"]
+        await urgent.request(A100, 1)
+        (waiting,) = await until(slurm, lambda ms: states(ms) == [PENDING])
+        assert (waiting.id, waiting.node) == (machine.id, "")
+        assert waiting.reason, "Slurm says why"
+        await until(urgent, lambda ms: states(ms) == [UP])
+        assert not alive(pid)
+        await urgent.close()
+        (back,) = await until(slurm, lambda ms: states(ms) == [UP])
+        assert (back.id, back.node) == (machine.id, "g1")
+        wait_for(lambda: seen(cluster, machine.id)["pid"] != pid, "the agent runs anew")
+        await slurm.close()
+
+    run(story())
+
+
+def test_a_node_that_stops_responding_is_lost_without_a_fence(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster, sbatch_options=("--nodelist=g2",))
+        (machine,) = await slurm.request(MachineRequest(4, "v100"), 1)
+        await until(slurm, lambda ms: states(ms) == [UP])
+        pid = seen(cluster, machine.id)["pid"]
+        cluster.kill_node("g2")
+        # Slurm requeues the job: the machine is requested again, while the old agent still runs.
+        (lost,) = await until(slurm, lambda ms: states(ms) != [UP])
+        assert lost.state is PENDING
+        assert alive(pid), "Slurm cannot end processes on a node that does not respond"
+        cluster.start_node("g2")
+        await until(slurm, lambda ms: states(ms) == [UP])
+        wait_for(lambda: not alive(pid), "slurmd ends the old agent when it returns")
+        await slurm.close()
+
+    run(story())
+
+
+REFUSED = {
+    "no such type": (MachineRequest(4, "h200"), {}, "Requested node configuration is not available"),
+    "too many GPUs": (MachineRequest(9), {}, "Requested node configuration is not available"),
+    "no such partition": (ANY, {"partition": "gold"}, "invalid partition specified"),
+    "an option that does not exist": (ANY, {"sbatch_options": ("--gold=1",)}, "unrecognized option"),
+    "an option that Shoal sets": (
+        ANY,
+        {"sbatch_options": ("--job-name=x",)},
+        "Shoal sets the sbatch option --job-name",
+    ),
+    "no option at all": (ANY, {"sbatch_options": ("mem=1",)}, "does not begin with a hyphen"),
+    "an unknown number of GPUs": (MachineRequest(None), {}, "set --gpus-per-node"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_slurm_refuses_is_refused_in_its_words(cluster: SlurmCluster, case: str) -> None:
+    what, options, words = REFUSED[case]
+
+    async def story() -> None:
+        slurm = engine(cluster, **options)
+        with pytest.raises(RequestRefused, match=words):
+            await slurm.request(what, 2)
+        assert await slurm.poll() == []
+
+    run(story())
+
+
+def test_a_controller_that_is_down_is_unavailable_and_its_machines_are_kept(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm = engine(cluster)
+        await slurm.request(ANY, 1)
+        before = await until(slurm, lambda ms: states(ms) == [UP])
+        cluster.kill_controller()
+        try:
+            slow = engine(cluster, command_timeout_s=2.0)
+            with pytest.raises(EngineUnavailable, match=r"Slurm (does not answer|is not available)"):
+                await slow.poll()
+        finally:
+            cluster.start_controller()
+        wait_for(lambda: "UP" in cluster.admin("scontrol", "ping"), "slurmctld is back")
+        assert await until(slurm, lambda ms: states(ms) == [UP]) == before
+        await slurm.close()
+
+    run(story())
+
+
+def test_without_slurm_the_message_says_where_to_run_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        slurm = SlurmEngine("abc1", AgentCommand(("true",)), environ={"PATH": str(tmp_path)})
+        with pytest.raises(EngineUnavailable, match=r"squeue is not on the PATH.*on a login node"):
+            await slurm.request(ANY, 1)
+
+    run(story())
