@@ -44,7 +44,7 @@ NOT_FAST := $(PROCESS_TESTS) tests/cli tests/executors tests/papers tests/report
 	tests/server/test_crash.py tests/sim/test_command.py tests/sim/test_comparison.py tests/sim/test_first_use.py \
 	tests/sim/test_docs.py tests/sim/test_interrupts.py
 
-test-fast: $(VENV)/.installed-dev ## run the quick tests, few of which start processes (3 minutes)
+test-fast: $(VENV)/.installed-dev ## run the quick tests, few of which start processes (a few minutes)
 	$(PYTEST) $(addprefix --ignore=,$(NOT_FAST)) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and layers
