@@ -6,6 +6,7 @@ import os
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
@@ -14,6 +15,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Tables are as wide as a test says, not as the terminal in which the tests were started.
 os.environ.pop("COLUMNS", None)
+
+# Machines are shared and slow at times: no example fails because of its duration.
+hypothesis.settings.register_profile("shoal", deadline=None)
+hypothesis.settings.load_profile("shoal")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -165,7 +165,7 @@ def test_workers_on_two_nodes_start_stop_suspend_and_wake(tmp_path: Path) -> Non
         await until(lambda: state_of(pid) != "T")
         cluster.executor.stop("1.2")
         await until(lambda: "1.2" in cluster.exits)
-        assert cluster.exits["1.2"].told
+        assert cluster.exits["1.2"].asked_to_end
         assert not alive(pid)
         await until(lambda: not list((tmp_path / "b" / "workers").iterdir()))  # forgotten
 
@@ -185,7 +185,7 @@ def test_a_killed_agent_returns_and_its_workers_have_gone_on(tmp_path: Path) -> 
         assert alive(pid)
         cluster.agent("a", "127.0.0.2", gpus=4)  # with its own secret, and with other GPUs
         await until(lambda: "1.0" in cluster.exits)
-        assert cluster.exits["1.0"].told
+        assert cluster.exits["1.0"].asked_to_end
         lines = cluster.lines("1.0")
         assert lines == [str(i) for i in range(len(lines))]
         assert [e.node.gpus for e in cluster.events if isinstance(e, NodeUp)] == [2, 4]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.agents.agent_world import TIMING, Clock, Machine, World
 
 from shoal.agents import fleet_state as fl
 from shoal.agents.fleet_state import Link
 from shoal.wire import agent_messages as am
+
+from .agent_world import TIMING, Clock, Machine, World
 
 
 def world(*clocks: Clock) -> World:

@@ -93,7 +93,7 @@ def test_exit_codes_and_signals_are_recorded(
         place = Place(tmp_path)
         place.start(*command)
         exit_ = await place.exit()
-        assert (exit_.code, exit_.signal, exit_.told) == (code, name, False)
+        assert (exit_.code, exit_.signal, exit_.asked_to_end) == (code, name, False)
         if code in (126, 127):
             assert command[0] in exit_.why
 
@@ -145,7 +145,7 @@ def test_no_part_of_a_worker_survives_a_stop_even_one_that_hides(tmp_path: Path)
         assert start_time(hidden) is not None
         place.executor.stop(worker)
         exit_ = await place.exit()
-        assert (exit_.signal, exit_.told) == ("SIGKILL", True)
+        assert (exit_.signal, exit_.asked_to_end) == ("SIGKILL", True)
         assert start_time(hidden) is None
 
     run(story)
@@ -170,7 +170,7 @@ def test_a_worker_may_use_its_grace_to_save(tmp_path: Path) -> None:
         await place.until(lambda: place.text(worker) == ["up"])
         place.executor.stop(worker)
         exit_ = await place.exit()
-        assert (exit_.code, exit_.told) == (0, True)
+        assert (exit_.code, exit_.asked_to_end) == (0, True)
         assert place.text(worker) == ["up", "saved"]
 
     run(story)
@@ -189,7 +189,7 @@ def test_suspended_processes_stand_still_and_can_still_be_stopped(tmp_path: Path
         place.executor.suspend(worker)
         await place.until(lambda: state_of(child) == "T")
         place.executor.stop(worker)
-        assert (await place.exit()).told
+        assert (await place.exit()).asked_to_end
         assert start_time(child) is None
 
     run(story)
@@ -372,7 +372,7 @@ def test_a_warm_worker_is_as_good_as_a_cold_one(tmp_path: Path) -> None:
         await asyncio.sleep(0.1)
         assert start_time(pid) is not None
         later.executor.stop(second)
-        assert (await later.exit()).told
+        assert (await later.exit()).asked_to_end
         assert start_time(pid) is None
 
     run(story)

@@ -188,7 +188,7 @@ class Fleet:
             self.suspended.discard(worker)
             if worker in self.live:
                 self.live.pop(worker).end()
-            self.exits[worker] = Exit(worker, code, signal, "", told=told)
+            self.exits[worker] = Exit(worker, code, signal, "", asked_to_end=told)
             self.on_exit(self.exits[worker])
 
     # Training

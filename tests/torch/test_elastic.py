@@ -107,7 +107,7 @@ def test_a_batch_that_follows_the_workers_is_counted_as_it_was_when_one_dies_in_
 def test_survivors_that_halt_at_different_points_check_their_states_after_the_same_step(lab: Lab):
     with lab.job(3, epochs=12) as job:
         job.wait_size(3)
-        workers = job.handle.coordinator.workers
+        workers = job.handle.state.workers
         lab.say("hang.w1")  # after its step, while w0 enters the next one
         until(lambda: workers["w0"].arrived > workers["w1"].arrived)
         since = len(job.events)
@@ -151,7 +151,7 @@ def test_a_script_that_evaluates_is_not_mistaken_for_one_that_hangs(lab: Lab):
     with lab.job(2, epochs=6) as job:
         job.wait_size(2)
         lab.say("evaluate")
-        workers = job.handle.coordinator.workers
+        workers = job.handle.state.workers
         until(lambda: workers["w0"].status.away and workers["w1"].arrived > workers["w0"].arrived)
         (lab.directory / "evaluate").unlink()
         until(lambda: not workers["w0"].status.away)
@@ -230,8 +230,8 @@ def test_training_continues_without_the_control_plane_which_then_takes_over_agai
             since = len(job.events)
             job.wait(lambda e: isinstance(e, ev.Measured), since=since)
             if not remember:
-                job.wait(lambda e: len(job.handle.coordinator.workers) == 2, since=since)
-            grown = [*job.handle.coordinator.active.members, *job.new_workers(1)]
+                job.wait(lambda e: len(job.handle.state.workers) == 2, since=since)
+            grown = [*job.handle.state.active.members, *job.new_workers(1)]
             job.target(grown)
             job.wait(committed(grown), since=since)
             since = len(job.events)

@@ -270,7 +270,7 @@ class Agent:
             signal=exit_.signal,
             why=exit_.why,
             began=exit_.began,
-            told=exit_.told,
+            told=exit_.asked_to_end,
             ago_s=exit_.ago_s,
             log_end=log_end,
         )

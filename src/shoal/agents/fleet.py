@@ -303,7 +303,7 @@ class AgentExecutor:
             signal=exited.signal,
             why=exited.why,
             began=exited.began,
-            told=exited.told,
+            asked_to_end=exited.told,
             ago_s=exited.ago_s,
         )
         asyncio.get_running_loop().call_soon(lambda: self.on_exit(exit_))

@@ -69,7 +69,7 @@ class Exit:
     #: False: it never started.
     began: bool = True
     #: True: it ended because it was asked to.
-    told: bool = False
+    asked_to_end: bool = False
     #: How long ago by a monotonic clock. None: unknown.
     ago_s: float | None = None
 

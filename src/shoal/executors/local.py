@@ -180,7 +180,7 @@ class LocalExecutor:
     def stop(self, worker: str, *, kill: bool = False) -> None:
         if self._delayed.pop(worker, None) is not None:
             why = "it was ended before it began"
-            self._emit_soon(Exit(worker, None, None, why, began=False, told=True))
+            self._emit_soon(Exit(worker, None, None, why, began=False, asked_to_end=True))
             return
         self._signal(worker, signal.SIGQUIT if kill else signal.SIGTERM)
 
@@ -217,7 +217,9 @@ class LocalExecutor:
         if found is not None:
             same_boot = found["boot"] and found["boot"] == keeper.boot_id()
             ago_s = max(time.monotonic() - found["steady_s"], 0.0) if same_boot else None
-            return Exit(worker, found["code"], found["signal"], found["why"], told=found["told"], ago_s=ago_s)
+            return Exit(
+                worker, found["code"], found["signal"], found["why"], asked_to_end=found["told"], ago_s=ago_s
+            )
         kill_orphans(directory)
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"

@@ -14,7 +14,7 @@ from shoal.policies.base import Policy
 
 
 def checked(policy: Policy, decision: Decision, view: View, supply: Supply, now_s: float) -> Decision:
-    """The decision, with shares as whole numbers, if it keeps to what there is and to what jobs can use."""
+    """The decision with shares as integers. Raises if it exceeds the supply or what a job can use."""
     shares = decision.gpus
     if not isinstance(shares, np.ndarray) or shares.shape != (view.n,) or shares.dtype.kind not in "iu":
         raise _mistake(policy, f"must return an array of {view.n} whole numbers, a share per job")

@@ -22,7 +22,7 @@ NO_GAIN = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that an explanation may look at."""
+    """The state that explanations read."""
 
     view: View
     policy: Policy
@@ -54,7 +54,7 @@ def explain(s: Situation, row: int) -> Reason:
         return Reason(Code.PENDING_EVALUATION, "no decision has been made since it arrived", evidence)
     try:
         evidence |= s.policy.evidence(view, row, s.now_s)
-    except Exception as error:  # of whosoever's making: a question about a decision must not undo it
+    except Exception as error:  # a third-party policy: an error in an explanation must not stop the scheduler
         evidence["evidence_failed"] = f"{type(error).__name__}: {error}"
     code = int(s.decision.codes[row]) if s.decision.codes is not None else 0
     if gpus == 0:
@@ -67,7 +67,7 @@ def explain(s: Situation, row: int) -> Reason:
 
 
 def _not_larger(s: Situation, code: Code, has: str, evidence: Evidence) -> Reason:
-    """It has GPUs and could use more, and none is kept from it by where it lies."""
+    """Why a job with GPUs does not have more, if its placement is not the cause."""
     gain = evidence.get("next_gpu_gain")
     if gain is not None and float(gain) < NO_GAIN:
         return Reason(code, f"{has}; one more would not make it faster", evidence)
@@ -81,7 +81,7 @@ def _not_larger(s: Situation, code: Code, has: str, evidence: Evidence) -> Reaso
 
 
 def held_by_autoscaler(job: Job, gpus: int, cap: Capped | None, policy: Policy) -> Reason | None:
-    """Why a job that has all that decisions reckon with has less than its owner allows; None if it has it all."""
+    """Why a job that has all the policy would give it has less than its owner allows; None if it has not less."""
     if cap is None or cap.gpus is None or not policy.elastic or not cap.gpus <= gpus < job.gpus.max:
         return None
     evidence: Evidence = {"gpus": gpus, "autoscaler_gpus": cap.gpus, "max_gpus": job.gpus.max}

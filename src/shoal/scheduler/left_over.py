@@ -1,4 +1,4 @@
-"""GPUs that a placement could not use for those who were to have them go to others that wait."""
+"""Give GPUs that the placement could not use for the chosen jobs to other jobs that wait."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from shoal.core.view import View
 def give_left_over(
     view: View, decision: Decision, need: IntArray, supply: Supply, unplaced: Collection[int]
 ) -> Decision | None:
-    """Jobs that got nothing get what they need at least, where it is left; those that run now come first.
+    """Give jobs without a share their minimum if it is left. Jobs that run now come first.
 
     Those in `unplaced` (by id) fit nowhere. None if nobody gets anything.
     """
     if decision.placements is not None or decision.servers is not None:
-        return None  # the policy itself sees to where jobs are, or to more than GPUs
+        return None  # the policy decides about placements itself, or about more than GPUs
     gpus = decision.gpus.copy()
     gpu_type = np.zeros(len(view), np.int32) if decision.gpu_type is None else decision.gpu_type.copy()
     has = gpus > 0

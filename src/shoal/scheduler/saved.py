@@ -122,7 +122,7 @@ def _moved(where: Any, nodes: list[int | None]) -> Placement:
 
 
 def _revoke_missing(scheduler: Scheduler, lost: set[int]) -> None:
-    """Take the share of every job whose GPUs the cluster does not have any more."""
+    """Set the share of every job whose GPUs the cluster no longer has to zero."""
     view, cluster = scheduler.view, scheduler.cluster
     free, free_of_type = cluster.gpus_of_node.copy(), cluster.gpus_of_type.copy()
     for row, job_id in enumerate(view.job_ids.tolist()):

@@ -97,7 +97,7 @@ class Scheduler:
     # -- the cycle ---------------------------------------------------------------------------------
 
     def step(self, now_s: float, events: Sequence[Event]) -> Plan:
-        """One cycle. Read it top to bottom."""
+        """Take in the events, decide, and return the changes as a plan."""
         # 1. take in the events, and 2. bring the view up to date
         for event in events:
             self.take_in(event, now_s)
@@ -128,7 +128,7 @@ class Scheduler:
         self.events_seen += 1
 
     def _place(self, decision: Decision) -> tuple[Decision, Placed]:
-        """What becomes of a decision on the nodes: shares that fit nowhere are cut, and others get what is left."""
+        """Place a decision on the nodes. Shares that fit nowhere are cut, and other jobs get what is left."""
         view, policy = self.view, self.policy
         placed = self.placer.place(view, decision, self.supply, self.placements)
         if not placed.cut:
@@ -141,7 +141,7 @@ class Scheduler:
                 break
             again = self.placer.place(view, more, self.supply, self.placements)
             if any(decision.gpus[view.row(job_id)] for job_id in again.cut.keys() - cut.keys()):
-                break  # it would cost one whose turn it is
+                break  # this would take GPUs from a job that the policy chose
             cut = cut | again.cut
             decision, placed = self._cut_to(more, again.cut), again
             if not again.cut:
@@ -180,7 +180,7 @@ class Scheduler:
         return After(-1, int(ints[_GENERATION]))
 
     def _cooling_until(self, now_s: float, events: Sequence[Event]) -> float:
-        """When only measurements changed, jobs that were just resized are left alone for a while."""
+        """The end of the cool-down: measurements alone do not resize jobs that were just resized."""
         if not events or not all(type(e) is Measured for e in events):
             return now_s
         running = self.view.gpus > 0
@@ -189,7 +189,7 @@ class Scheduler:
         return float(self.view.changed_s[running].max()) + self.cool_down_s
 
     def _moved(self, placements: dict[int, Placement]) -> NDArray[np.bool_] | None:
-        """The rows whose GPUs are to be others; None where nobody moves."""
+        """Which rows change their GPUs; None if none does."""
         if not placements:
             return None
         moved = np.zeros(len(self.view), np.bool_)
@@ -199,7 +199,7 @@ class Scheduler:
         return moved
 
     def _put(self, changes: NDArray[np.int64], moved: dict[int, Placement]) -> dict[int, Placement]:
-        """Where the jobs that change are from now on."""
+        """Record the new placements of the jobs that change, and return them."""
         where = {}
         for job, gpus in changes[:, [JOB, GPUS]].tolist():
             placement = (moved.get(job) or self.placements.get(job, ())) if gpus else ()
@@ -379,20 +379,20 @@ class Scheduler:
             self.view.servers[row] = left * self.view.is_ps[row]
             self.placements[job_id] = rest
 
-    # -- what executors tell -----------------------------------------------------------------------
+    # -- progress ----------------------------------------------------------------------------------
 
     def observe(self, job_id: int, remaining: float, rate: float, at_s: float) -> None:
-        """How far a job is and how fast it goes from `at_s` on: progress is settled only when told."""
+        """Set the progress of a job at `at_s` and its speed from then on. Nothing else updates the progress."""
         row, view = self.view.row(job_id), self.view.cells
         view.remaining[row] = remaining
         view.rate[row] = rate
         view.settled_s[row] = at_s
 
     def go_on(self, plan: Plan) -> FloatArray:
-        """The plan was carried out at once, and jobs run as they are known to: returns when each that changed ends."""
+        """Assume that the plan was carried out at once. Returns when each job that changed ends at its known speed."""
         return self.view.go_on(plan.changes, plan.now_s)
 
-    # -- what people ask ---------------------------------------------------------------------------
+    # -- explanations ------------------------------------------------------------------------------
 
     def outcome(self, job_id: int, now_s: float) -> Outcome:
         """What the last plan means for a job, and why it does not have all it could use."""

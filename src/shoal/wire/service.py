@@ -1,6 +1,6 @@
 """The control service: one port, many jobs. The asynchronous shell around `shoal.wire.coordinator`.
 
-    service = ControlService(executor, on_event=...)
+    service = ControlService(starter, on_event=...)
     await service.start("127.0.0.1", 0)
     job = service.add("train-7", secret)
     job.set_target(["train-7.0", "train-7.1"])
@@ -37,7 +37,7 @@ WORKER, CLIENT = "worker", "client"
 TICK_S = 0.5
 
 
-class Executor(Protocol):
+class WorkerStarter(Protocol):
     """Starts and stops worker processes. Both calls return at once. Report ended processes to `JobHandle.exited`."""
 
     def start(self, job: str, worker: str) -> None: ...
@@ -56,7 +56,9 @@ class JobHandle:
         on_change: Callable[[dict[str, Any]], None] | None,
         on_request: Callable[[Resize | Ask], Answer] | None,
     ) -> None:
-        self.state, self.secret = state, secret
+        #: What the coordinator knows. Read it; only the methods of this class change it.
+        self.state = state
+        self.secret = secret
         self.on_request = on_request
         self._service, self._on_change = service, on_change
         self._channels: dict[str, AsyncChannel] = {}
@@ -69,11 +71,6 @@ class JobHandle:
     def job(self) -> str:
         return self.state.job
 
-    @property
-    def coordinator(self) -> CoordinatorState:
-        """What the coordinator knows. Read it; only the methods of this class change it."""
-        return self.state
-
     def set_target(self, workers: list[str]) -> None:
         """Reconfigure to these workers. An empty list pauses the job. Returns at once; a newer call wins."""
         self._run(coordinator.set_target(self.state, workers, time.monotonic()))
@@ -85,12 +82,13 @@ class JobHandle:
         self._run(coordinator.stop(self.state, why, time.monotonic()))
 
     def exited(self, worker: str, why: str) -> None:
-        """The executor saw the process end. Messages that it sent before are read first."""
-        task = asyncio.get_running_loop().create_task(self._exited(worker, why))
+        """The process of a worker has ended. Returns at once; see `take_in_exit`."""
+        task = asyncio.get_running_loop().create_task(self.take_in_exit(worker, why))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _exited(self, worker: str, why: str) -> None:
+    async def take_in_exit(self, worker: str, why: str) -> None:
+        """Read the messages that the worker sent before its process ended, then tell the coordinator of the end."""
         if worker in self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed[worker].wait(), 1.0)
@@ -126,9 +124,9 @@ class JobHandle:
                     if worker in self._channels:
                         self._channels[worker].send(order)
                 case StartWorker(worker):
-                    self._service.executor.start(self.job, worker)
+                    self._service.starter.start(self.job, worker)
                 case StopWorker(worker, kill, _):
-                    self._service.executor.stop(self.job, worker, kill)
+                    self._service.starter.stop(self.job, worker, kill)
                 case Emit(event):
                     self._service.publish(self.job, event)
                     for queue in self._queues:
@@ -172,9 +170,9 @@ class JobHandle:
 
 class ControlService:
     def __init__(
-        self, executor: Executor, on_event: Callable[[str, ev.JobEvent], None] | None = None
+        self, starter: WorkerStarter, on_event: Callable[[str, ev.JobEvent], None] | None = None
     ) -> None:
-        self.executor = executor
+        self.starter = starter
         self.jobs: dict[str, JobHandle] = {}
         self.address = ""
         self._on_event = on_event

@@ -66,31 +66,31 @@ class Colocation:
         self.need_of = need_of
         self.memory_of: MemoryOf = memory_mb if callable(memory_mb) else lambda host: memory_mb
         self.rule = rule or SharingRule()
-        self.may_join: MayJoin = may_join or (lambda guest, host: True)
+        self.may_join: MayJoin = may_join or (lambda job, host: True)
         #: Co-located job -> host, by job id.
         self.host_of: dict[int, int] = {}
         self._generation: dict[int, int] = {}
 
     def take_over(self, scheduler: Scheduler, host_of: dict[int, int]) -> None:
-        """Continue with these under another scheduler that has the same jobs."""
+        """Continue with these co-located jobs under another scheduler that has the same jobs."""
         self.scheduler = scheduler
-        self.host_of = {guest: host for guest, host in host_of.items() if host in scheduler.view}
-        self._generation = {guest: generation_of(scheduler, host) for guest, host in self.host_of.items()}
+        self.host_of = {job: host for job, host in host_of.items() if host in scheduler.view}
+        self._generation = {job: generation_of(scheduler, host) for job, host in self.host_of.items()}
 
     def colocated_with(self, host: int) -> list[int]:
-        return [guest for guest, its in self.host_of.items() if its == host]
+        return [job for job, its in self.host_of.items() if its == host]
 
     def step(self) -> ColocationPlan:
         """After a cycle of the scheduler: which jobs leave, then which join."""
-        leave = [guest for guest, host in self.host_of.items() if not self._may_stay(guest, host)]
-        for guest in leave:
-            del self.host_of[guest], self._generation[guest]
+        leave = [job for job, host in self.host_of.items() if not self._may_stay(job, host)]
+        for job in leave:
+            del self.host_of[job], self._generation[job]
         return ColocationPlan(tuple(leave), tuple(self._join()))
 
-    def _may_stay(self, guest: int, host: int) -> bool:
-        if not waits_for_one(self.scheduler, guest) or not has_one(self.scheduler, host):
+    def _may_stay(self, job: int, host: int) -> bool:
+        if not waits_for_one(self.scheduler, job) or not has_one(self.scheduler, host):
             return False
-        return generation_of(self.scheduler, host) == self._generation[guest]
+        return generation_of(self.scheduler, host) == self._generation[job]
 
     def _join(self) -> list[tuple[int, int]]:
         waiting = [job for job in waiting_for_one(self.scheduler) if job not in self.host_of]
@@ -101,29 +101,29 @@ class Colocation:
         uses = self._uses(hosts)
         rooms = np.array([_room(use, self.rule) for use in uses])
         types = np.array([self._type_of(host) for host in hosts])
-        anywhere = replace(self.rule, busy_from=0.0)  # how busy the cluster is, is looked at above
+        anywhere = replace(self.rule, busy_from=0.0)  # the load of the cluster is checked above
         joined = []
-        nowhere: set[Need] = set()  # room only shrinks while guests join
-        for guest in waiting:
-            need = self.need_of(guest)
+        nowhere: set[Need] = set()  # room only shrinks while jobs join
+        for job in waiting:
+            need = self.need_of(job)
             if need is None or need in nowhere:
                 continue
             fits = (rooms > (need.memory_mb, need.utilisation)).all(axis=1)
             if not fits.any():
                 nowhere.add(need)
                 continue
-            fits &= view.type_max[types, view.row(guest)] > 0
+            fits &= view.type_max[types, view.row(job)] > 0
             for at in np.flatnonzero(fits).tolist():
                 host = hosts[at]
-                if not self.may_join(guest, host) or isinstance(
+                if not self.may_join(job, host) or isinstance(
                     find_shared_gpu([uses[at]], need.memory_mb, need.utilisation, 1, anywhere), Unplaced
                 ):
                     continue
-                self.host_of[guest] = host
-                self._generation[guest] = generation_of(self.scheduler, host)
+                self.host_of[job] = host
+                self._generation[job] = generation_of(self.scheduler, host)
                 uses[at] = self._use(host, self.colocated_with(host))
                 rooms[at] = _room(uses[at], self.rule)
-                joined.append((guest, host))
+                joined.append((job, host))
                 break
         return joined
 
@@ -136,32 +136,32 @@ class Colocation:
         found = self._find(job, need, hosts, self._uses(hosts))
         return found.because if isinstance(found, Unplaced) else None
 
-    def _find(self, guest: int, need: Need, hosts: list[int], uses: list[GpuUse]) -> int | Unplaced:
+    def _find(self, job: int, need: Need, hosts: list[int], uses: list[GpuUse]) -> int | Unplaced:
         """The host that a job may join, by its place in `hosts`."""
         view = self.scheduler.view
-        # GPUs of larger jobs are in use and no one may join; the rest is vacant.
+        # No job may join the GPUs of larger jobs. The rest is vacant.
         others = int(view.gpus.sum()) - len(hosts)
         vacant = max(self.scheduler.supply.total_gpus - len(hosts) - others, 0)
-        allowed = view.type_max[:, view.row(guest)] > 0
+        allowed = view.type_max[:, view.row(job)] > 0
         own = [
-            use if allowed[self._type_of(host)] and self.may_join(guest, host) else _SHUT
+            use if allowed[self._type_of(host)] and self.may_join(job, host) else _SHUT
             for host, use in zip(hosts, uses)
         ]
         gpus = [*own, *[_SHUT] * others, *[_FREE] * vacant]
         return find_shared_gpu(gpus, need.memory_mb, need.utilisation, 1, self.rule)
 
     def _hosts(self) -> list[int]:
-        """Jobs that have one GPU and of which it is known what they take of it, in order of submission."""
+        """Jobs with one GPU whose needs are known, in order of submission."""
         return [job for job in with_one(self.scheduler) if self.need_of(job) is not None]
 
     def _uses(self, hosts: list[int]) -> list[GpuUse]:
-        guests: dict[int, list[int]] = {}
-        for guest, host in self.host_of.items():
-            guests.setdefault(host, []).append(guest)
-        return [self._use(host, guests.get(host, ())) for host in hosts]
+        on_host: dict[int, list[int]] = {}
+        for job, host in self.host_of.items():
+            on_host.setdefault(host, []).append(job)
+        return [self._use(host, on_host.get(host, ())) for host in hosts]
 
-    def _use(self, host: int, guests: Iterable[int]) -> GpuUse:
-        known = [need for job in (host, *guests) if (need := self.need_of(job)) is not None]
+    def _use(self, host: int, on_host: Iterable[int]) -> GpuUse:
+        known = [need for job in (host, *on_host) if (need := self.need_of(job)) is not None]
         allocated = sum(need.memory_mb for need in known)
         return GpuUse(self.memory_of(host), allocated, tuple(need.utilisation for need in known))
 

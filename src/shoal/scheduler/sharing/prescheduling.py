@@ -74,7 +74,7 @@ class PreScheduling:
         self._generation: dict[int, int] = {}
 
     def take_over(self, scheduler: Scheduler, beside: dict[int, int]) -> None:
-        """Continue with these under another scheduler that has the same jobs."""
+        """Continue with these pre-scheduled jobs under another scheduler that has the same jobs."""
         self.scheduler = scheduler
         self.beside = {job: host for job, host in beside.items() if host in scheduler.view}
         self._generation = {job: generation_of(scheduler, host) for job, host in self.beside.items()}
@@ -150,7 +150,7 @@ class PreScheduling:
             row = view.row(host)
             rate = float(view.rate[row])
             known = rate > 0 and self.phases_of(host) is not None
-            begins_s = max(float(view.settled_s[row]) - now_s, 0.0)  # between two shares it stands still
+            begins_s = max(float(view.settled_s[row]) - now_s, 0.0)  # it pauses between two shares
             out[host] = begins_s + float(left[row]) / rate if known else np.nan
         return out
 

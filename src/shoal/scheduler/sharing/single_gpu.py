@@ -15,7 +15,7 @@ def waiting_for_one(scheduler: Scheduler) -> list[int]:
 
 
 def waits_for_one(scheduler: Scheduler, job: int) -> bool:
-    """Whether it is one of them."""
+    """Whether the job has no share and could begin with one GPU."""
     if not waits(scheduler, job):
         return False
     view = scheduler.view
@@ -35,12 +35,12 @@ def has_one(scheduler: Scheduler, job: int) -> bool:
 
 
 def waits(scheduler: Scheduler, job: int) -> bool:
-    """Whether it is there and has no share."""
+    """Whether the job is active and has no share."""
     view = scheduler.view
     return bool(job in view and view.gpus[view.row(job)] == 0)
 
 
 def generation_of(scheduler: Scheduler, job: int) -> int:
-    """Of a job that is there: another one once its share or its place has changed."""
+    """The generation of an active job. It changes with the share and with the placement."""
     view = scheduler.view
     return int(view.generation[view.row(job)])

@@ -47,7 +47,7 @@ from shoal.server.loop.clock import Clock
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.elastic_runner import ElasticRunner
 from shoal.server.loop.fixed_runner import FixedRunner
-from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob
+from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob
 from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.phases import Phases
@@ -205,7 +205,7 @@ class ControlLoop:
             for worker in list(job.workers.values()):
                 if worker.state == LEAVING:
                     self.executor.stop(worker.id)
-                elif worker.state == STOPPED:
+                elif worker.state == SUSPENDED:
                     self.executor.suspend(worker.id)
             self.runners[job.resize].repeat_orders(job)
         self._flush()
@@ -313,7 +313,7 @@ class ControlLoop:
             self.scheduler,
             self.jobs,
             self.profiles.of,
-            self.searches.told,
+            self.searches.cap_events,
             self.drained,
             tickets_of(self.store),
         )

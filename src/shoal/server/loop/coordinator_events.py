@@ -14,22 +14,22 @@ from shoal.server.loop.runner import Parts, RunnerBase, RunnerLoop
 from shoal.wire import events as ev
 from shoal.wire.service import ControlService
 
-#: Where several workers are slow one after the other, their GPUs are not the cause.
+#: Stragglers that are replaced per job. If several workers in turn are slow, their GPUs are not the cause.
 MAX_REPLACED = 3
 LOST_RESTARTS = 3
-"""How often a job that lost all its workers goes on from its last checkpoint, unless its owner says."""
+"""How often a job that lost all its workers restarts from its last checkpoint, unless its owner sets a limit."""
 DONE = "done"
 
 
 class CoordinatorEvents(RunnerBase):
-    """The hearing half of the crews of live jobs; each event of the wire has its method."""
+    """Handles the wire's events of live jobs: one method per event type."""
 
     service: ControlService
 
     def __init__(self, loop: RunnerLoop, parts: Parts) -> None:
         super().__init__(loop, parts)
         self._pauses: dict[tuple[int, int], float] = {}
-        #: When the pending reconfiguration of a job was asked for.
+        #: When the pending reconfiguration of a job was requested.
         self._aimed_s: dict[int, float] = {}
 
     def _leaving(self, worker: LiveWorker) -> None:
@@ -86,7 +86,7 @@ class CoordinatorEvents(RunnerBase):
         self.parts.sharing.began(job)
 
     def _on_PauseMeasured(self, job: LiveJob, event: ev.PauseMeasured) -> None:
-        """All workers stand still together: the longest pause is the job's."""
+        """All workers pause together, so the pause of the job is the longest of theirs."""
         known = self._pauses.get((job.id, event.generation), 0.0)
         if event.pause_s > known:
             self._pauses[job.id, event.generation] = event.pause_s
@@ -143,14 +143,9 @@ class CoordinatorEvents(RunnerBase):
             self._replace(job, event.worker, data)
 
     def _replace(self, job: LiveJob, slow: str, data: dict[str, Any]) -> None:
-        """Or, Zhang and Freedman (MLSys'20): a straggler's place is given to a new worker, if a GPU is free."""
+        """Replace a straggler by a new worker if a GPU is free, as in Resource Elasticity (MLSys'20)."""
         worker, handle = job.workers.get(slow), self.service.jobs.get(str(job.id))
-        if (
-            worker is None
-            or handle is None
-            or worker.state != ACTIVE
-            or slow not in handle.coordinator.target
-        ):
+        if worker is None or handle is None or worker.state != ACTIVE or slow not in handle.state.target:
             return
         free = self.parts.devices.choose({worker.device[0]: 1}) if job.replaced < MAX_REPLACED else None
         if free is None:
@@ -161,7 +156,7 @@ class CoordinatorEvents(RunnerBase):
         job.replaced, worker.is_replaced = job.replaced + 1, True
         text = f"worker {slow} is replaced by {new.id}: {data['reason']['sentence']}"
         self.parts.outbox.event("worker.replaced", text, job, **data, by=new.id)
-        handle.set_target([new.id if w == slow else w for w in handle.coordinator.target])
+        handle.set_target([new.id if w == slow else w for w in handle.state.target])
 
     def _on_Checkpointed(self, job: LiveJob, event: ev.Checkpointed) -> None:
         job.checkpoint_s = self.loop.now_s()

@@ -20,7 +20,7 @@ class Devices:
         self._owner: dict[Device, str] = {}
         self._free: list[set[int]] = [set(range(n)) for n in self._gpus]
         self._colocated: dict[Device, set[str]] = {}
-        #: GPUs that a suspended worker would like to have back, because its memory is still there.
+        #: GPUs that still hold the memory of a suspended worker: others take them last.
         self._kept_warm: dict[Device, str] = {}
 
     @property
@@ -34,9 +34,9 @@ class Devices:
         return self._owner.get(device)
 
     def choose(self, wanted: dict[int, int], beside: Collection[Device] = ()) -> list[Device] | None:
-        """Free GPUs, so many of each node; all or None. Those that no one wants back come first.
+        """Free GPUs, `wanted[node]` of each node, or None if there are too few. GPUs not kept warm come first.
 
-        `beside` are GPUs whose colocated_on are its own: they wait there for it.
+        `beside` are GPUs whose co-located workers wait for the job that asks: it may take them, and does so first.
         """
         chosen: list[Device] = []
         for node, count in sorted(wanted.items()):
@@ -49,7 +49,7 @@ class Devices:
         return chosen
 
     def is_free(self, device: Device, worker: str = "") -> bool:
-        """Whether no one owns it and no one but this worker colocated there."""
+        """Whether the GPU has no owner and no co-located worker other than this one."""
         node, gpu = device
         return gpu in self._free[node] and self.colocated_on(device) <= {worker}
 
@@ -82,7 +82,7 @@ class Devices:
             del self._kept_warm[device]
 
     def take_back(self, device: Device, worker: str, *, keep_warm: bool = False) -> None:
-        """The worker lets go. Nothing happens if it neither owns it nor colocated there (any more)."""
+        """The worker releases the GPU. Nothing happens if it neither owns it nor is co-located on it."""
         self._part(device, worker)
         if self._owner.get(device) == worker:
             del self._owner[device]

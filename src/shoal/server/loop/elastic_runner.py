@@ -29,28 +29,28 @@ NO_RUNTIME = (
 
 
 class ElasticRunner(CoordinatorEvents):
-    """Also the executor of the wire's service: it turns the coordinators' wishes into workers."""
+    """Runs live jobs. It starts and stops the workers that the coordinators of the wire's service ask for."""
 
     def __init__(self, loop: RunnerLoop, parts: Parts, host: str = "127.0.0.1") -> None:
         super().__init__(loop, parts)
         self._host = host
-        self.service = ControlService(self._Adapter(self), on_event=self._event)
+        self.service = ControlService(self._Starter(self), on_event=self._event)
         self._tasks: set[asyncio.Task[None]] = set()
 
-    class _Adapter:
-        """What the service sees of us."""
+    class _Starter:
+        """The wire's `WorkerStarter`: passes the coordinators' requests to the runner."""
 
         def __init__(self, runner: ElasticRunner) -> None:
             self.runner = runner
 
         def start(self, job: str, worker: str) -> None:
-            self.runner._wanted_start(job, worker)
+            self.runner._start_requested(job, worker)
 
         def stop(self, job: str, worker: str, kill: bool) -> None:
-            self.runner._wanted_stop(job, worker, kill)
+            self.runner._stop_requested(job, worker, kill)
 
     async def open(self) -> None:
-        """Listen where the last server did, so that its workers find us, and take their jobs over."""
+        """Restore the coordinators and listen on the last server's port, so that its workers reconnect."""
         port = int(self.parts.store.get("control_port", 0))
         for job in self.parts.jobs.values():
             if job.coordinator is not None and job.resize is Resize.LIVE:
@@ -102,15 +102,15 @@ class ElasticRunner(CoordinatorEvents):
             self.over(job, Verb.FAIL, f"cannot prepare its directory: {error.strerror}")
             return
         if want:
-            self._aim(job, handle, want)
-        elif job.workers and not handle.coordinator.pausing:
+            self._set_workers(job, handle, want)
+        elif job.workers and not handle.state.pausing:
             handle.set_target([])
         elif not job.workers and may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
 
-    def _aim(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
-        """Name the workers it shall have: those it has where they are wanted, and new ones on free GPUs."""
-        coordinator = handle.coordinator
+    def _set_workers(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
+        """Set the job's workers: keep those whose node still counts in the target, and add new ones on free GPUs."""
+        coordinator = handle.state
         usable = [
             w
             for w in job.workers.values()
@@ -133,7 +133,7 @@ class ElasticRunner(CoordinatorEvents):
                 self.advance(job, Verb.START, gpus=len(devices))
             new = [self.new_worker(job, device, None) for device in devices]
         kept = {w.id for w in keep}
-        # The wished order is the rank order the job has already.
+        # Workers that stay keep their rank order. New workers come last.
         target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
         if target and (tuple(target) != coordinator.target or coordinator.pausing):
             if coordinator.pending is not None:
@@ -141,10 +141,10 @@ class ElasticRunner(CoordinatorEvents):
             try:
                 handle.set_target(target)
                 self._aimed_s[job.id] = self.loop.now_s()
-            except ValueError as error:  # one of them ended this moment; its exit brings us back here
+            except ValueError as error:  # one of them has just ended; its exit reconciles the job again
                 log.info("job %s: %s", job.id, error)
 
-    def _wanted_start(self, key: str, worker_id: str) -> None:
+    def _start_requested(self, key: str, worker_id: str) -> None:
         job = self.parts.jobs.get(int(key))
         worker = job.workers.get(worker_id) if job is not None else None
         if job is None or worker is None:
@@ -157,21 +157,21 @@ class ElasticRunner(CoordinatorEvents):
         }
         self.start(job, worker, env, warm=True)
 
-    def _wanted_stop(self, key: str, worker_id: str, kill: bool) -> None:
+    def _stop_requested(self, key: str, worker_id: str, kill: bool) -> None:
         job = self.parts.jobs.get(int(key))
         worker = job.workers.get(worker_id) if job is not None else None
         if job is None or worker is None:
             return
-        view = self.service.jobs[key].coordinator.workers.get(worker_id)
+        view = self.service.jobs[key].state.workers.get(worker_id)
         if kill or view is None or not view.connected:
             self.stop(job, worker, kill=kill)
         else:
-            # It was asked over the wire; signals are for one that does not listen.
+            # The coordinator asked it over the wire. If it has not ended after its grace period, it gets a signal.
             self._leaving(worker)
-            asyncio.get_running_loop().call_later(job.spec["grace_s"], self._insist, worker_id)
+            asyncio.get_running_loop().call_later(job.spec["grace_s"], self._stop_after_grace, worker_id)
         self.loop.soon(job)
 
-    def _insist(self, worker_id: str) -> None:
+    def _stop_after_grace(self, worker_id: str) -> None:
         self.parts.executor.stop(worker_id)
 
     def cancel(self, job: LiveJob) -> None:
@@ -192,13 +192,13 @@ class ElasticRunner(CoordinatorEvents):
     def ask_checkpoint(self, job: LiveJob) -> None:
         self._handle(job).ask_checkpoint()
 
-    # -- what workers and coordinators tell --------------------------------------------------------
+    # -- exits -------------------------------------------------------------------------------------
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         job.exit_code, job.signal = exit_.code, exit_.signal
         handle = self.service.jobs.get(str(job.id))
         if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
-            job.ending = DONE  # on record together with the end of this worker
+            job.ending = DONE  # written in the same transaction as the end of this worker
             self.parts.outbox.job(job)
         task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.loop.then_s(job)))
         self._tasks.add(task)
@@ -207,32 +207,31 @@ class ElasticRunner(CoordinatorEvents):
     async def _exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit, then_s: float) -> None:
         handle = self.service.jobs.get(str(job.id))
         if handle is not None:
-            view = handle.coordinator.workers.get(worker.id)
+            view = handle.state.workers.get(worker.id)
             if view is not None and not exit_.began:
-                view.stopping = (
-                    True  # it was lost with a server, before it was started: not the script's fault
-                )
-            await handle._exited(worker.id, describe_exit(exit_))
+                # The last server was killed before it started this worker, so the script did not fail.
+                view.stopping = True
+            await handle.take_in_exit(worker.id, describe_exit(exit_))
         if not job.is_over:
             with self.loop.as_of(then_s):
                 self._after_exit(job, worker, handle, exit_)
         self.loop.soon(job)
 
     def _after_exit(self, job: LiveJob, worker: LiveWorker, handle: JobHandle | None, exit_: Exit) -> None:
-        of_itself = exit_.began and not exit_.told and worker.state != LEAVING
-        newborn = job.generation == 0 and job.ending is None and of_itself
+        by_itself = exit_.began and not exit_.asked_to_end and worker.state != LEAVING
+        newborn = job.generation == 0 and job.ending is None and by_itself
         if newborn and job.life.state is not JobState.STOPPING and not (exit_.ok and job.workers):
             job.ending = NO_RUNTIME if exit_.ok else describe_exit(exit_)
             self.parts.outbox.job(job)
             if handle is not None:
                 handle.stop(job.ending)
         if not job.workers:
-            self._none_left(job)
+            self._all_workers_ended(job)
 
     def conclude_rest(self, job: LiveJob) -> None:
-        self._none_left(job)
+        self._all_workers_ended(job)
 
-    def _none_left(self, job: LiveJob) -> None:
+    def _all_workers_ended(self, job: LiveJob) -> None:
         if job.ending == DONE:
             self.over(job, Verb.SUCCEED)
         elif job.life.state is JobState.STOPPING:
@@ -246,14 +245,14 @@ class ElasticRunner(CoordinatorEvents):
             self.advance(job, Verb.PREEMPT)
 
     def _forget_coordinator(self, job: LiveJob) -> None:
-        """A coordinator whose job has failed is of no more use; the next begins from its checkpoint."""
+        """Drop the coordinator of a failed job. If the job restarts, a new one begins from the last checkpoint."""
         if str(job.id) not in self.service.jobs:
             return
-        before = self.service.jobs[str(job.id)].coordinator
+        before = self.service.jobs[str(job.id)].state
         self.service.remove(str(job.id))
         job.coordinator, job.generation = None, 0
         if job.life.restarts < job.spec["max_restarts"]:
-            after = self._handle(job).coordinator
+            after = self._handle(job).state
             after.checkpoint, after.checkpoint_step = before.checkpoint, before.checkpoint_step
 
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
@@ -266,11 +265,11 @@ class ElasticRunner(CoordinatorEvents):
             self.service.remove(str(job.id))
 
     def heartbeat_age_s(self) -> dict[str, float]:
-        """By node: how long ago its most silent worker was heard."""
+        """By node: the age of the oldest heartbeat of its workers, in seconds."""
         ages: dict[str, float] = {}
         for key, handle in self.service.jobs.items():
             job = self.parts.jobs.get(int(key))
-            for view in handle.coordinator.workers.values():
+            for view in handle.state.workers.values():
                 worker = job.workers.get(view.worker) if job is not None else None
                 if worker is not None and view.connected:
                     age_s = max(time.monotonic() - view.heard_s, 0.0)
@@ -279,13 +278,14 @@ class ElasticRunner(CoordinatorEvents):
 
 
 def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> bool:
-    """Whether its script came to its end while no server was there to be told so.
+    """Whether the worker's script finished while no server was running.
 
-    It had joined the job, ended by itself and well, and this server has not heard a word from it.
+    This is so if the worker had joined the job, ended by itself with exit code 0, and never sent a message to this
+    server.
     """
-    view = handle.coordinator.workers.get(worker.id)
+    view = handle.state.workers.get(worker.id)
     unheard = view is not None and view.met and view.status.seq == 0
-    return unheard and exit_.ok and not exit_.told and worker.state != LEAVING
+    return unheard and exit_.ok and not exit_.asked_to_end and worker.state != LEAVING
 
 
 def _lives(coordinator: Any, worker_id: str) -> bool:

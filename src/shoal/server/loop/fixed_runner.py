@@ -17,7 +17,7 @@ from shoal.executors.base import Exit
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Verb, may
-from shoal.server.loop.live_job import ACTIVE, LEAVING, STOPPED, LiveJob, LiveWorker
+from shoal.server.loop.live_job import ACTIVE, LEAVING, SUSPENDED, LiveJob, LiveWorker
 from shoal.server.loop.runner import RunnerBase, describe_exit
 
 log = logging.getLogger("shoal.server")
@@ -32,30 +32,30 @@ class FixedRunner(RunnerBase):
         place = None if want else self.parts.sharing.place(job)
         self.parts.unmet.discard(job.id)
         if job.ending is not None or job.life.state is JobState.STOPPING:
-            return  # the last exit brings it on
+            return  # the exit of its last worker ends it
         if not job.workers:
             if want:
                 self._begin(job, want)
             elif place is not None:
-                self._begin_beside(job, place)
+                self._begin_colocated(job, place)
         elif any(w.state == LEAVING for w in job.workers.values()):
             return
         elif place is not None:
-            self._stay_beside(job, place)
+            self._stay_colocated(job, place)
         elif not want:
             self._withdraw(job)
         elif job.colocated:
             self._own(job, want)
-        elif all(w.state == STOPPED for w in job.workers.values()):
+        elif all(w.state == SUSPENDED for w in job.workers.values()):
             self._wake(job, want)
         elif self._must_move(job, [w.device for w in job.workers.values()], want):
             self._withdraw(job)
             self.loop.soon(job)
-        elif may(job.life, Verb.START):  # paused and resumed before it was made to stand still
+        elif may(job.life, Verb.START):  # paused and resumed before it was suspended
             self._runs(job, list(job.workers.values()))
 
     def holds(self, job: LiveJob) -> None:
-        """Also to the scheduler: it does not see by itself how far a command is."""
+        """Also report the progress to the scheduler: a command reports none itself."""
         super().holds(job)
         self.parts.profiles.tell_length(job)
 
@@ -69,9 +69,11 @@ class FixedRunner(RunnerBase):
         self.parts.sharing.began(job)
 
     def _begin_on(self, job: LiveJob, devices: list[Device], *, colocated: bool = False) -> None:
-        job.told = False
+        job.asked_to_end = False
         job.generation += 1
-        if may(job.life, Verb.PREEMPT):  # its processes were lost with a server that could not say so
+        if may(
+            job.life, Verb.PREEMPT
+        ):  # its processes were lost with a server that was killed before it recorded this
             self.advance(job, Verb.PREEMPT)
         workers = [
             self.new_worker(job, device, rank, colocated=colocated) for rank, device in enumerate(devices)
@@ -102,15 +104,15 @@ class FixedRunner(RunnerBase):
             self.advance(job, Verb.RUN, gpus=job.gpus)
 
     def _withdraw(self, job: LiveJob) -> None:
-        """Let its GPUs go."""
+        """Release its GPUs."""
         if job.resize is Resize.RESTART:
             self._stop_all(job)
             return
-        if all(w.state == STOPPED for w in job.workers.values()):
+        if all(w.state == SUSPENDED for w in job.workers.values()):
             return
         for worker in job.workers.values():
-            worker.state, worker.colocated = STOPPED, False
-            self.parts.outbox.worker(worker.id, state=STOPPED)
+            worker.state, worker.colocated = SUSPENDED, False
+            self.parts.outbox.worker(worker.id, state=SUSPENDED)
             self.parts.outbox.effect(lambda w=worker: self._suspended(w))  # type: ignore[misc]
         job.colocated = False
         self.holds(job)
@@ -132,7 +134,7 @@ class FixedRunner(RunnerBase):
 
     def _suspended(self, worker: LiveWorker) -> None:
         self.parts.executor.suspend(worker.id)
-        if worker.state == STOPPED:
+        if worker.state == SUSPENDED:
             self.parts.devices.take_back(worker.device, worker.id, keep_warm=True)
             self.loop.gpus_freed()
             self.parts.sharing.look_again()
@@ -153,7 +155,7 @@ class FixedRunner(RunnerBase):
         self._runs(job, workers)
 
     def _move(self, worker: LiveWorker, device: Device, *, colocated: bool = False) -> None:
-        """The GPU that a worker uses from now on: its own, or another's."""
+        """Move a worker to this GPU: as its owner or, if `colocated`, next to its owner."""
         self.parts.devices.take_back(worker.device, worker.id)
         worker.device, worker.state, worker.colocated = device, ACTIVE, colocated
         worker.node = self.parts.nodes[device[0]].name
@@ -164,7 +166,7 @@ class FixedRunner(RunnerBase):
         self.parts.outbox.worker(worker.id, state=ACTIVE, gpu=device[1], node=worker.node)
 
     def _runs(self, job: LiveJob, workers: list[LiveWorker]) -> None:
-        """It may use the GPUs it is on."""
+        """Record that the job runs on the GPUs of these workers."""
         job.colocated = any(w.colocated for w in workers)
         self.holds(job)
         if may(job.life, Verb.START):
@@ -174,28 +176,28 @@ class FixedRunner(RunnerBase):
             self.parts.outbox.effect(lambda w=worker: self.say_go(job, w))  # type: ignore[misc]
         self.parts.sharing.began(job)
 
-    # -- on a GPU of another -----------------------------------------------------------------------
+    # -- on a GPU of another job -------------------------------------------------------------------
 
-    def _begin_beside(self, job: LiveJob, device: Device) -> None:
-        """As a guest it runs; one that was started early prepares, and waits for a GPU as before."""
+    def _begin_colocated(self, job: LiveJob, device: Device) -> None:
+        """Start it on a GPU that another job holds: a co-located job runs there, a pre-scheduled one prepares."""
         self._begin_on(job, [device], colocated=True)
 
-    def _stay_beside(self, job: LiveJob, device: Device) -> None:
+    def _stay_colocated(self, job: LiveJob, device: Device) -> None:
         (worker,) = job.workers.values()
         if worker.colocated and worker.device == device:
             return
-        stood_still = worker.state == STOPPED
+        was_suspended = worker.state == SUSPENDED
         self._move(worker, device, colocated=True)
-        if stood_still:
+        if was_suspended:
             self.parts.outbox.effect(lambda: self.parts.executor.wake(worker.id))
-        if job.prescheduled:  # it goes on preparing, and may not use the GPU yet
+        if job.prescheduled:  # it continues to prepare, and may not use the GPU yet
             job.colocated = True
             self.holds(job)
             return
         self._runs(job, [worker])
 
     def _own(self, job: LiveJob, want: dict[int, int]) -> None:
-        """It was given a GPU of its own: the one it is on, if that is free by now."""
+        """A co-located job got a GPU of its own: the one it is on, if that has become free."""
         (worker,) = job.workers.values()
         device = worker.device
         if want != {device[0]: 1} or self.parts.devices.owner(device) is not None:
@@ -217,7 +219,7 @@ class FixedRunner(RunnerBase):
     def repeat_orders(self, job: LiveJob) -> None:
         for worker in job.workers.values():
             if worker.state == ACTIVE:
-                self.parts.executor.wake(worker.id)  # no harm to one that runs
+                self.parts.executor.wake(worker.id)  # does nothing to one that runs
                 if job.shared and not (job.colocated and job.prescheduled):
                     self.say_go(job, worker)
 
@@ -225,11 +227,11 @@ class FixedRunner(RunnerBase):
         return self.parts.worker_directory(job.id, worker.id) / "go"
 
     def say_go(self, job: LiveJob, worker: LiveWorker) -> None:
-        """To one that was started early: it may use the GPU now."""
+        """Tell a pre-scheduled worker that it may use the GPU now."""
         try:
             self._go(job, worker).touch()
         except FileNotFoundError:
-            pass  # its directory is gone, and so is whoever would look
+            pass  # its directory is gone, and so is the process
         except OSError as error:
             log.warning("cannot tell worker %s to go on, trying again: %s", worker.id, error)
             asyncio.get_running_loop().call_later(RETRY_S, self._say_go_again, job, worker)
@@ -244,20 +246,20 @@ class FixedRunner(RunnerBase):
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         lost_in_a_crash = not exit_.began and exit_.code is None
-        job.told = job.told or exit_.told or lost_in_a_crash
+        job.asked_to_end = job.asked_to_end or exit_.asked_to_end or lost_in_a_crash
         job.exit_code, job.signal = exit_.code, exit_.signal
         if lost_in_a_crash and job.ending is None:
             self._stop_all(job)
-        elif not exit_.ok and not exit_.told and worker.state != LEAVING and job.ending is None:
+        elif not exit_.ok and not exit_.asked_to_end and worker.state != LEAVING and job.ending is None:
             job.ending = describe_exit(exit_)
             self._stop_all(job)
         if job.workers:
             return
         if job.ending is not None:
             self.conclude(job)
-        elif job.told and job.life.state is JobState.STOPPING:
+        elif job.asked_to_end and job.life.state is JobState.STOPPING:
             self.over(job, Verb.VANISH)
-        elif job.told:
+        elif job.asked_to_end:
             if may(job.life, Verb.PREEMPT):
                 self.advance(job, Verb.PREEMPT, "its workers have ended; it begins again when it has GPUs")
             self.loop.soon(job)
@@ -276,7 +278,7 @@ class FixedRunner(RunnerBase):
 
 
 def free_port() -> int:
-    """A port that was free a moment ago, for the gang to meet at."""
+    """A port that was free a moment ago, where the workers of a job rendezvous."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

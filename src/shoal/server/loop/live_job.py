@@ -9,19 +9,19 @@ from shoal.server.api.models import JobRef, JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Life
 
-#: After this many failed newcomers in a row, no more are tried until the job's share changes.
+#: After this many new workers failed in a row, no more are started until the job's share changes.
 MAX_REFUSED = 3
 #: State that is saved beside a job's progress, so that another server can continue with it: attribute -> saved name.
 _SAVED = {
-    name: name
-    for name in ("next_worker", "ending", "told", "size", "search", "needs", "host", "shared", "used")
-} | {"prescheduled": "early", "colocated": "lodges"}
-STARTING, READY, ACTIVE, STOPPED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
+    name: name for name in ("next_worker", "ending", "size", "search", "needs", "host", "shared", "used")
+} | {"asked_to_end": "told", "prescheduled": "early", "colocated": "lodges"}
+#: States of a worker. The store calls a suspended worker "stopped".
+STARTING, READY, ACTIVE, SUSPENDED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
 
 
 @dataclass(slots=True)
 class LiveWorker:
-    """One process of a job. A `stopped` one is suspended and has no GPU; a `leaving` one was told to end."""
+    """One process of a job. A SUSPENDED one has no GPU. A LEAVING one was asked to end."""
 
     id: str
     device: Device
@@ -36,12 +36,12 @@ class LiveWorker:
 
     @property
     def holds_gpu(self) -> bool:
-        return self.state != STOPPED and not self.colocated
+        return self.state != SUSPENDED and not self.colocated
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a job is, by its own account."""
+    """The progress that a job reports."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -88,11 +88,11 @@ class LiveJob:
     plan: int | None = None
     #: Why the workers are being stopped: the outcome is decided, the last processes are ending.
     ending: str | None = None
-    #: A worker of this attempt ended because it was told to, so that the attempt ends without a result.
-    told: bool = False
-    #: How far the autoscaler has come with it, for one that asked for it.
+    #: A worker of this attempt ended because it was asked to, so the attempt ends without a result.
+    asked_to_end: bool = False
+    #: The state of its autoscaler, if it has one.
     search: dict[str, Any] | None = None
-    #: What it takes of one GPU and its phases, as far as known at its submission (`needs`).
+    #: What it uses of one GPU and how long its phases are, as far as known when it was submitted.
     needs: dict[str, Any] | None = None
     #: The job whose GPU it shares: it is co-located or, if `prescheduled`, prepares there. None if it shares none.
     host: int | None = None
@@ -101,13 +101,13 @@ class LiveJob:
     colocated: bool = False
     #: It has shared a GPU, so its measurements say nothing about its speed alone.
     shared: bool = False
-    #: What it was measured to use of its GPU, once it is over.
+    #: What it used of its GPU by measurement, once it is over.
     used: dict[str, float] | None = None
     #: Workers of the last generation that was committed.
     size: int = 0
     #: Slow workers that were given another GPU.
     replaced: int = 0
-    #: Newcomers that failed in a row; too many, and no more are tried until the target changes.
+    #: New workers that failed in a row. After `MAX_REFUSED`, no more are started until the target changes.
     refused: int = 0
 
     @property

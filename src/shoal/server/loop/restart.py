@@ -34,7 +34,7 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import JobState
 from shoal.server.loop import snapshot
 from shoal.server.loop.devices import Devices
-from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
+from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob, LiveWorker
 from shoal.server.store.store import Store
 
 log = logging.getLogger("shoal.server")
@@ -183,12 +183,12 @@ def adopt_worker(
     device = (node if node is not None else -1, row["gpu"])
     worker = LiveWorker(row["id"], device, row["node"], row["started_s"], row["rank"], row["state"])
     job.workers[worker.id] = worker
-    worker.colocated = job.colocated and worker.state != STOPPED
+    worker.colocated = job.colocated and worker.state != SUSPENDED
     if node is None:
         worker.state = LEAVING
     elif worker.colocated:
         devices.colocate(device, worker.id)
-    elif worker.state != STOPPED:
+    elif worker.state != SUSPENDED:
         devices.give(device, worker.id)
 
 

@@ -14,7 +14,7 @@ from shoal.server.api.models import JobState
 from shoal.server.home import Home
 from shoal.server.loop.devices import Device, Devices
 from shoal.server.loop.lifecycle import Verb, apply, hold_gpus, may
-from shoal.server.loop.live_job import LEAVING, STOPPED, LiveJob, LiveWorker
+from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob, LiveWorker
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.searches import Searches
@@ -36,19 +36,19 @@ class Runner(Protocol):
         """Its owner ends the job."""
 
     def conclude_rest(self, job: LiveJob) -> None:
-        """Its outcome is on record and its last worker has ended; a server was killed before it could say so."""
+        """End a job whose outcome is recorded and whose last worker ended just before the last server was killed."""
 
     def repeat_orders(self, job: LiveJob) -> None:
         """Repeat the orders of this kind of runner other than stop and suspend, after a restart."""
 
     def shut_down(self, job: LiveJob) -> None:
-        """The server ends and takes the job's workers along; it goes on when the server is back."""
+        """Stop the job's workers because the server shuts down. The job continues with the next server."""
 
     def holds(self, job: LiveJob) -> None:
         """Account for the number of GPUs that the job has now."""
 
     async def open(self) -> None:
-        """The server starts; the jobs of before are known."""
+        """The server starts. The jobs of the last server are known."""
 
     async def close(self) -> None:
         """The server ends."""
@@ -88,7 +88,7 @@ class RunnerLoop(Protocol):
     def now_s(self) -> float: ...
 
     def then_s(self, job: LiveJob) -> float:
-        """The time of what is being taken in: now, or earlier if no server was there to see it."""
+        """The time of the event being taken in: now, or earlier if it happened while no server ran."""
 
     def as_of(self, then_s: float) -> AbstractContextManager[None]: ...
 
@@ -104,7 +104,7 @@ class RunnerBase:
         self.loop, self.parts = loop, parts
 
     def advance(self, job: LiveJob, verb: Verb, message: str | None = None, **data: object) -> None:
-        """The job's next state, on record with its event."""
+        """Move the job to its next state, and record the state and its event."""
         first = verb is Verb.START and job.life.started_s is None
         job.life = apply(job.life, verb, self.loop.then_s(job), message)
         if first:
@@ -121,7 +121,7 @@ class RunnerBase:
     def new_worker(
         self, job: LiveJob, device: Device, rank: int | None, *, colocated: bool = False
     ) -> LiveWorker:
-        """On a GPU that is free or, if it `colocated`, another's."""
+        """A new worker on a free GPU or, if `colocated`, on a GPU that another job holds."""
         worker = LiveWorker(
             job.new_worker_id(),
             device,
@@ -178,7 +178,7 @@ class RunnerBase:
 
     def stop(self, job: LiveJob, worker: LiveWorker, *, kill: bool = False) -> None:
         # A suspended worker has no GPU. Another may have it, so it must not count as held again.
-        if worker.state not in (LEAVING, STOPPED):
+        if worker.state not in (LEAVING, SUSPENDED):
             worker.state = LEAVING
             self.parts.outbox.worker(worker.id, state=LEAVING)
         self.parts.outbox.effect(lambda: self.parts.executor.stop(worker.id, kill=kill))

@@ -28,7 +28,7 @@ class Searches:
         self._searches: dict[int, SizeSearch | None] = {}
 
     def of(self, job: LiveJob) -> SizeSearch | None:
-        """The search of a job that asked for one, as far as it has come; None for others."""
+        """The search of a job with an autoscaler; None for others."""
         if job.id not in self._searches:
             self._searches[job.id] = self._begin(job) if job.spec.get("autoscale") else None
         return self._searches[job.id]
@@ -46,13 +46,13 @@ class Searches:
                 self._warnings.append(f"the autoscaler of job {job.name} begins anew: {error}")
         return SizeSearch(asked, job.min_gpus, self._profiles.limit(job), BY_REPORT)
 
-    def told(self, job: LiveJob) -> list[Capped]:
-        """What a scheduler is to know of the job, besides the job."""
+    def cap_events(self, job: LiveJob) -> list[Capped]:
+        """The event that sets the autoscaler's limit for this job; empty if the job has no autoscaler."""
         search = self.of(job)
         return [Capped(job.id, search.cap.gpus, search.cap.why)] if search is not None else []
 
     def measured(self, job: LiveJob, gpus: int, step_s: float, batch_size: int) -> None:
-        """Steps of a live job took so long, on average."""
+        """Take in the mean step time of a live job."""
         search = self.of(job)
         if search is None or not self._elastic():
             return
@@ -64,7 +64,7 @@ class Searches:
             data = {"gpus": hold.gpus, "searching": hold.searching}
             self._outbox.event("job.autoscaled", hold.why, job, **data)
             self._outbox.job(job)
-            self._take_in(*self.told(job))
+            self._take_in(*self.cap_events(job))
 
     def _left(self, job: LiveJob, samples: float) -> float | None:
         length = self._profiles.length(job)
@@ -77,7 +77,7 @@ class Searches:
             return []
         search.rescaled(job.min_gpus, self._profiles.limit(job))
         job.search = search.to_dict()
-        return self.told(job)
+        return self.cap_events(job)
 
     def forget(self, job: LiveJob) -> None:
         self._searches.pop(job.id, None)

@@ -19,7 +19,7 @@ from shoal.scheduler.sharing.colocation import Colocation, Need
 from shoal.scheduler.sharing.prescheduling import Phases, PreScheduling
 from shoal.server.api.models import JobState, Reason, Resize
 from shoal.server.loop.devices import Device, Devices
-from shoal.server.loop.live_job import ACTIVE, STOPPED, LiveJob, LiveWorker
+from shoal.server.loop.live_job import ACTIVE, SUSPENDED, LiveJob, LiveWorker
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
 
@@ -239,7 +239,7 @@ class Sharing:
         if not job.workers:
             return True
         worker = next(iter(job.workers.values()))
-        rests = worker.state == STOPPED or (worker.colocated and worker.state == ACTIVE)
+        rests = worker.state == SUSPENDED or (worker.colocated and worker.state == ACTIVE)
         # What is on a real GPU cannot move to another. A virtual one is no more than a number.
         same = worker.device == device or (worker.device[0] == device[0] and self.nodes[device[0]].virtual)
         return len(job.workers) == 1 and rests and same
@@ -252,7 +252,7 @@ class Sharing:
                 job.id
                 for job in self.jobs.values()
                 for worker in job.workers.values()
-                if worker.device == device and worker.state == STOPPED
+                if worker.device == device and worker.state == SUSPENDED
             }
         return found
 

@@ -103,7 +103,7 @@ class Submit:
         job = self._record(spec, gpus, user, key, body_hash, size, needs)
         self._loop.jobs[job.id] = job
         core, profile = self._profiles.of(job)
-        self._loop.post(Submitted(job.id, core, profile), *self._searches.told(job))
+        self._loop.post(Submitted(job.id, core, profile), *self._searches.cap_events(job))
         return job.id, True
 
     def _check_limits(self, name: str | None, user: str) -> None:

@@ -1,0 +1,130 @@
+"""Machines from Ray: one detached actor per node. The Ray client runs in a process of its own, `ray_launcher`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import sys
+from typing import Any
+
+from shoal.engines.base import (
+    AgentCommand,
+    EngineError,
+    EngineUnavailable,
+    Machine,
+    MachineRequest,
+    MachineState,
+    RequestRefused,
+)
+
+_ERRORS = {"EngineUnavailable": EngineUnavailable, "RequestRefused": RequestRefused}
+
+
+class RayEngine:
+    """Implements `Engine`. The launcher is started with the first call, and again if it died."""
+
+    title = "Ray"
+
+    def __init__(
+        self,
+        home_id: str,
+        agent: AgentCommand,
+        *,
+        address: str = "auto",
+        node_ip: str | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        files = {name: base64.b64encode(data).decode() for name, data in agent.files.items()}
+        command = {"argv": list(agent.argv), "env": dict(agent.env), "files": files}
+        self._hello = {"home_id": home_id, "agent": command, "address": address, "node_ip": node_ip}
+        self._timeout_s = timeout_s
+        self._process: asyncio.subprocess.Process | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def launcher_pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    async def request(self, what: MachineRequest, n: int) -> list[Machine]:
+        if what.options:
+            raise RequestRefused(f"Ray takes no further options, not {' '.join(what.options)}")
+        found = await self._ask("request", gpus=what.gpus, gpu_type=what.gpu_type, n=n)
+        return [_machine(fields) for fields in found]
+
+    async def release(self, machine_id: str) -> None:
+        await self._ask("release", machine=machine_id)
+
+    async def poll(self) -> list[Machine]:
+        return [_machine(fields) for fields in await self._ask("poll")]
+
+    async def detach(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin:
+            process.stdin.close()
+        try:
+            await asyncio.wait_for(process.wait(), 10.0)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def close(self) -> None:
+        try:
+            await self._ask("close")
+        finally:
+            await self.detach()
+
+    async def _ask(self, do: str, **fields: Any) -> Any:
+        """Send one command and return its result. Starts the launcher if it does not run."""
+        async with self._lock:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    if self._process is None or self._process.returncode is not None:
+                        self._process = await asyncio.create_subprocess_exec(
+                            sys.executable,
+                            *("-m", "shoal.engines.ray_launcher"),
+                            stdin=asyncio.subprocess.PIPE,
+                            stdout=asyncio.subprocess.PIPE,
+                            limit=1 << 24,
+                        )
+                        await self._exchange({"do": "hello", **self._hello})
+                    return await self._exchange({"do": do, **fields})
+            except TimeoutError:
+                await self._kill()
+                raise EngineUnavailable(f"Ray did not answer within {self._timeout_s:g} s") from None
+            except EngineError:
+                raise
+            except OSError as error:
+                await self._kill()
+                raise EngineUnavailable(f"the Ray launcher ended: {error}") from None
+
+    async def _exchange(self, command: dict[str, Any]) -> Any:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(command).encode() + b"\n")
+        await process.stdin.drain()
+        line = await process.stdout.readline()
+        if not line.endswith(b"\n"):
+            raise ConnectionError("it closed its output")
+        reply = json.loads(line)
+        if "error" in reply:
+            if command["do"] == "hello":
+                await self._kill()  # a launcher without a connection is of no use
+            raise _ERRORS.get(reply["kind"], EngineError)(reply["error"])
+        return reply["result"]
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+
+def _machine(fields: dict[str, Any]) -> Machine:
+    return Machine(**{**fields, "state": MachineState(fields["state"])})
