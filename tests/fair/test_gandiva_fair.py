@@ -393,3 +393,10 @@ def test_equal_seeds_give_equal_runs():
         return d.had
 
     assert run() == run()
+
+
+def test_options_of_the_previous_version_that_are_gone_are_accepted_in_saved_settings():
+    given = {"quantum_s": "30", "pull": "20", "relief_quanta": "0.2"}
+    assert make_policy("gandiva-fair", given).options.quantum_s == 30.0
+    with pytest.raises(ShoalError, match="has no option 'pulls'"):
+        make_policy("gandiva-fair", {"pulls": "20"})

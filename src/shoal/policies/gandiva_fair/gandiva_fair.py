@@ -108,6 +108,7 @@ class GandivaFair(Policy):
     summary = "fair shares by tickets: split stride, migration, trading of mixed GPUs (EuroSys'20)"
     elastic = False
     Options = GandivaFairOptions
+    removed_options = ("pull", "forget_s", "correct_s", "debt_quanta", "relief_quanta")
 
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)
