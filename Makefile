@@ -31,19 +31,20 @@ demo: $(VENV)/.installed ## set up, and show Shoal at work
 
 # Tests that start training processes or an installation mostly wait for them. They run after the others, which compute
 # all the time.
-PROCESS_TESTS := tests/torch tests/e2e tests/install
+PROCESS_TESTS := tests/torch tests/e2e tests/install tests/agents/test_agents.py \
+	tests/engines/test_ray.py tests/engines/test_slurm.py
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(PYTEST) $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
 	$(PYTEST) $(PROCESS_TESTS) $(PYTEST_ARGS)
 
-# What starts servers, workers, browsers or other programs, or runs the experiments of a paper.
+# Tests that mostly start servers, workers, browsers or other programs, or run the experiments of a paper.
 NOT_FAST := $(PROCESS_TESTS) tests/cli tests/executors tests/papers tests/report/test_browser.py \
 	tests/server/test_crash.py tests/sim/test_command.py tests/sim/test_comparison.py tests/sim/test_first_use.py \
-	tests/sim/test_interrupts.py
+	tests/sim/test_docs.py tests/sim/test_interrupts.py
 
-test-fast: $(VENV)/.installed-dev ## run the tests that start no processes (a few minutes)
+test-fast: $(VENV)/.installed-dev ## run the quick tests, few of which start processes (a few minutes)
 	$(PYTEST) $(addprefix --ignore=,$(NOT_FAST)) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-dev ## style, types and layers

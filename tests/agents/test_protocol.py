@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.agents.agent_world import Clock, Machine, World
 
 from shoal.agents.fleet_state import CLOCK_DRIFT, Link
 from shoal.wire import agent_messages as am
+
+from .agent_world import Clock, Machine, World
 
 clocks = st.builds(Clock, st.floats(-1e6, 1e6), st.floats(1 - CLOCK_DRIFT / 2, 1 + CLOCK_DRIFT / 2))
 

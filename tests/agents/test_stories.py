@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.agents.agent_world import TIMING, Clock, Machine, World
 
 from shoal.agents import fleet_state as fl
 from shoal.agents.fleet_state import Link
 from shoal.wire import agent_messages as am
+
+from .agent_world import TIMING, Clock, Machine, World
 
 
 def world(*clocks: Clock) -> World:
@@ -57,11 +58,12 @@ def test_a_start_that_arrives_after_the_lease_starts_nothing() -> None:
     connection = machine.connection
     assert connection is not None
     story.start("late", "a")
-    for _ in range(80):  # the agent is suspended: nothing is delivered
-        story.advance(0.5)
-        story.tick()
-    assert "late" in story.exits
+    story.advance(TIMING.lease_s + 1.0)  # the agent is suspended, and the command waits in its socket
+    story.deliver_to_agent(machine, connection)
     assert "late" not in story.starts
+    story.exchange()
+    assert not story.exits["late"].began
+    assert "lease" in story.exits["late"].why
 
 
 def test_a_restarted_control_plane_waits_for_leases_that_it_granted_before() -> None:
@@ -192,3 +194,25 @@ def test_an_agent_of_another_version_is_refused_for_good() -> None:
     assert isinstance(refusal, fl.Refuse)
     assert refusal.final
     assert "same version" in refusal.why
+
+
+def test_a_restarted_agent_reports_an_end_that_nobody_heard_of_and_its_whole_output() -> None:
+    story = world()
+    machine = story.machines[0]
+    connection = machine.connection
+    assert connection is not None
+    machine.disk["w"].output += b"one\n"
+    story.ship_logs(machine)
+    story.exchange()
+    story.cut(connection)
+    machine.disk["w"].output += b"two\n"
+    story.end(machine, "w", am.Exited("w", code=3))
+    story.kill_agent(machine)
+    story.fleet_notices(connection)
+    assert "w" not in story.exits
+    story.connect(machine)
+    while machine.disk:
+        story.exchange()
+        story.ship_logs(machine)
+    assert story.exits["w"].code == 3
+    assert bytes(story.copies["w"]) == b"one\ntwo\n"

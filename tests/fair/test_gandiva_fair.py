@@ -250,18 +250,22 @@ def test_stale_profiles_are_measured_again_by_new_visits():
 
 
 def test_noisy_measurements_are_repeated_until_the_speed_ups_and_the_trades_are_right():
-    rng = np.random.default_rng(11)
-    d, owner = three_users()
-    d.measured = lambda job, rate: rate * (rng.lognormal(0, 0.5) if owner.get(job) == "fast" else 1.0)
-    d.run(4 * 3600)
-    profiles = d.policy.report()["profiles"]
-    assert all(m["samples"] == 2 for m in profiles["third"].values())
-    assert all(m["samples"] >= 6 and m["spread"] > 0.2 for m in profiles["fast"].values())
-    error = (
-        0.5 * sum(1 / m["samples"] for m in profiles["fast"].values()) ** 0.5
-    )  # of the log, by the noise above
-    assert abs(np.log(measured_speed_up(d, "fast") / 6.0)) <= 3 * error
-    assert {t.buyer for t in d.policy.market.trades} == {1}
+    repeated = 0
+    for seed in range(11, 17):
+        rng = np.random.default_rng(seed)
+        d, owner = three_users()
+        d.measured = lambda job, rate: rate * (rng.lognormal(0, 0.5) if owner.get(job) == "fast" else 1.0)  # noqa: B023
+        d.run(4 * 3600)
+        profiles = d.policy.report()["profiles"]
+        assert all(m["samples"] == 2 for m in profiles["third"].values()), f"seed {seed}"
+        repeated += all(m["samples"] >= 6 and m["spread"] > 0.2 for m in profiles["fast"].values())
+        error = (
+            0.5 * sum(1 / m["samples"] for m in profiles["fast"].values()) ** 0.5
+        )  # of the log, by the noise above
+        assert abs(np.log(measured_speed_up(d, "fast") / 6.0)) <= 3 * error, f"seed {seed}"
+        assert {t.buyer for t in d.policy.market.trades} == {1}, f"seed {seed}"
+    # Two noisy samples may agree by chance; a measurement stops there.
+    assert repeated >= 4
 
 
 def test_a_user_whose_jobs_change_is_measured_anew_and_trades_by_what_they_are_now():
@@ -389,3 +393,10 @@ def test_equal_seeds_give_equal_runs():
         return d.had
 
     assert run() == run()
+
+
+def test_options_of_the_previous_version_that_are_gone_are_accepted_in_saved_settings():
+    given = {"quantum_s": "30", "pull": "20", "relief_quanta": "0.2"}
+    assert make_policy("gandiva-fair", given).options.quantum_s == 30.0
+    with pytest.raises(ShoalError, match="has no option 'pulls'"):
+        make_policy("gandiva-fair", {"pulls": "20"})

@@ -23,6 +23,8 @@ def make_options(named: Any, given: dict[str, str], what: str = "policy") -> Any
     hints = get_type_hints(cls)
     values = {}
     for key, text in given.items():
+        if key in getattr(named, "removed_options", ()):
+            continue
         if key not in known:
             hint = did_you_mean(key, known) if known else "it has none"
             raise ShoalError(f"{what} {named.name!r} has no option {key!r}; {hint}")

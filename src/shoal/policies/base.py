@@ -35,6 +35,8 @@ class Policy(ABC):
     takes_unknown_lengths: ClassVar[bool] = True
     #: A frozen dataclass. Each field is an option with its default.
     Options: ClassVar[type[Any]] = NoOptions
+    #: Options of earlier versions that have no effect any more. They are accepted, so that saved settings stay valid.
+    removed_options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         self.options = self.Options() if options is None else options

@@ -91,8 +91,10 @@ class Accounts:
 
     def set_gpus(self, gpus: IntArray, gpu_type: IntArray, user: IntArray) -> None:
         """From now on jobs have these GPUs."""
-        self.gpus = np.zeros_like(self.part)
-        np.add.at(self.gpus, (user, np.maximum(gpu_type, 0)), gpus)
+        users, types = self.part.shape
+        cell = user * types + np.maximum(gpu_type, 0)
+        flat = np.bincount(cell, weights=gpus, minlength=users * types)
+        self.gpus = flat.reshape(users, types).astype(np.float64)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -108,6 +108,7 @@ class GandivaFair(Policy):
     summary = "fair shares by tickets: split stride, migration, trading of mixed GPUs (EuroSys'20)"
     elastic = False
     Options = GandivaFairOptions
+    removed_options = ("pull", "forget_s", "correct_s", "debt_quanta", "relief_quanta")
 
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)
@@ -207,6 +208,8 @@ class GandivaFair(Policy):
         """Which rows run from now on. Rows that migrate are bound to their new nodes."""
         view, bound = r.view, r.bound
         center_lags(r.lag, r.due, view.user, r.types, *r.weights.shape)
+        if r.all_fit:
+            return bound
         passes = self._passes(r)
         order = self._order(r, passes)
         keep = np.zeros(len(view), np.bool_) if r.new_quantum else (view.gpus == r.size) & bound

@@ -16,6 +16,7 @@ from shoal.core.compiled import inlined, inner, kernel
 from shoal.core.stable_order import stable_order
 from shoal.policies.afs.afs_l import afs_l_shares
 from shoal.policies.afs.afs_p import hand_out_by_gain, start_in_order
+from shoal.policies.afs.gains import hand_out_to_gap
 from shoal.policies.gandiva_fair.dues import NO_DUE, rows_by_group
 from shoal.policies.gandiva_fair.tables import Claims, Rows
 
@@ -201,6 +202,8 @@ def share_pools_by_gain(
         others, keep = _by_turns(mine, gpus, turns)
         out, started, left = start_in_order(others, keep, turns.gpus[mine], sizes.min_gpus[mine], gpus)
         begin, most = sizes.at[mine], sizes.most[mine]
+        if len(others) == len(mine):  # no job keeps its share
+            left = hand_out_to_gap(out, sizes.speeds, begin, most, left)
         for line in (started, _those_of(keep)):
             if left > 0:
                 hand_out_by_gain(out, line, sizes.speeds, begin, most, left)

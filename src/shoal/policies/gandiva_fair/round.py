@@ -64,13 +64,23 @@ class Round:
     def bound(self) -> BoolArray:
         return np.asarray(self.home != NOWHERE)
 
-    def free(self, runs: BoolArray) -> IntArray:
-        """GPUs of each node that are left when these rows run."""
+    def _used(self, runs: BoolArray) -> FloatArray:
+        """GPUs of each node that these rows use."""
         small = runs & (self.home >= 0)
         count = len(self.nodes.gpus)
-        taken: FloatArray = gpus_of_nodes(self.spans, runs.astype(np.float64), count)
-        taken += np.bincount(self.home[small], weights=self.size[small], minlength=count)
-        return np.maximum(self.nodes.gpus - taken, 0).astype(np.int32)
+        used = np.bincount(self.home[small], weights=self.size[small], minlength=count).astype(np.float64)
+        if len(self.spans.rows):
+            used += gpus_of_nodes(self.spans, runs.astype(np.float64), count)
+        return used
+
+    def free(self, runs: BoolArray) -> IntArray:
+        """GPUs of each node that are left when these rows run."""
+        return np.maximum(self.nodes.gpus - self._used(runs), 0).astype(np.int32)
+
+    @property
+    def all_fit(self) -> bool:
+        """Whether all jobs can run at once where they are bound."""
+        return bool((self._used(self.bound) <= self.nodes.gpus).all())
 
     def spanning_tickets(self) -> FloatArray:
         """Tickets on each node of the gangs that span nodes."""

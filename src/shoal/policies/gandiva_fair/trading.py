@@ -165,7 +165,7 @@ def _amount(
         amount = min(amount, room[seller] / (price - 1.0))
     elif price < 1.0:
         amount = min(amount, room[buyer] / (1.0 - price))
-    return amount
+    return float(amount)
 
 
 @inner
