@@ -22,7 +22,7 @@ class ManualExecutor:
 
     def stop(self, worker, *, kill=False):
         if self.running.pop(worker, None) is not None:
-            self._report(Exit(worker, None, "SIGTERM", "", told=True))
+            self._report(Exit(worker, None, "SIGTERM", "", asked_to_end=True))
 
     def finish(self, worker):
         del self.running[worker]

@@ -64,10 +64,16 @@ def test_a_failing_job_is_started_again_as_often_as_it_says(shared, tmp_path):
     assert shared.json("show", "again")["restarts"] == 2
 
 
+def _pids(cluster, job):
+    """The pids of a job's workers, once all are known."""
+    pids = [w["pid"] for w in cluster.json("show", job)["workers"]]
+    return pids if all(pids) else None
+
+
 def test_a_gang_whose_member_is_killed_fails_as_a_whole_and_leaves_nobody(shared):
     shared.shoal("run", "-d", "--name", "gang", "--gpus", "2", "--", "sleep", "601", code=0)
     shared.shoal("wait", "gang", "--for", "running", "--timeout", "30s", code=0)
-    pids = [w["pid"] for w in shared.json("show", "gang")["workers"]]
+    pids = eventually(lambda: _pids(shared, "gang"))
     psutil.Process(pids[0]).kill()
     shared.shoal("wait", "gang", "--timeout", "30s", code=100)
     job = shared.json("show", "gang")

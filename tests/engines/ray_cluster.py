@@ -15,7 +15,7 @@ HEALTH = {
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 500,
-    "health_check_failure_threshold": 3,
+    "health_check_failure_threshold": 6,
 }
 
 

@@ -147,7 +147,7 @@ def test_machines_run_are_found_again_released_lost_and_closed(cluster: RayClust
         (gone,) = await until(ray, lambda ms: states(ms) == [GONE])
         assert gone.node == "gpu-2"
         assert not gone.fenced, "processes on a lost node may still run"
-        assert re.search("dead|died|doesn't exist any more", gone.reason), gone.reason
+        assert re.search("dead|died|doesn't exist any more|does not know the actor", gone.reason), gone.reason
         await ended(agents["gpu-2"]["pid"])
 
         # Closing ends what is left.

@@ -313,7 +313,7 @@ def test_the_next_job_prepares_where_one_ends_soon_and_then_has_the_gpu_and_is_l
             told = [t for t in events_of(here, second) if t.startswith("job.")]
             assert told == [
                 "job.submitted",
-                "job.prescheduled",
+                "job.early",
                 "job.target",
                 "job.started",
                 "job.running",

@@ -139,7 +139,7 @@ class Sharing:
         job.host, job.prescheduled, job.shared, host.shared = host_id, prescheduled, True, True
         self._hosted.add(job_id)
         text, evidence = self.explanations.joined(job, host)
-        self.outbox.event("job.prescheduled" if prescheduled else "job.guest", text, job, **evidence)
+        self.outbox.event("job.early" if prescheduled else "job.guest", text, job, **evidence)
         for changed in (job, host):
             self.outbox.job(changed)
         self.loop.reconcile_next(job_id)
