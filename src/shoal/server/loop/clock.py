@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class Clock:
     """Reads the wall clock once and counts on monotonically; `floor_s` is a time known to have passed already.
 
-    The floor is the last moment in the store: after a restart with the machine's clock set back, time goes on
-    from there instead of repeating itself.
+    The floor is the last moment in the store: after a restart with the machine's clock set back, time continues
+    from there and no moment occurs twice.
     """
 
     def __init__(
@@ -46,9 +46,9 @@ class Clock:
 
 
 def go_on(store: Store, clock: Clock | None = None, boot: str | None = None) -> Clock:
-    """A clock for a new server on this store. Lengths that were being counted go on by the steady clock.
+    """A clock for a new server on this store. Durations in progress continue by the steady clock.
 
-    After a reboot the steady clock has begun anew: only then the time in between is taken from the wall clock.
+    After a reboot the steady clock starts at zero: only then the wall clock measures the time in between.
     """
     clock = clock or Clock(store.last_event()[1])
     boot = boot_id() if boot is None else boot

@@ -84,7 +84,7 @@ class Learner:
     expected_s: float | None
     requested_gpus: int
     target_loss: float | None
-    #: Numbers of nodes that are told apart, up to this one.
+    #: Placements over up to this many nodes have speeds of their own.
     nodes: int = 1
     #: From jobs before it: seconds that such a job took at the requested size.
     convergence: ConvergenceEstimator = field(default_factory=ConvergenceEstimator)

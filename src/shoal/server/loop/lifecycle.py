@@ -18,15 +18,15 @@ SUCCEEDED, FAILED, CANCELLED = JobState.SUCCEEDED, JobState.FAILED, JobState.CAN
 
 
 class Verb(StrEnum):
-    """What can happen to a job; the value is the type of the event that tells of it."""
+    """What can happen to a job; the value is the type of the event that records it."""
 
     START = "job.started"  # it has GPUs, its workers prepare
     RUN = "job.running"  # all workers of a generation are at work
     PREEMPT = "job.preempted"  # the scheduler took its GPUs
     RESTART = "job.restarted"  # it failed or lost its workers, and may try again
     HOLD = "job.paused"  # its owner holds it
-    RELEASE = "job.resumed"  # its owner lets it go on
-    CANCEL = "job.stopping"  # its owner ends it; the workers are told
+    RELEASE = "job.resumed"  # its owner lets it continue
+    CANCEL = "job.stopping"  # its owner ends it; its workers are asked to end
     SUCCEED = "job.succeeded"
     FAIL = "job.failed"
     VANISH = "job.cancelled"  # it was cancelled and its last worker has ended
@@ -40,7 +40,7 @@ _TABLE: dict[Verb, dict[JobState, JobState]] = {
     Verb.HOLD: {PENDING: PAUSED, STARTING: PAUSED, RUNNING: PAUSED},
     Verb.RELEASE: {PAUSED: PENDING},
     Verb.CANCEL: {PENDING: STOPPING, STARTING: STOPPING, RUNNING: STOPPING, PAUSED: STOPPING},
-    # A job may end while it is being preempted, held or cancelled: what it says last is what counts.
+    # A job may end while it is being preempted, held or cancelled: its own result counts.
     Verb.SUCCEED: dict.fromkeys((PENDING, STARTING, RUNNING, PAUSED, STOPPING), SUCCEEDED),
     Verb.FAIL: dict.fromkeys((PENDING, STARTING, RUNNING, PAUSED), FAILED),
     Verb.VANISH: {STOPPING: CANCELLED},
@@ -50,7 +50,7 @@ _PLEASE: dict[Verb, str] = {Verb.HOLD: "paused", Verb.RELEASE: "resumed", Verb.C
 
 
 #: Transitions that the message of an error contains.
-MOST_TOLD = 12
+LONGEST_STORY = 12
 
 
 class WrongState(ShoalError):
@@ -112,8 +112,8 @@ def apply(life: Life, verb: Verb, now_s: float, message: str | None = None) -> L
         story = "; ".join(life.story) or "no transition is known"
         raise WrongState(f"{verb.value} cannot follow {life.state.value} (its story: {story})")
     life = settle(life, now_s)
-    told = f"{life.state.value} -> {state.value} by {verb.value} at {now_s:.3f}"
-    story_so_far = (*life.story, told)[-MOST_TOLD:]
+    transition = f"{life.state.value} -> {state.value} by {verb.value} at {now_s:.3f}"
+    story_so_far = (*life.story, transition)[-LONGEST_STORY:]
     life = replace(life, state=state, story=story_so_far)
     life = replace(life, message=message if message is not None else life.message)
     if verb is Verb.START and life.started_s is None:

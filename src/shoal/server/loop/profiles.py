@@ -192,18 +192,18 @@ class Profiles:
         return self.learner(job).remaining(speed, self._speed_at(job, job.requested_gpus))
 
     def in_full(self, job: LiveJob, reason: CoreReason) -> Reason:
-        """With what the scheduler cannot know: the maximum that its owner gave, and where a length comes from.
+        """Add what the scheduler does not know: the owner's maximum, and where an estimated length comes from.
 
-        Decisions reckon with the share at which the job is fastest, and with a length, be it assumed.
+        The scheduler's maximum is the share at which the job is fastest, and its lengths may be assumptions.
         """
-        told = Reason.of(reason)
-        if "remaining_s" in told.evidence:
+        full = Reason.of(reason)
+        if "remaining_s" in full.evidence:
             left = self.remaining(job)
-            told.evidence["remaining_by"] = left.basis or f"an assumption: {left.unknown}"
-        useful = told.evidence.get("max_gpus")
+            full.evidence["remaining_by"] = left.basis or f"an assumption: {left.unknown}"
+        useful = full.evidence.get("max_gpus")
         if useful is not None and useful != job.max_gpus:
-            told.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
-        return told
+            full.evidence |= {"max_gpus": job.max_gpus, "useful_gpus": useful}
+        return full
 
     def keep(self, job: LiveJob) -> None:
         """The job is over; what it taught stays."""
