@@ -46,7 +46,7 @@ def test_a_worker_whose_lease_is_renewed_ends_by_itself(tmp_path: Path) -> None:
 
 def test_a_worker_whose_lease_ends_is_killed(tmp_path: Path) -> None:
     exit_ = run_under_lease(tmp_path, 0.5, 0)
-    assert not exit_.told
+    assert not exit_.asked_to_end
     assert "lease of its node ended" in exit_.why
 
 
