@@ -31,7 +31,7 @@ demo: $(VENV)/.installed ## set up, and show Shoal at work
 
 # Tests that start training processes or an installation mostly wait for them. They run after the others, which compute
 # all the time.
-PROCESS_TESTS := tests/torch tests/e2e tests/install tests/agents/test_agents.py \
+PROCESS_TESTS := tests/torch tests/integrations tests/e2e tests/cluster tests/install tests/agents/test_agents.py \
 	tests/engines/test_ray.py tests/engines/test_slurm.py
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 

@@ -227,7 +227,7 @@ class World:
         self.obey_agent(machine, effects)
 
     def renew(self, machine: Machine) -> None:
-        self.obey_agent(machine, machine.state.renew(machine.clock.read(self.now_s)))
+        self.obey_agent(machine, machine.state.renew(machine.clock.read(self.now_s), 0.0))
 
     def ship_logs(self, machine: Machine, max_bytes: int = 1 << 20) -> None:
         for read in machine.state.log_reads():
@@ -290,7 +290,7 @@ class World:
             effects = self.fleet.hello(message, machine.instance, self.fleet_now(), 0.0)
             self.obey_fleet(effects, connection)
         elif self.used.get(machine.name) is connection:
-            self.obey_fleet(self.fleet.received(machine.name, message, self.fleet_now()))
+            self.obey_fleet(self.fleet.received(machine.name, message, self.fleet_now(), 0.0))
 
     def deliver_to_agent(self, machine: Machine, connection: Connection) -> None:
         message = connection.to_agent.popleft()

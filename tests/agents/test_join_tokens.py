@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agents.certificate import FingerprintError, fingerprint_of, make_certificate, server_context
+from shoal.agents.agent import AgentError
+from shoal.agents.certificate import fingerprint_of, make_certificate, server_context
 from shoal.agents.fleet import AgentExecutor
 from shoal.agents.join_tokens import JoinToken, TokenError, check_token, new_token
 from shoal.agents.joining import Membership
 from shoal.agents.registry import AgentRegistry
 from shoal.wire import agent_messages as am
-from shoal.wire.auth import AuthError
 from shoal.wire.messages import WireError
+from shoal.wire.tls import FingerprintError
 
 FINGERPRINT = "ab" * 32
 
@@ -76,7 +77,7 @@ def test_an_agent_talks_only_to_the_certificate_in_its_token(tmp_path: Path) -> 
             good = registry.create_token(fingerprint_of(tmp_path / "cert"), 0.0, 1e12)
             with pytest.raises(FingerprintError, match="certificate"):
                 await member(JoinToken(FINGERPRINT, good.secret)).connect()
-            with pytest.raises(AuthError):
+            with pytest.raises(AgentError, match="does not know this join token"):
                 await member(JoinToken(good.fingerprint, "0" * 48)).connect()
             # The stored hash passes the handshake, but the secret itself is needed too.
             link = await member(good).connect()

@@ -21,6 +21,11 @@ GOOD = [
     "command: [python, train.py, --epochs, 10, --lr, 1e-3]",
     "name: resnet-a\ncommand: x\ngpus: 1..8\nenv: {LR: 0.1, DEBUG: true}\nmax_restarts: 3",
     "command: x\ngpus: 4\nresize: never\nsecrets: {KEY: abc}\ngpu_types: [v100, p100]",
+    "command: x\npriority: 3\nlabels: {run: 7, team: vision}\nafter: prepare\ntime_limit_s: 7200\nwarn_signal: USR1",
+    "command: x\nafter: [12, {job: eval, on: any}]\nnot_before: 2030-01-01T08:00:00Z\ndeadline: 2030-01-02T08:00:00Z",
+    "command: x --lr {lr}\nsweep: {lr: [0.1, 1e-2], aug: [true, false], model: [a, b]}\nmax_running: 4",
+    "command: x\narray: 0-99%8",
+    "command: x\narray: 7",
 ]
 BAD = {
     "an unknown key": ("command: x\ngups: 4", 2, 1, "gups: there is no such key; did you mean 'gpus'?"),
@@ -43,6 +48,14 @@ BAD = {
     "an open quote in the command": ('command: python "x', 1, 10, "command: no closing quotation"),
     "a list": ("- command: x", 1, 1, "a job file is a list of `key: value` lines"),
     "a Python object": ("command: !!python/object:os.system x", 1, 10, "not YAML"),
+    "an array of a million": ("command: x\narray: 0-999999", 2, 8, "array: 1,000,000 jobs are too many"),
+    "a time limit of zero": (
+        "command: x\ntime_limit_s: 0",
+        2,
+        15,
+        "time_limit_s: Input should be greater than 0",
+    ),
+    "a job that waits for itself": ("command: x\nname: a\nafter: a", 3, 8, "after: a would wait for itself"),
     "two documents": ("command: x\n---\ncommand: y", 2, 1, "not YAML"),
 }
 
@@ -74,7 +87,7 @@ def test_every_field_of_the_model_is_in_the_schema_and_unknown_ones_are_refused(
     from shoal.server.api.models import JobSpec
 
     schema = json.loads(SCHEMA.read_text())
-    assert set(schema["properties"]) == set(JobSpec.model_fields)
+    assert set(schema["properties"]) == {*JobSpec.model_fields, "env_from"}
     assert not jsonschema_rs.validator_for(schema).is_valid({"command": "x", "gups": 4})
 
 

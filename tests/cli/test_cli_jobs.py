@@ -76,7 +76,7 @@ def test_a_job_that_is_paused_holds_no_gpu_and_goes_on_when_resumed(live):
 
 def test_each_rank_of_a_gang_has_its_environment_and_its_prefix(live):
     script = "echo rank $RANK of $WORLD_SIZE at $MASTER_ADDR"
-    done = live.shoal("run", "--name", "g1", "--gpus", "2", "--", "sh", "-c", script, code=0)
+    done = live.shoal("run", "--name", "g1", "--gpus", "2", "--per-gpu", "--", "sh", "-c", script, code=0)
     assert sorted(done.stdout.splitlines()) == [
         "[0] rank 0 of 2 at 127.0.0.1",
         "[1] rank 1 of 2 at 127.0.0.1",
@@ -126,6 +126,45 @@ def test_a_job_file_is_submitted_and_an_idempotency_key_makes_no_second_job(live
     piped = live.shoal("submit", "-y", "-f", "-", stdin="command: echo piped\n", code=0)
     assert piped.stdout == "piped\n"
     live.shoal("submit", "-f", "-", stdin="command: echo piped\n", code=2)
+
+
+def test_an_array_is_one_line_and_runs_so_many_at_once(live, tmp_path):
+    """A sweep waits for an array, each task knows itself, and `ps` stays readable."""
+    holds = "sleep 600"
+    array = json.loads(
+        live.shoal(
+            "run", "-d", "--array", "1-40%2", "--name", "folds", "-o", "json", "--", "sh", "-c", holds
+        ).stdout
+    )
+    assert (array["tasks"], array["max_running"]) == (40, 2)
+    eventually(lambda: live.json("ps", "--array", "folds", "-s", "running")["items"])
+    path = tmp_path / "sweep.yaml"
+    path.write_text(
+        "name: tune\ncommand: sh -c 'echo {lr} $SHOAL_SWEEP_LR $SHOAL_ARRAY_INDEX'\n"
+        "sweep: {lr: [0.1, 1e-3]}\nafter: {job: folds, on: any}\nlabels: {team: blue}\n"
+    )
+    live.shoal("submit", "-f", path, code=0)
+    table = live.shoal("ps", "-u", "admin", code=0).stdout
+    assert len([line for line in table.splitlines() if "folds" in line.split()[0]]) == 1
+    assert "folds[40]" in table
+    assert "38 pending" in table or "39 pending" in table
+    assert "Dependency" in live.shoal("why", "tune-0", code=0).stdout
+    assert len(live.json("ps", "-l", "team=blue")["items"]) == 2
+    assert live.shoal("ps", "--expand", code=0).stdout.count("folds-") == 40
+    cancelled = live.shoal("cancel", "folds", "-y", "--grace", "0s", code=0)
+    assert "folds: cancelled" in cancelled.stderr
+    for name, text in (("tune-0", "0.1 0.1 0\n"), ("tune-1", "0.001 0.001 1\n")):
+        live.shoal("wait", name, "--timeout", "60s", code=0)
+        assert live.shoal("logs", name, code=0).stdout == text
+
+
+def test_a_time_limit_warns_and_ends(live):
+    script = "trap 'echo saved' USR1; while :; do sleep 0.1; done"
+    failed = live.shoal(
+        "run", "--name", "limited", "--time-limit", "3s", "--warn", "USR1@2s", "--", "bash", "-c", script, code=100
+    )  # fmt: skip
+    assert failed.stdout == "saved\n"
+    assert "limited: failed: its time limit of 3 s is over" in failed.stderr
 
 
 def test_events_can_be_watched_as_json_lines(live):

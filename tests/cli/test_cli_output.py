@@ -64,6 +64,8 @@ READ = {
     "user ls": (["user", "ls"], m.UserList),
     "user show": (["user", "show", "admin"], m.User),
     "token ls": (["token", "ls"], m.TokenList),
+    "group ls": (["group", "ls"], m.GroupList),
+    "notify ls": (["notify", "ls"], m.WebhookList),
     "wait": (["wait", "done"], m.Job),
 }
 
@@ -101,7 +103,25 @@ CHANGE = {
     "resume": (["resume", "c1"], m.JobList),
     "cancel": (["cancel", "c1", "--grace", "0s"], m.JobList),
     "user create": (["user", "create", "eve", "--tickets", "2"], m.User),
-    "user set": (["user", "set", "eve", "--tickets", "3", "--role", "viewer"], m.User),
+    "group create": (["group", "create", "vision", "--max-gpus", "3", "--tickets", "2"], m.Group),
+    "group set": (["group", "set", "vision", "--tickets", "none", "--gpu-hours", "50"], m.Group),
+    "group show": (["group", "show", "vision"], m.Group),
+    "user set": (
+        [
+            "user",
+            "set",
+            "eve",
+            "--tickets",
+            "3",
+            "--role",
+            "viewer",
+            "--group",
+            "vision",
+            "--max-running",
+            "2",
+        ],
+        m.User,
+    ),
     "token create": (
         ["token", "create", "--user", "eve", "--label", "laptop", "--expires", "1h"],
         m.TokenCreated,
@@ -119,9 +139,13 @@ def test_commands_that_change_something_answer_with_what_they_changed(live):
         text = live.shoal(*args[:rest], "-o", "json", *args[rest:], code=0).stdout
         document = json.loads(text)
         jsonschema_rs.validator_for(model.model_json_schema(mode="serialization")).validate(document)
-    assert live.json("user", "show", "eve")["tickets"] == 3
+    eve, group = live.json("user", "show", "eve"), live.json("group", "show", "vision")
+    assert (eve["tickets"], eve["group"], eve["limits"]["max_running_jobs"]) == (3, "vision", 2)
+    assert (group["tickets"], group["users"], group["limits"]["max_gpus"]) == (None, ["eve"], 3)
+    live.shoal("group", "rm", "vision", "-y", code=5)
     live.shoal("user", "rm", "eve", "-y", code=0)
     live.shoal("user", "show", "eve", code=3)
+    live.shoal("group", "rm", "vision", "-y", code=0)
 
 
 def test_plan_answers_with_its_verdict_and_changes_nothing(live, tmp_path):
@@ -213,7 +237,11 @@ def test_without_a_server_every_command_says_so_in_one_line_with_exit_code_6(now
 ELSEWHERE = {
     "submit": "test_cli_jobs", "plan": "here", "checkpoint": "test_e2e_elastic", "version": "here",
     "policy ls": "here", "policy show": "here", "sim": "tests/sim", "completion": "for a shell",
-    "down": "an exit code", "user rm": "an exit code", "token rm": "an exit code",
+    "down": "an exit code", "user rm": "an exit code", "token rm": "an exit code", "group rm": "an exit code",
+    "agent": "tests/cluster", "node add": "tests/cluster", "node rm": "an exit code",
+    "node join-token": "tests/cluster", "notify add": "tests/server/test_notify.py",
+    "notify test": "an exit code", "notify rm": "an exit code",
+    "exec": "tests/cli/test_cli_exec.py",
 }  # fmt: skip
 
 

@@ -9,12 +9,22 @@ from shoal.cli.columns import lines
 from shoal.cli.down import _fate
 from shoal.cli.events import story_line
 from shoal.cli.fair_tables import ledger_rows
-from shoal.cli.follow import exit_code
+from shoal.cli.follow import exit_code, once
 from shoal.cli.out import duration
 from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
-from shoal.server.api.models import CouldDo, Estimate, Event, Job, JobRef, Reason, Status, Why
+from shoal.server.api.models import (
+    CouldDo,
+    Estimate,
+    Event,
+    Job,
+    JobRef,
+    LogLine,
+    Reason,
+    Status,
+    Why,
+)
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -24,6 +34,7 @@ def job(**changes):
         "id": 7, "name": "resnet-a", "user": "ada", "state": "running", "gpus": 4, "target_gpus": 4,
         "gpu_type": "V100", "min_gpus": 2, "max_gpus": 8, "requested_gpus": 8, "resize": "live",
         "command": ["x"], "workdir": "/", "submitted_at": NOW - timedelta(hours=2), "speedup": 3.42,
+        "speedup_measured": True,
         "progress": 0.41,
     }  # fmt: skip
     return Job.model_validate(given | changes)
@@ -182,8 +193,27 @@ def test_numbers_that_do_not_fit_are_left_out_whole_the_last_ones_first(width, l
 
 
 def test_an_event_has_its_id_and_the_ids_of_its_causes():
-    event = Event(id=42, at=datetime.now(UTC), type="job.target", actor="system", message="grow: 2 -> 4 GPUs")
-    assert " ".join(story_line(event).split()[1:]) == "#42 job.target system grow: 2 -> 4 GPUs"
+    event = Event(
+        id=42, at=datetime.now(UTC), type="job.target", actor="system", job=7, job_name="resnet-a",
+        message="grow: 2 -> 4 GPUs",
+    )  # fmt: skip
+    assert " ".join(story_line(event).split()[1:]) == "#42 job.target system resnet-a grow: 2 -> 4 GPUs"
     caused = event.model_copy(update={"cause": 40, "plan": 7})
     assert story_line(caused).endswith("grow: 2 -> 4 GPUs  (by #40, decision 7)")
     assert story_line(event.model_copy(update={"plan": 7})).endswith("(decision 7)")
+
+
+def test_what_new_workers_print_alike_is_printed_once():
+    def line(worker, text, *, rank=None, after_s=0.0):
+        return LogLine(at=NOW + timedelta(seconds=after_s), worker=worker, rank=rank, text=text)
+
+    usage, error = "usage: train.py", "train.py: error: unrecognized arguments: --x"
+    printed = [
+        line("7.0", usage), line("7.1", usage), line("7.1", error), line("7.0", error), line("7.2", usage),
+        line("7.2", "another error"), line("7.3", usage, after_s=60), line("7.0", "step 1", rank=0),
+        line("7.1", "step 1", rank=1),
+    ]  # fmt: skip
+    assert [(x.worker, x.text) for x in once(printed)] == [
+        ("7.0", usage), ("7.1", error), ("7.2", "another error"), ("7.3", usage),
+        ("7.0", "step 1"), ("7.1", "step 1"),
+    ]  # fmt: skip

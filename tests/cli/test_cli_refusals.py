@@ -1,5 +1,6 @@
 """Bad input: each a clear line and its exit code, and nothing lost."""
 
+import getpass
 import socket
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_token_that_is_not_valid_is_refused_without_saying_why(live, tmp_path)
 
 def test_users_see_and_touch_their_own_jobs_only(live, tmp_path):
     for name, role in (("ada", "user"), ("ben", "user"), ("vic", "viewer")):
-        live.shoal("user", "create", name, "--role", role, code=0)
+        live.shoal("user", "create", name, "--role", role, "--account", getpass.getuser(), code=0)
         (tmp_path / name).write_text(live.shoal("token", "create", "--user", name, code=0).stdout)
 
     def as_(name, *args):
@@ -85,12 +86,12 @@ def test_a_job_in_the_wrong_state_is_a_conflict(live):
         (["logs", "x", "--rank", "first"], "--rank first"),
         (["scale", "x"], "give --min, --max or --pin"),
         (["policy", "set", "max-min", "--option", "x"], "write NAME=value"),
-        (["user", "set", "admin"], "give --role or --tickets"),
+        (["user", "set", "admin"], "give --role, --tickets, --group, --account or a limit"),
         (["run", "--env", "NOT_THERE", "--", "true"], "the variable is not set here"),
         (["ps", "-o", "jsn"], "jsn"),
         (["pss"], "did you mean 'ps'?"),
         (["run"], "Missing argument"),
-        (["up", "--gpus", "0"], "not in the range x>=1"),
+        (["up", "--gpus", "-1"], "not in the range x>=0"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

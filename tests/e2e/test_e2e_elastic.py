@@ -1,5 +1,6 @@
 """Real training processes under the real server: they grow, shrink, and survive what happens to them."""
 
+import json
 import os
 import signal
 import sys
@@ -14,8 +15,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(120)
 
 
-def submit(cluster, name, *, gpus, steps=2000, step_s=0.1):
-    command = [sys.executable, str(SCRIPT), str(steps), str(step_s)]
+def submit(cluster, name, *, gpus, steps=2000, step_s=0.1, scaling=1.0):
+    command = [sys.executable, str(SCRIPT), str(steps), str(step_s), str(scaling)]
     cluster.shoal("run", "-d", "--name", name, "--gpus", gpus, "--", *command, code=0)
 
 
@@ -52,6 +53,40 @@ def test_a_job_shrinks_when_another_arrives_and_grows_when_it_ends(shared):
         int(line.split()[2]) for line in shared.shoal("logs", "a").stdout.splitlines() if " step " in line
     ]
     assert steps == sorted(set(steps)), "every step counts once, over all sizes"
+
+
+def test_a_job_that_does_not_scale_is_measured_and_gives_its_gpus_to_one_that_does(shared):
+    shared.shoal("policy", "set", "optimus", code=0)
+    submit(shared, "scales", gpus="1..4", steps=100_000, step_s=0.8)
+    await_size(shared, "scales", 4)
+    submit(shared, "flat", gpus="1..4", steps=100_000, step_s=0.8, scaling=0.0)
+    eventually(
+        lambda: [shared.json("show", name)["gpus"] for name in ("scales", "flat")] == [3, 1], timeout_s=90
+    )
+    events = shared.json("events", "--type", "job.measuring")["items"]
+    assert any("steps: the next decision depends on it" in event["message"] for event in events)
+    points = shared.json("profile", "flat")["points"]
+    assert [point["gpus"] for point in points if point["measured"]]
+
+
+def test_a_job_that_reaches_its_target_loss_saves_its_state_and_ends(shared, tmp_path):
+    spec = {"name": "target", "gpus": "1..2", "target_loss": 1e6, "workdir": str(tmp_path)}
+    spec["command"] = [sys.executable, str(SCRIPT), "100000", "0.1"]
+    (tmp_path / "job.yaml").write_text(json.dumps(spec))
+    shared.shoal("submit", "-d", "-y", "-f", str(tmp_path / "job.yaml"), code=0)
+    shared.shoal("wait", "target", "--timeout", "60s", code=0, timeout=90)
+    job = shared.json("show", "target")
+    assert job["state"] == "succeeded"
+    assert "its loss reached" in job["message"]
+    kinds = [event["type"] for event in shared.json("events", "target", "--tail", "100")["items"]]
+    assert kinds.index("job.reached") < kinds.index("job.checkpoint") < kinds.index("job.succeeded")
+    last = [
+        int(line.split()[2])
+        for line in shared.shoal("logs", "target").stdout.splitlines()
+        if " step " in line
+    ]
+    assert last
+    assert job["step"] < 100_000
 
 
 def test_pause_keeps_the_state_and_resume_goes_on_from_it(shared):
@@ -120,12 +155,15 @@ def test_workers_that_start_up_while_there_is_no_server_wait_for_its_successor(s
     shared.shoal(
         *("run", "-d", "--name", "a", "--gpus", "1..2", "--", sys.executable, script, "40", "0.1"), code=0
     )
-    eventually(lambda: shared.shoal("logs", "a").stdout.count("at the gate") == 2)
+
+    def have_printed(text):
+        return sum(text in log.read_text() for log in shared.home.glob("jobs/*/workers/*/log.0")) == 2
+
+    eventually(lambda: have_printed("at the gate"))
     workers = {w["pid"] for w in shared.json("show", "a")["workers"]}
     shared.kill_server()
     gate.touch()
-    logs = list(shared.home.glob("jobs/*/workers/*/log.0"))
-    eventually(lambda: sum("waiting for it" in log.read_text() for log in logs) == 2)
+    eventually(lambda: have_printed("waiting for it"))
     shared.up(gpus=4)
     eventually(lambda: shared.json("show", "a")["step"])
     assert active(shared, "a") == workers

@@ -20,7 +20,7 @@ HEALTH = {
 
 
 class RayCluster:
-    def __init__(self) -> None:
+    def __init__(self, types: tuple[str, str] = ("A100", "V100")) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
         from ray.cluster_utils import Cluster
 
@@ -30,8 +30,8 @@ class RayCluster:
         )
         self.address: str = self._cluster.address
         self._nodes: dict[str, Any] = {}
-        self.add_node("gpu-1", "127.0.0.2", "A100", "r1")
-        self.add_node("gpu-2", "127.0.0.3", "V100", "r2")
+        self.add_node("gpu-1", "127.0.0.2", types[0], "r1")
+        self.add_node("gpu-2", "127.0.0.3", types[1], "r2")
 
     def add_node(self, name: str, address: str, gpu_type: str, rack: str) -> None:
         self._nodes[name] = self._cluster.add_node(

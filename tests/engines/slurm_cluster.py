@@ -53,14 +53,15 @@ PreemptMode=REQUEUE
 KillWait=5
 InactiveLimit=0
 SchedulerParameters=bf_interval=2,sched_interval=2
-NodeName=g1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:a100:4 Feature=a100,rack0
-NodeName=g2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:v100:4 Feature=v100,rack1
+NodeName=g1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:{a}:4 Feature={a},rack0
+NodeName=g2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:{b}:4 Feature={b},rack1
 PartitionName=main Nodes=g1,g2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=polite Nodes=g1,g2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
 PartitionName=urgent Nodes=g1,g2 MaxTime=INFINITE State=UP PriorityTier=9
 """
 GRES = """\
-NodeName=g1 Name=gpu Type=a100 File={dir}/dev/g1-gpu[0-3]
-NodeName=g2 Name=gpu Type=v100 File={dir}/dev/g2-gpu[0-3]
+NodeName=g1 Name=gpu Type={a} File={dir}/dev/g1-gpu[0-3]
+NodeName=g2 Name=gpu Type={b} File={dir}/dev/g2-gpu[0-3]
 """
 
 
@@ -91,7 +92,7 @@ def _free_ports(n: int) -> list[int]:
 class SlurmCluster:
     """Starts with the constructor and ends with `stop`. `out` is a directory that the jobs can write to."""
 
-    def __init__(self) -> None:
+    def __init__(self, types: tuple[str, str] = ("a100", "v100")) -> None:
         # Not below pytest's own directory, which it closes to other users.
         self.dir = directory = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -105,8 +106,8 @@ class SlurmCluster:
                 os.mknod(directory / "dev" / f"{node}-gpu{gpu}", 0o20666, os.makedev(1, 3))
         ports = _free_ports(3)
         self.conf = directory / "slurm.conf"
-        self.conf.write_text(CONF.format(dir=directory, ports=ports))
-        (directory / "gres.conf").write_text(GRES.format(dir=directory))
+        self.conf.write_text(CONF.format(dir=directory, ports=ports, a=types[0], b=types[1]))
+        (directory / "gres.conf").write_text(GRES.format(dir=directory, a=types[0], b=types[1]))
         self.environ = dict(
             os.environ, SLURM_CONF=str(self.conf), PATH=f"{directory}/bin:{os.environ['PATH']}"
         )

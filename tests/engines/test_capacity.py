@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.engines.base import AgentCommand, Machine, MachineState, describe_waiting, machine_prefix
+from shoal.engines.base import (
+    AgentCommand,
+    Machine,
+    MachineState,
+    NewMachine,
+    describe_waiting,
+    machine_prefix,
+)
 from shoal.engines.capacity import (
     MAX_RETRY_S,
     CapacityChange,
@@ -16,7 +23,6 @@ from shoal.engines.capacity import (
     Demand,
     HeldMachine,
     IdleTimes,
-    NewMachine,
     decide_capacity,
     retry_delay_s,
 )
@@ -34,29 +40,29 @@ BUSY, IDLE, LONG_IDLE = held("busy", 0), held("idle", 4, 10), held("long", 4, 60
 COMING = held("coming", 4, 0, coming=True)
 
 CASES = {
-    "the minimum is requested without any job": (2, 4, [], [], CapacityChange(2)),
-    "jobs that wait get machines for their GPUs": (0, 9, [Demand(5), Demand(4)], [BUSY], CapacityChange(3)),
-    "never more than the maximum": (0, 2, [Demand(99)], [BUSY], CapacityChange(1)),
+    "the minimum is requested without any job": (2, 4, [], [], CapacityChange((A100,) * 2)),
+    "jobs that wait get machines for their GPUs": (0, 9, [Demand(5), Demand(4)], [BUSY], CapacityChange((A100,) * 3)),
+    "never more than the maximum": (0, 2, [Demand(99)], [BUSY], CapacityChange((A100,) * 1)),
     "free GPUs serve the demand first": (0, 9, [Demand(4)], [BUSY, IDLE], CapacityChange()),
     "machines that are coming count": (0, 9, [Demand(4)], [BUSY, COMING], CapacityChange()),
-    "a type that new machines do not have": (0, 9, [Demand(4, "v100")], [BUSY], CapacityChange()),
+    "a type that new machines do not have": (0, 9, [Demand(4, ("v100",))], [BUSY], CapacityChange()),
     "free GPUs of another type do not serve": (
-        0, 9, [Demand(4, "a100")], [held("v", 4, gpu_type="v100")], CapacityChange(1),
+        0, 9, [Demand(4, ("a100",))], [held("v", 4, gpu_type="v100")], CapacityChange((A100,) * 1),
     ),
     "typed demand chooses first": (
-        0, 9, [Demand(4), Demand(4, "a100")], [IDLE, held("v", 4, gpu_type="v100")], CapacityChange(),
+        0, 9, [Demand(4), Demand(4, ("a100",))], [IDLE, held("v", 4, gpu_type="v100")], CapacityChange(),
     ),
-    "idle for long: returned": (0, 4, [], [BUSY, IDLE, LONG_IDLE], CapacityChange(0, ("long",))),
+    "idle for long: returned": (0, 4, [], [BUSY, IDLE, LONG_IDLE], CapacityChange((), ("long",))),
     "not below the minimum": (3, 4, [], [BUSY, IDLE, LONG_IDLE], CapacityChange()),
     "kept while a job could use it": (0, 4, [Demand(1)], [LONG_IDLE], CapacityChange()),
     "a gap on a busy machine frees the idle one": (
-        0, 4, [Demand(1)], [held("half", 2), LONG_IDLE], CapacityChange(0, ("long",)),
+        0, 4, [Demand(1)], [held("half", 2), LONG_IDLE], CapacityChange((), ("long",)),
     ),
     "requests that nobody wants are withdrawn first": (
-        1, 4, [], [held("asked", 4, 700, coming=True), held("older", 4, 900)], CapacityChange(0, ("asked",)),
+        1, 4, [], [held("asked", 4, 700, coming=True), held("older", 4, 900)], CapacityChange((), ("asked",)),
     ),
     "the one that was idle the longest goes first": (
-        1, 4, [], [held("a", 4, 700), held("b", 4, 900)], CapacityChange(0, ("b",)),
+        1, 4, [], [held("a", 4, 700), held("b", 4, 900)], CapacityChange((), ("b",)),
     ),
 }  # fmt: skip
 
@@ -64,7 +70,18 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_capacity(case: str) -> None:
     low, high, demand, machines, want = CASES[case]
-    assert decide_capacity(CapacityLimits(low, high), demand, machines, A100) == want
+    assert decide_capacity(CapacityLimits(low, high), demand, machines, [A100]) == want
+
+
+def test_each_type_is_requested_where_it_is_offered() -> None:
+    limits = CapacityLimits(0, 9)
+    any_, v100 = NewMachine(4), NewMachine(8, "v100")
+    asked = decide_capacity(limits, [Demand(5, ("v100",)), Demand(5)], [], [any_, v100]).request
+    assert asked == (v100, any_), "3 GPUs of the v100 machine and 4 of another serve all"
+    few = [NewMachine(4, "a100", count=1), NewMachine(2, "v100", count=1)]
+    assert decide_capacity(limits, [Demand(99)], [], few).request == (A100, NewMachine(2, "v100"))
+    assert decide_capacity(CapacityLimits(3, 9), [], [], few).request == (A100, NewMachine(2, "v100"))
+    assert decide_capacity(limits, [Demand(1, ("h200",))], [], few) == CapacityChange()
 
 
 TYPES = st.sampled_from(["a100", "v100"])
@@ -82,48 +99,53 @@ def machines_of_any_kind(draw: st.DrawFn) -> list[HeldMachine]:
 
 
 LIMITS = st.tuples(st.integers(0, 6), st.integers(0, 6)).map(lambda r: CapacityLimits(min(r), max(r)))
-DEMANDS = st.lists(st.builds(Demand, st.integers(0, 20), st.none() | TYPES), max_size=5)
-NEW = st.builds(NewMachine, st.integers(1, 8), st.none() | TYPES)
+DEMANDS = st.lists(st.builds(Demand, st.integers(0, 20), st.lists(TYPES, max_size=2).map(tuple)), max_size=5)
+NEW = st.lists(st.builds(NewMachine, st.integers(1, 8), st.none() | TYPES), min_size=1, max_size=3)
 
 
 @given(LIMITS, DEMANDS, machines_of_any_kind(), NEW)
 def test_the_range_holds_and_no_busy_or_fresh_machine_is_returned(
-    limits: CapacityLimits, demand: list[Demand], machines: list[HeldMachine], new: NewMachine
+    limits: CapacityLimits, demand: list[Demand], machines: list[HeldMachine], new: list[NewMachine]
 ) -> None:
     change = decide_capacity(limits, demand, machines, new)
     by_id = {m.id: m for m in machines}
     assert not (change.request and change.release)
     assert len(set(change.release)) == len(change.release)
     if change.request:
-        assert len(machines) + change.request <= limits.max_machines
+        assert len(machines) + len(change.request) <= limits.max_machines
     if change.release:
         assert len(machines) - len(change.release) >= limits.min_machines
     for id in change.release:
         assert not by_id[id].busy
         assert by_id[id].idle_for_s >= limits.idle_s
-    assert len(machines) + change.request >= min(limits.min_machines, limits.max_machines)
+    assert len(machines) + len(change.request) >= min(limits.min_machines, limits.max_machines)
 
 
 @given(LIMITS, DEMANDS, machines_of_any_kind(), NEW)
 def test_one_decision_is_enough_and_is_not_taken_back(
-    limits: CapacityLimits, demand: list[Demand], machines: list[HeldMachine], new: NewMachine
+    limits: CapacityLimits, demand: list[Demand], machines: list[HeldMachine], new: list[NewMachine]
 ) -> None:
     change = decide_capacity(limits, demand, machines, new)
     left = [m for m in machines if m.id not in change.release]
     left += [
-        HeldMachine(f"n{i}", new.gpus, new.gpu_type or "", new.gpus, coming=True)
-        for i in range(change.request)
+        HeldMachine(f"n{i}", asked.gpus, asked.gpu_type or "", asked.gpus, coming=True)
+        for i, asked in enumerate(change.request)
     ]
     again = decide_capacity(limits, demand, left, new)
-    assert again.request == 0, "a request is made once, and a return causes no request"
+    makes_room = change.release and len(machines) >= limits.max_machines  # for a type that is wanted
+    assert makes_room or not again.request, "a request is made once, and a return causes no request"
     assert not {id for id in again.release if id.startswith("n")}
-    if not change.request:
+    if not change.request and not makes_room:
         assert again == CapacityChange()
 
 
 @given(LIMITS, DEMANDS, machines_of_any_kind(), NEW, st.randoms())
 def test_the_order_of_the_machines_does_not_matter(
-    limits: CapacityLimits, demand: list[Demand], machines: list[HeldMachine], new: NewMachine, random: object
+    limits: CapacityLimits,
+    demand: list[Demand],
+    machines: list[HeldMachine],
+    new: list[NewMachine],
+    random: object,
 ) -> None:
     shuffled = list(machines)
     random.shuffle(shuffled)  # type: ignore[attr-defined]  # hypothesis types it as object here
@@ -132,7 +154,7 @@ def test_the_order_of_the_machines_does_not_matter(
 
 @given(DEMANDS, machines_of_any_kind(), NEW)
 def test_all_machines_are_returned_in_the_end_if_nothing_wants_them(
-    demand: list[Demand], machines: list[HeldMachine], new: NewMachine
+    demand: list[Demand], machines: list[HeldMachine], new: list[NewMachine]
 ) -> None:
     idle = [replace(m, free_gpus=m.gpus, idle_for_s=600.0) for m in machines]
     assert set(decide_capacity(CapacityLimits(0, 99), [], idle, new).release) == {m.id for m in machines}
@@ -161,14 +183,14 @@ def test_impossible_limits_are_refused(low: int, high: int, idle: float) -> None
 
 def test_what_is_said_of_machines_that_are_not_up() -> None:
     def machine(id: str, state: MachineState, reason: str = "") -> Machine:
-        return Machine(id, f"shoal-a-{id}", state, reason=reason)
+        return Machine(id, f"slurm-{id}", state, reason=reason)
 
     up, pending = machine("1", MachineState.UP), machine("4711", MachineState.PENDING, "Priority")
-    assert describe_waiting("Slurm", [up]) is None
-    assert describe_waiting("Slurm", [up, pending, machine("4712", MachineState.REQUESTED)]) == (
-        "2 machines requested from Slurm; 4711 is pending there (Priority), 4712 is requested there"
+    assert describe_waiting("Slurm", "job", [up]) is None
+    assert describe_waiting("Slurm", "job", [up, pending, machine("4712", MachineState.REQUESTED)]) == (
+        "2 machines requested from Slurm; job 4711 is pending there (Priority), job 4712 is requested there"
     )
-    many = describe_waiting("Ray", [pending] * 5)
+    many = describe_waiting("Ray", "actor", [pending] * 5)
     assert many is not None
     assert many.endswith("2 more are not up yet")
 

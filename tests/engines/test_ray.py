@@ -34,9 +34,11 @@ UP, PENDING, GONE = MachineState.UP, MachineState.PENDING, MachineState.GONE
 #: Writes down what it sees, then lives until SIGTERM.
 AGENT = """
 import json, os, sys, time
-out, token = sys.argv[1:]
-names = ["CUDA_VISIBLE_DEVICES", "SHOAL_NODE", "SHOAL_MACHINE", "COLOUR"]
-seen = {name: os.environ.get(name) for name in names} | {"pid": os.getpid(), "token": open(token).read()}
+out, token, state, agent = sys.argv[1:]
+open(state + "/runs", "a").write(agent + "\\n")
+names = ["CUDA_VISIBLE_DEVICES", "SHOAL_NODE", "SHOAL_GPU_TYPE", "SHOAL_RACK", "SHOAL_ADDRESS", "COLOUR"]
+seen = {name: os.environ.get(name) for name in names} | {"pid": os.getpid(), "token": open(token).read(),
+    "runs": open(state + "/runs").read().split()}
 path = os.path.join(out, os.environ["SHOAL_NODE"])
 with open(path + ".new", "w") as f:
     json.dump(seen, f)
@@ -54,11 +56,13 @@ def cluster() -> Iterator[RayCluster]:
     started.stop()
 
 
-def engine(cluster: RayCluster, out: Path, home: str = "abc1") -> RayEngine:
-    command = AgentCommand(
-        (sys.executable, "-S", "-c", AGENT, str(out), "{dir}/token"), {"COLOUR": "red"}, {"token": b"secret"}
-    )
-    return RayEngine(home, command, address=cluster.address, node_ip=HEAD)
+def engine(cluster: RayCluster, home: str = "abc1") -> RayEngine:
+    return RayEngine(home, address=cluster.address, node_ip=HEAD)
+
+
+def agents_at(out: Path, n: int) -> list[AgentCommand]:
+    argv = (sys.executable, "-S", "-c", AGENT, str(out), "{dir}/token", "{state}", "{agent}")
+    return [AgentCommand(argv, {"COLOUR": "red"}, {"token": b"secret"})] * n
 
 
 async def until(ray: RayEngine, condition: Callable[[list[Machine]], bool]) -> list[Machine]:
@@ -102,10 +106,10 @@ def run(story: Awaitable[None]) -> None:
 
 def test_machines_run_are_found_again_released_lost_and_closed(cluster: RayCluster, tmp_path: Path) -> None:
     async def story() -> None:
-        ray = engine(cluster, tmp_path)
+        ray = engine(cluster)
         with pytest.raises(RequestRefused, match="Ray has no further node with 4 h200 GPU"):
-            await ray.request(MachineRequest(4, "h200"), 1)
-        await until_two_nodes(ray)
+            await ray.request(MachineRequest(4, "h200"), agents_at(tmp_path, 1))
+        await until_two_nodes(ray, tmp_path)
         machines = await until(ray, lambda ms: states(ms) == [UP, UP])
         assert {(m.node, m.gpus, m.gpu_type, m.rack) for m in machines} == {
             ("gpu-1", 4, "a100", "r1"),
@@ -115,8 +119,21 @@ def test_machines_run_are_found_again_released_lost_and_closed(cluster: RayClust
         for found in agents.values():
             assert found["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
             assert (found["token"], found["COLOUR"]) == ("secret", "red")
+        first = agents["gpu-1"]
+        assert (first["SHOAL_GPU_TYPE"], first["SHOAL_RACK"], first["SHOAL_ADDRESS"]) == (
+            "a100",
+            "r1",
+            "127.0.0.2",
+        )
+        assert await ray.offers() == []
+        assert re.match(r"2\.\d+", await ray.version())
+
+        # An agent that is killed runs again and finds its state.
+        os.kill(first["pid"], signal.SIGKILL)
+        agents["gpu-1"] = await seen(tmp_path, "gpu-1", not_pid=first["pid"])
+        assert agents["gpu-1"]["runs"] == ["gpu-1", "gpu-1"]
         with pytest.raises(RequestRefused, match="2 nodes run an agent already"):
-            await ray.request(MachineRequest(4), 1)
+            await ray.request(MachineRequest(4), agents_at(tmp_path, 1))
 
         # The launcher is killed. The next call starts another, which finds the same actors and processes.
         assert ray.launcher_pid is not None
@@ -129,8 +146,8 @@ def test_machines_run_are_found_again_released_lost_and_closed(cluster: RayClust
             assert (await seen(tmp_path, node))["pid"] == found["pid"]
 
         # Another home finds the GPUs taken. Ray's own figures say so.
-        other = engine(cluster, tmp_path / "other", "xyz9")
-        (asked,) = await other.request(MachineRequest(4, "a100"), 1)
+        other = engine(cluster, "xyz9")
+        (asked,) = await other.request(MachineRequest(4, "a100"), agents_at(tmp_path / "other", 1))
         (waiting,) = await until(other, lambda ms: states(ms) == [PENDING])
         assert waiting.id == asked.id
         assert waiting.reason == "4 GPUs requested, 0 free on node gpu-1"
@@ -151,26 +168,26 @@ def test_machines_run_are_found_again_released_lost_and_closed(cluster: RayClust
         await ended(agents["gpu-2"]["pid"])
 
         # Closing ends what is left.
-        await ray.request(MachineRequest(None), 1)
+        await ray.request(MachineRequest(None), agents_at(tmp_path, 1))
         await until(ray, lambda ms: states(ms) == [UP])
         last = await seen(tmp_path, "gpu-1", not_pid=agents["gpu-1"]["pid"])
         await ray.close()
         await ended(last["pid"])
         assert ray.launcher_pid is None
-        fresh = engine(cluster, tmp_path)
+        fresh = engine(cluster)
         assert await fresh.poll() == []
         await fresh.detach()
 
     run(story())
 
 
-async def until_two_nodes(ray: RayEngine) -> None:
+async def until_two_nodes(ray: RayEngine, out: Path) -> None:
     """Request a machine on each of the two nodes, as soon as Ray has them."""
     asked = 0
     deadline_s = time.monotonic() + 60.0
     while asked < 2:
         try:
-            asked += len(await ray.request(MachineRequest(4), 2 - asked))
+            asked += len(await ray.request(MachineRequest(4), agents_at(out, 2 - asked)))
         except RequestRefused:
             assert time.monotonic() < deadline_s
             await asyncio.sleep(0.2)
@@ -192,7 +209,7 @@ async def ended_or_zombie(pid: int) -> None:
 
 def test_without_ray_the_engine_is_unavailable() -> None:
     async def story() -> None:
-        ray = RayEngine("abc1", AgentCommand(("true",)), address="127.0.0.99:1", timeout_s=5.0)
+        ray = RayEngine("abc1", address="127.0.0.99:1", timeout_s=5.0)
         with pytest.raises(EngineUnavailable, match="Ray"):
             await ray.poll()
         assert ray.launcher_pid is None

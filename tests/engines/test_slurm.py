@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from shoal.engines.base import (
     Machine,
     MachineRequest,
     MachineState,
+    NewMachine,
     RequestRefused,
     describe_waiting,
 )
@@ -34,12 +36,16 @@ UP, PENDING, LEAVING, GONE = MachineState.UP, MachineState.PENDING, MachineState
 #: Writes down what it sees, then lives until SIGTERM. In bash, because the job's user may not reach this Python.
 AGENT = """
 trap 'exit 0' TERM
-out=$1/$SHOAL_ENGINE_ID token=$2
+out=$1/$SHOAL_ENGINE_ID token=$2 state=$3
+echo "$4" >>"$state/runs"
 write() {
   {
-    for name in CUDA_VISIBLE_DEVICES SHOAL_NODE SHOAL_MACHINE COLOUR LOGIN_SECRET; do echo "$name=${!name-unset}"; done
+    for name in CUDA_VISIBLE_DEVICES SHOAL_NODE SHOAL_GPU_TYPE SHOAL_RACK COLOUR LOGIN_SECRET; do
+      echo "$name=${!name-unset}"
+    done
     echo "token=$(<"$token")"; echo "mode=$(stat -c %a "$token")"; echo "uid=$UID"; echo "pid=$$"
-    echo "dir=${token%/*}"; [ -e "$SHOAL_LEAVING_FILE" ] && echo "leaving=$(<"$SHOAL_LEAVING_FILE")"
+    echo "dir=${token%/*}"; echo "runs=$(tr '\\n' ' ' <"$state/runs")"
+    [ -e "$SHOAL_LEAVING_FILE" ] && echo "leaving=$(<"$SHOAL_LEAVING_FILE")"
   } >"$out.new"
   mv "$out.new" "$out"
 }
@@ -68,15 +74,15 @@ def no_job_is_left(cluster: SlurmCluster) -> Iterator[None]:
     assert not left, f"the test left jobs behind: {left}"
 
 
-def agent(cluster: SlurmCluster, **env: str) -> AgentCommand:
-    argv = ("bash", str(cluster.dir / "agent.sh"), str(cluster.out), "{dir}/token")
-    return AgentCommand(argv, env, {"token": b"secret '$(id)"})
+def agents(cluster: SlurmCluster, n: int) -> list[AgentCommand]:
+    argv = ("bash", str(cluster.dir / "agent.sh"), str(cluster.out), "{dir}/token", "{state}", "{agent}")
+    return [AgentCommand(argv, {"COLOUR": "it's $red"}, {"token": b"secret '$(id)"})] * n
 
 
 def engine(cluster: SlurmCluster, home: str = "abc1", **options: Any) -> SlurmEngine:
     options.setdefault("log_dir", cluster.out)
     environ = dict(cluster.environ, LOGIN_SECRET="of the login node")
-    return SlurmEngine(home, agent(cluster, COLOUR="it's $red"), SlurmOptions(**options), environ=environ)
+    return SlurmEngine(home, SlurmOptions(**options), environ=environ)
 
 
 def seen(cluster: SlurmCluster, job: str) -> dict[str, Any]:
@@ -117,34 +123,44 @@ def alive(pid: int) -> bool:
 def test_two_machines_run_the_agent_with_their_gpus_and_closing_leaves_nothing(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster)
-        assert (await slurm.version()).startswith("slurm")
-        accepted = await slurm.request(ANY, 2)
-        assert [m.name for m in accepted] == ["shoal-abc1-1", "shoal-abc1-2"]
+        assert (await slurm.version()).startswith("22.05")
+        assert await slurm.offers() == [NewMachine(4), NewMachine(4, "a100"), NewMachine(4, "v100")]
+        accepted = await slurm.request(ANY, agents(cluster, 2))
+        assert [m.agent for m in accepted] == ["slurm-1", "slurm-2"]
         machines = await until(slurm, lambda ms: states(ms) == [UP, UP])
         assert {(m.node, m.gpus, m.gpu_type, m.rack) for m in machines} == {
             ("g1", 4, "a100", "rack0"),
             ("g2", 4, "v100", "rack1"),
         }
-        agents = [seen(cluster, m.id) for m in machines]
-        for machine, found in zip(machines, agents):
+        running = [seen(cluster, m.id) for m in machines]
+        for machine, found in zip(machines, running):
             assert found["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
-            assert (found["SHOAL_NODE"], found["SHOAL_MACHINE"]) == (machine.node, machine.name)
+            assert (found["SHOAL_NODE"], found["SHOAL_GPU_TYPE"], found["SHOAL_RACK"]) == (
+                machine.node,
+                machine.gpu_type,
+                machine.rack,
+            )
             assert found["uid"] == str(USER)
             assert (found["token"], found["mode"]) == ("secret '$(id)", "600")
             assert found["COLOUR"] == "it's $red"
             assert found["LOGIN_SECRET"] == "unset", (
                 "the job does not inherit the environment of the login node"
             )
+        killed = running[0]["pid"]
+        os.kill(killed, signal.SIGKILL)
+        wait_for(lambda: seen(cluster, machines[0].id)["pid"] != killed, "a killed agent runs again")
+        running[0] = seen(cluster, machines[0].id)
+        assert running[0]["runs"].split() == [machines[0].agent] * 2, "with its state"
         await slurm.release(machines[0].id)
         after = await until(slurm, lambda ms: GONE in states(ms))
         assert (after[0].id, after[0].state, after[0].fenced) == (machines[0].id, GONE, True)
         assert after[0].reason == f"Slurm job {machines[0].id} ended: CANCELLED"
-        assert not alive(agents[0]["pid"]), "a fenced machine has no process left"
+        assert not alive(running[0]["pid"]), "a fenced machine has no process left"
         assert [m.id for m in await slurm.poll()] == [machines[1].id], "a machine is reported gone once"
         await slurm.release(machines[0].id)
         await slurm.close()
         assert not cluster.jobs()
-        assert not any(alive(found["pid"]) or Path(found["dir"]).exists() for found in agents)
+        assert not any(alive(found["pid"]) or Path(found["dir"]).exists() for found in running)
 
     run(story())
 
@@ -152,11 +168,11 @@ def test_two_machines_run_the_agent_with_their_gpus_and_closing_leaves_nothing(c
 def test_typed_gpus_pend_with_slurms_reason_until_a_machine_is_free(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster)
-        first, second = await slurm.request(A100, 2)
+        first, second = await slurm.request(A100, agents(cluster, 2))
         machines = await until(slurm, lambda ms: states(ms) == [UP, PENDING] and ms[1].reason == "Resources")
         assert machines[0].node == "g1"
-        assert describe_waiting("Slurm", machines) == (
-            f"1 machine requested from Slurm; {second.id} is pending there (Resources)"
+        assert describe_waiting("Slurm", "job", machines) == (
+            f"1 machine requested from Slurm; job {second.id} is pending there (Resources)"
         )
         await slurm.release(first.id)
         machines = await until(slurm, lambda ms: states(ms) == [UP])
@@ -169,7 +185,7 @@ def test_typed_gpus_pend_with_slurms_reason_until_a_machine_is_free(cluster: Slu
 def test_a_pending_request_can_be_withdrawn(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster, sbatch_options=("--hold",))
-        (machine,) = await slurm.request(ANY, 1)
+        (machine,) = await slurm.request(ANY, agents(cluster, 1))
         await until(slurm, lambda ms: ms[0].reason == "JobHeldUser")
         await slurm.release(machine.id)
         (gone,) = await until(slurm, lambda ms: states(ms) == [GONE])
@@ -182,17 +198,18 @@ def test_a_pending_request_can_be_withdrawn(cluster: SlurmCluster) -> None:
 def test_a_restarted_launcher_finds_its_own_machines_only(cluster: SlurmCluster) -> None:
     async def story() -> None:
         first, other = engine(cluster), engine(cluster, "abc12")
-        await first.request(MachineRequest(2, "v100"), 2)
-        await other.request(MachineRequest(2), 1)
+        await first.request(MachineRequest(2, "v100"), agents(cluster, 2))
+        await other.request(MachineRequest(2), agents(cluster, 1))
         before = await until(first, lambda ms: states(ms) == [UP, UP])
         del first
         second = engine(cluster)
         after = await second.poll()
         assert after == before
-        (third,) = await second.request(MachineRequest(1, "a100"), 1)
-        assert int(third.name.rpartition("-")[2]) > max(int(m.name.rpartition("-")[2]) for m in before)
+        (third,) = await second.request(MachineRequest(1, "a100"), agents(cluster, 1), avoid={"slurm-3"})
+        assert third.agent == "slurm-4"
         fresh = engine(cluster)
-        assert (await fresh.request(MachineRequest(1), 1))[0].name != third.name, "also if it never polled"
+        (fourth,) = await fresh.request(MachineRequest(1), agents(cluster, 1))
+        assert fourth.agent == "slurm-3", "names are not used twice, also if it never polled"
         await second.close()
         assert states(await until(other, lambda ms: states(ms) == [UP])) == [UP], (
             "another home's machine stays"
@@ -205,7 +222,7 @@ def test_a_restarted_launcher_finds_its_own_machines_only(cluster: SlurmCluster)
 def test_scancel_by_somebody_else_is_seen_as_a_fenced_end(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster)
-        (machine,) = await slurm.request(ANY, 1)
+        (machine,) = await slurm.request(ANY, agents(cluster, 1))
         await until(slurm, lambda ms: states(ms) == [UP])
         pid = seen(cluster, machine.id)["pid"]
         cluster.admin("scancel", machine.id)
@@ -220,11 +237,11 @@ def test_scancel_by_somebody_else_is_seen_as_a_fenced_end(cluster: SlurmCluster)
 def test_an_agent_that_fails_is_reported_with_its_exit_code_and_output(cluster: SlurmCluster) -> None:
     async def story() -> None:
         command = AgentCommand(("sh", "-c", "echo no torch here >&2; exit 7"))
-        slurm = SlurmEngine("abc1", command, SlurmOptions(log_dir=cluster.out), environ=cluster.environ)
-        await slurm.request(ANY, 1)
+        slurm = engine(cluster)
+        await slurm.request(ANY, [command])
         (gone,) = await until(slurm, lambda ms: states(ms) == [GONE])
         said, _, log = gone.reason.partition("; its output is in ")
-        assert said == f"Slurm job {gone.id} ended: FAILED, exit code 7"
+        assert said == f"Slurm job {gone.id} ended: FAILED, exit code 7: no torch here"
         assert Path(log).read_text() == "no torch here\n"
 
     run(story())
@@ -233,7 +250,7 @@ def test_an_agent_that_fails_is_reported_with_its_exit_code_and_output(cluster: 
 def test_the_time_limit_becomes_a_deadline_for_the_launcher_and_the_agent(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster, time_s=120.0)
-        (machine,) = await slurm.request(ANY, 1)
+        (machine,) = await slurm.request(ANY, agents(cluster, 1))
         (leaving,) = await until(slurm, lambda ms: states(ms) == [LEAVING])
         assert leaving.leaving_at_s is not None
         assert 60 < leaving.leaving_at_s - time.time() <= 120
@@ -251,12 +268,12 @@ def test_the_time_limit_becomes_a_deadline_for_the_launcher_and_the_agent(cluste
 def test_a_preempted_machine_is_pending_again_and_comes_back(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm, urgent = engine(cluster), engine(cluster, "boss", partition="urgent")
-        (machine,) = await slurm.request(A100, 1)
+        (machine,) = await slurm.request(A100, agents(cluster, 1))
         await until(slurm, lambda ms: states(ms) == [UP])
         pid = seen(cluster, machine.id)["pid"]
-        await urgent.request(A100, 1)
+        await urgent.request(A100, agents(cluster, 1))
         (waiting,) = await until(slurm, lambda ms: states(ms) == [PENDING])
-        assert (waiting.id, waiting.node) == (machine.id, "")
+        assert (waiting.id, waiting.node, waiting.fenced) == (machine.id, "", True)
         assert waiting.reason, "Slurm says why"
         await until(urgent, lambda ms: states(ms) == [UP])
         assert not alive(pid)
@@ -269,16 +286,38 @@ def test_a_preempted_machine_is_pending_again_and_comes_back(cluster: SlurmClust
     run(story())
 
 
+def test_a_preemption_with_grace_is_announced_before_it_happens(cluster: SlurmCluster) -> None:
+    async def story() -> None:
+        slurm, urgent = engine(cluster, partition="polite"), engine(cluster, "boss", partition="urgent")
+        (machine,) = await slurm.request(A100, agents(cluster, 1))
+        await until(slurm, lambda ms: states(ms) == [UP])
+        pid = seen(cluster, machine.id)["pid"]
+        await urgent.request(A100, agents(cluster, 1))
+        (leaving,) = await until(slurm, lambda ms: states(ms) == [LEAVING])
+        assert leaving.leaving_at_s is not None
+        assert 0 < leaving.leaving_at_s - time.time() <= 21
+        # Slurm tells the agent only with PreemptParameters=send_user_signal. The launcher sees it in any case.
+        while time.time() < leaving.leaving_at_s - 5:
+            assert alive(pid), "the agent has until the deadline"
+            await asyncio.sleep(0.2)
+        await until(slurm, lambda ms: states(ms) == [PENDING])
+        assert not alive(pid)
+        await urgent.close()
+        await slurm.close()
+
+    run(story())
+
+
 def test_a_node_that_stops_responding_is_lost_without_a_fence(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster, sbatch_options=("--nodelist=g2",))
-        (machine,) = await slurm.request(MachineRequest(4, "v100"), 1)
+        (machine,) = await slurm.request(MachineRequest(4, "v100"), agents(cluster, 1))
         await until(slurm, lambda ms: states(ms) == [UP])
         pid = seen(cluster, machine.id)["pid"]
         cluster.kill_node("g2")
         # Slurm requeues the job: the machine is requested again, while the old agent still runs.
         (lost,) = await until(slurm, lambda ms: states(ms) != [UP])
-        assert lost.state is PENDING
+        assert (lost.state, lost.fenced) == (PENDING, False)
         assert alive(pid), "Slurm cannot end processes on a node that does not respond"
         cluster.start_node("g2")
         await until(slurm, lambda ms: states(ms) == [UP])
@@ -310,7 +349,9 @@ def test_what_slurm_refuses_is_refused_in_its_words(cluster: SlurmCluster, case:
     async def story() -> None:
         slurm = engine(cluster, **options)
         with pytest.raises(RequestRefused, match=words):
-            await slurm.request(what, 2)
+            await slurm.check(what)
+        with pytest.raises(RequestRefused, match=words):
+            await slurm.request(what, agents(cluster, 2))
         assert await slurm.poll() == []
 
     run(story())
@@ -319,7 +360,7 @@ def test_what_slurm_refuses_is_refused_in_its_words(cluster: SlurmCluster, case:
 def test_a_controller_that_is_down_is_unavailable_and_its_machines_are_kept(cluster: SlurmCluster) -> None:
     async def story() -> None:
         slurm = engine(cluster)
-        await slurm.request(ANY, 1)
+        await slurm.request(ANY, agents(cluster, 1))
         before = await until(slurm, lambda ms: states(ms) == [UP])
         cluster.kill_controller()
         try:
@@ -337,8 +378,8 @@ def test_a_controller_that_is_down_is_unavailable_and_its_machines_are_kept(clus
 
 def test_without_slurm_the_message_says_where_to_run_it(tmp_path: Path) -> None:
     async def story() -> None:
-        slurm = SlurmEngine("abc1", AgentCommand(("true",)), environ={"PATH": str(tmp_path)})
+        slurm = SlurmEngine("abc1", environ={"PATH": str(tmp_path)})
         with pytest.raises(EngineUnavailable, match=r"squeue is not on the PATH.*on a login node"):
-            await slurm.request(ANY, 1)
+            await slurm.request(ANY, [AgentCommand(("true",))])
 
     run(story())

@@ -62,6 +62,7 @@ class NVMLError_LibraryNotFound(NVMLError):
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Install a module as pynvml; None: there is none."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return lambda module: monkeypatch.setitem(sys.modules, "pynvml", module)
 
 
@@ -85,10 +86,10 @@ def test_a_worker_sees_the_one_gpu_it_was_given(machine: Any, tmp_path: Any) -> 
     machine(driver(CARDS))
     executor = LocalExecutor()
     spec = WorkerSpec("1.0", tmp_path, "local-a100", 1, ("true",), "/", {"LR": "1"})
-    env = executor._env(spec)
+    env = executor._env(spec, {})
     assert (env["CUDA_VISIBLE_DEVICES"], env["SHOAL_DEVICE"], env["LR"]) == ("GPU-bbb", "cuda:0", "1")
     virtual = LocalExecutor(2)
-    env = virtual._env(WorkerSpec("1.0", tmp_path, "local", 1, ("true",), "/", {}))
+    env = virtual._env(WorkerSpec("1.0", tmp_path, "local", 1, ("true",), "/", {}), {})
     assert (env["CUDA_VISIBLE_DEVICES"], env["SHOAL_DEVICE"]) == ("", "cpu")
 
 
@@ -103,6 +104,31 @@ def test_what_gpus_do_is_asked_of_the_driver_and_left_out_where_it_does_not_say(
     machine(driver([], NVMLError("Driver Not Loaded")))
     assert UsageMeter().read("GPU-aaa") is None
     assert LocalExecutor(2).usage() == {}, "virtual ones do nothing that could be seen"
+
+
+GRANTED = {
+    "not set": (None, ["GPU-aaa", "GPU-bbb", "GPU-ccc"]),
+    "indices": ("2,0", ["GPU-ccc", "GPU-aaa"]),
+    "ids": ("GPU-bbb", ["GPU-bbb"]),
+    "the beginning of an id": ("GPU-b", ["GPU-bbb"]),
+    "an id that two could have": ("GPU-", []),
+    "none": ("", []),
+    "as CUDA does, up to what is not there": ("1,7,0", ["GPU-bbb"]),
+    "as CUDA does, up to what is named twice": ("1,1", ["GPU-bbb"]),
+}
+
+
+@pytest.mark.parametrize("case", GRANTED)
+def test_only_gpus_that_an_engine_granted_are_used(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    visible, expected = GRANTED[case]
+    machine(driver(CARDS))
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    gpus, why = find_gpus()
+    assert [gpu.uuid for gpu in gpus] == expected
+    assert bool(why) == (not expected)
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from shoal.executors import keeper
 from shoal.executors.base import Exit, WorkerSpec
 from shoal.executors.keeper import start_time
-from shoal.executors.local import LocalExecutor, is_kept
+from shoal.executors.keeper_files import is_kept
+from shoal.executors.local import LocalExecutor
 from shoal.executors.logs import end_position, read_lines, segments, tail_position
 from shoal.executors.zygote import Zygote, may_start_warm
 
@@ -195,6 +197,21 @@ def test_suspended_processes_stand_still_and_can_still_be_stopped(tmp_path: Path
     run(story)
 
 
+@pytest.mark.parametrize("name", sorted(keeper.WARNINGS))
+def test_a_warning_reaches_the_command_and_ends_nothing(tmp_path: Path, name: str) -> None:
+    async def story() -> None:
+        place = Place(tmp_path)
+        script = f"trap 'echo warned; exit 7' {name}; echo ready; while :; do sleep 0.05; done"
+        worker = place.start("bash", "-c", script)
+        await place.until(lambda: place.text(worker) == ["ready"])
+        place.executor.warn(worker, "none-such")
+        place.executor.warn(worker, name)
+        exit_ = await place.exit()
+        assert (exit_.code, exit_.asked_to_end, place.text(worker)) == (7, False, ["ready", "warned"])
+
+    run(story)
+
+
 def test_if_the_keeper_is_killed_the_worker_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:
     async def story() -> None:
         place = Place(tmp_path)
@@ -272,7 +289,8 @@ def test_output_is_capped_and_rotated_and_positions_stay_true(tmp_path: Path) ->
         parts = segments(place.at(worker))
         assert len(parts) <= 3
         assert sum(p.stat().st_size for _, p in parts) < 150_000
-        lines = read_lines(place.at(worker), 0, 10_000_000)
+        dropped, *lines = read_lines(place.at(worker), 0, 10_000_000)
+        assert "of earlier output were dropped" in dropped.text
         numbers = [int(line.text.split()[1]) for line in lines]
         assert numbers == list(range(numbers[0], 5000)), "the newest are kept, in order and whole"
         middle = lines[len(lines) // 2]

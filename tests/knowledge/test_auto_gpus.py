@@ -60,7 +60,7 @@ def test_measured_speeds_count_more_than_times_of_other_jobs():
     ("finished", "command", "why"),
     [
         ([], COMMAND, "there are none"),
-        (runs(0.1, sizes=(4,)), COMMAND, "all ran on 4 GPUs"),
+        (runs(0.1, sizes=(4,)), COMMAND, " ran on 4 GPUs)"),
         (runs(0.1, count=6), COMMAND, "only 6 jobs of the same program finished at a fixed size, and 10"),
         (runs(0.1), [*COMMAND, "--amp"], "amp was never seen"),
         (runs(0.1), COMMAND[:3], "does not give epochs"),
@@ -88,3 +88,9 @@ def test_assumed_speeds_are_no_knowledge():
     known.observe(1, 1, "v100", 1.0)
     both = trusted_speed(known.table("v100"))
     assert choose_gpus(COMMAND, 8, measured=both, finished=[]).gpus == GpuRange(1, 4)
+
+
+def test_finished_jobs_that_changed_their_size_are_counted_too():
+    told = choose_gpus(COMMAND, 8, measured=NOTHING, finished=runs(0.1, sizes=(4,)), resized=3)
+    count = len(list(runs(0.1, sizes=(4,))))
+    assert f"({count} ran on 4 GPUs; 3 changed size, shared a GPU or restarted)" in told.why

@@ -30,11 +30,11 @@ def teach(known: SpeedEstimator, sizes, gpu_type: str = "v100", factor: float = 
 def test_a_measured_point_overrides_the_fit():
     known = estimator()
     teach(known, [1, 2, 4, 6, 8, 12])
-    known.observe(8, 2, "v100", 9.0)
-    known.observe(8, 2, "v100", 9.0)
-    known.observe(8, 2, "v100", 9.0)
+    slower_s = 1.2 * true_seconds(8)
+    for _ in range(3):
+        known.observe(8, 2, "v100", slower_s)
     table = known.table("v100")
-    mean = (true_seconds(8) + 27.0) / 4
+    mean = (true_seconds(8) + 3 * slower_s) / 4
     assert table.iterations_per_s[8] == pytest.approx(1 / mean)
     assert table.source[8] == Source.MEASURED
 

@@ -115,8 +115,15 @@ def test_the_same_seed_gives_the_same_result(result):
 
 def test_the_tables_and_the_plot(result, tmp_path):
     text = liquid.render(result)
-    for word in ("kubernetes", "hived", "pre-scheduling", "paper"):
+    for word in ("kubernetes", "hived", "pre-scheduling", "paper", "AdaBoost", "0.58 (1210)"):
         assert word in text
     assert result["why"] in text
     liquid.plot(result, tmp_path / "liquid.png")
     assert (tmp_path / "liquid.png").stat().st_size > 10_000
+
+
+def test_the_forest_is_ahead_of_the_linear_model_and_learns_from_more_jobs(result):
+    at = {(row["regressor"], row["jobs"]): row for row in result["estimates"]}
+    assert all(at["random forest", jobs]["r2"] > at["linear", jobs]["r2"] for jobs in (100, 200, 300, 400))
+    assert at["random forest", 400]["r2"] > at["random forest", 100]["r2"]
+    assert all(row["rmse"] > 0 for row in result["estimates"])

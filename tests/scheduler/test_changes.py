@@ -145,7 +145,7 @@ def test_a_job_that_leaves_is_closed_up_over_and_one_that_comes_finds_a_clean_ro
         "changed_s": 8.0,
     }
     clean |= {"first_start_s": None, "last_start_s": None, "gpu_type": -1}
-    clean |= {"user": 1, "min_gpus": 2, "max_gpus": 6, "requested_gpus": 3}
+    clean |= {"user": 1, "min_gpus": 2, "max_gpus": 6, "requested_gpus": 3, "step_gpus": 1}
     assert view.dump(row) == clean
 
 

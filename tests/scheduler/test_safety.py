@@ -101,6 +101,7 @@ JOBS = st.fixed_dictionaries(
         "user": st.sampled_from(["ada", "ben"]),
         "work": st.floats(1, 500),
         "ps": st.booleans(),
+        "step": st.sampled_from([1, 1, 2, 3]),
     }
 )
 
@@ -190,20 +191,24 @@ class Safety(RuleBasedStateMachine):
         self.now += later
         self.add(**job)
 
-    def add(self, least, more, profile, user, work, ps):
+    def add(self, least, more, profile, user, work, ps, step):
         profile = PROFILES[profile]
         if profile.model == "typed" and self.cluster is not CLUSTERS["mixed"]:
             profile = PROFILES[0]
         top = min(least + more, 8)
+        ps = ps and step == 1
+        if step > 1:
+            least, top = -(-least // step) * step, max(top // step, -(-least // step)) * step
         kind = Kind.PARAMETER_SERVER if ps else Kind.ALL_REDUCE
         types = ("v100",) if self.cluster is CLUSTERS["mixed"] and more == 1 else ()
         want = (least + top) // 2
         if not self.cluster.pooled:
             want = min(want, 4) if types else want
+        want = max(want - want % step, least)
         job = Job(
             f"j{self.next_id}",
             self.now,
-            GpuRange(least, top),
+            GpuRange(least, top, step),
             want,
             user,
             iterations=work,
@@ -237,7 +242,9 @@ class Safety(RuleBasedStateMachine):
     def rescale(self, pick, least, more):
         self.now += 1
         job_id = pick.choice(list(self.jobs))
-        self.step(Rescaled(job_id, least, min(least + more, 8)))
+        step = self.jobs[job_id].gpus.step
+        least = -(-least // step) * step
+        self.step(Rescaled(job_id, least, max(min(least + more, 8) // step * step, least)))
         self.jobs[job_id] = self.one.jobs[job_id]
 
     @precondition(lambda self: self.jobs)
@@ -317,6 +324,7 @@ class Safety(RuleBasedStateMachine):
             if gpus == 0:
                 continue
             assert job.gpus.min <= gpus <= job.gpus.max
+            assert gpus % job.gpus.step == 0, "a share that is no multiple of the job's step"
             if not self.one.policy.elastic:
                 assert gpus == job.requested_gpus
             elif job_id in self.one.caps:
@@ -343,10 +351,9 @@ class Safety(RuleBasedStateMachine):
                     (view.remaining_now(self.now) > 0)
                     & (view.gpu_type == t)
                     & (view.gpus < np.minimum(view.type_max[t], policy.wish_gpus(view)))
+                    & (view.step_gpus <= free)
                 )
-                assert not (free and growing.any()), (
-                    f"{free} GPUs idle under {self.setting}, and a job could grow"
-                )
+                assert not growing.any(), f"{free} GPUs idle under {self.setting}, and a job could grow"
 
     @invariant()
     def everyone_without_their_full_wish_has_a_reason(self):

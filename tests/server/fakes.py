@@ -11,14 +11,15 @@ from typing import Any
 
 import httpx
 
-from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
+from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, NodeUp, WorkerSpec
 from shoal.server.control import Control
 from shoal.server.loop.control_loop import ControlLoop
-from shoal.server.options import Options
+from shoal.server.options import UPLOAD_LIMIT_BYTES, Options
 from shoal.wire import auth
 from shoal.wire.auth import ClientProof, Seal
 from shoal.wire.member import Build, Effect, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Hello, Order, Phase, Plan, Report, decode, encode
+from shoal.wire.tls import pinned_context
 
 SIGNATURE = ("parameter w float32 [2]",)
 
@@ -44,9 +45,10 @@ class FakeLive:
 
     async def _converse(self) -> None:
         host, _, port = self.spec.env["SHOAL_CONTROL"].partition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        tls = pinned_context() if "SHOAL_CONTROL_CERTIFICATE" in self.spec.env else None
+        reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
         try:
-            secret = auth.read_secret(self.spec.env["SHOAL_SECRET_FILE"])
+            secret = auth.JobKey.parse(self.spec.secret_files["SHOAL_SECRET_FILE"].encode()).secret
             challenge = await reader.readexactly(auth.CHALLENGE_BYTES)
             proof = ClientProof.make(challenge, secret, self.job, "worker")
             writer.write(len(proof.request).to_bytes(2, "big") + proof.request)
@@ -90,7 +92,8 @@ class FakeLive:
                     self.member.halt(False)
                 case Quit():
                     self.say()
-                    self.fleet.end(self.id, 0)
+                    if not self.fleet.lingers:
+                        self.fleet.end(self.id, 0)
 
     def end(self) -> None:
         self.alive = False
@@ -109,11 +112,17 @@ class Fleet:
             nodes = (NodeInfo("local", nodes, "virtual", True),)
         self._nodes = nodes
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
+        self.on_node: Callable[[NodeChange], None] = lambda change: None
+        #: Nodes of an earlier server that have not come back yet.
+        self.awaited: tuple[NodeInfo, ...] = ()
+        #: Workers that were told to use their GPU.
+        self.gone_on: set[str] = set()
         self.running: dict[str, WorkerSpec] = {}
         self.live: dict[str, FakeLive] = {}
         self.suspended: set[str] = set()
         self.started: list[str] = []
         self.told: list[str] = []
+        self.warned: list[tuple[str, str]] = []
         #: Workers that do not end when they are told to, until `end` is called.
         self.stubborn = False
         #: Whether a start on a GPU in use fails; checking takes time with thousands of workers.
@@ -122,6 +131,12 @@ class Fleet:
         self.exits: dict[str, Exit] = {}
         #: Workers that compute slower than the others, and by how much.
         self.slow: dict[str, float] = {}
+        #: Why no worker can be started; None: they can.
+        self.broken: str | None = None
+        #: Workers that have left their job do not end by themselves.
+        self.lingers = False
+        #: By job: seconds per step by number of workers; without it, twice the workers take half the time.
+        self.curves: dict[int, Callable[[int], float]] = {}
         #: The server has just died: what it wants done is not done any more.
         self.deaf = False
         #: The GPU that the server says a worker uses: one that stood still may use another since it woke.
@@ -129,6 +144,21 @@ class Fleet:
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         return self._nodes
+
+    def awaited_nodes(self) -> tuple[NodeInfo, ...]:
+        return self.awaited
+
+    def join(self, node: NodeInfo) -> None:
+        """A node joins, or comes back."""
+        self._nodes = (*(n for n in self._nodes if n.name != node.name), node)
+        self.on_node(NodeUp(node))
+
+    def free_port(self, node: str) -> int:
+        return 29500
+
+    def go(self, worker: str) -> None:
+        if not self.deaf:
+            self.gone_on.add(worker)
 
     def warm_up(self) -> None:
         pass
@@ -144,6 +174,10 @@ class Fleet:
         if self.deaf:
             return
         self._check_gpu_is_free(worker)
+        if self.broken is not None:
+            exit_ = Exit(worker.worker, None, None, self.broken, began=False)
+            asyncio.get_running_loop().call_soon(self.on_exit, exit_)
+            return
         self.running[worker.worker] = worker
         self.started.append(worker.worker)
         if "SHOAL_CONTROL" in worker.env:
@@ -169,6 +203,10 @@ class Fleet:
     def suspend(self, worker: str) -> None:
         if worker in self.running and not self.deaf:
             self.suspended.add(worker)
+
+    def warn(self, worker: str, signal: str) -> None:
+        if worker in self.running and not self.deaf:
+            self.warned.append((worker, signal))
 
     def wake(self, worker: str) -> None:
         if worker in self.suspended and not self.deaf:
@@ -217,6 +255,8 @@ class Fleet:
         flags = {w.member.flag() for w in members}
         agreed = len(flags) == 1 and next(iter(flags)) != 0
         done = 0
+        curve = self.curves.get(job)
+        step_s = curve(len(members)) if curve is not None else seconds / len(members)
         for worker in members:
             if agreed:
                 worker.member.agree()
@@ -224,9 +264,9 @@ class Fleet:
             done = worker.member.done
             self._boundary(worker, by_id)
             report = Report(
-                step=done, total_steps=total if counted else 0, steps=1, seconds=seconds / len(members),
+                step=done, total_steps=total if counted else 0, steps=1, seconds=step_s,
                 workers=len(members), samples=1.0,
-                compute_s=seconds / len(members) * self.slow.get(worker.id, 1.0), values={"loss": 1.0 / (1 + done)},
+                compute_s=step_s * self.slow.get(worker.id, 1.0), values={"loss": 1.0 / (1 + done)},
             )  # fmt: skip
             worker.send(report)
             if done >= total:
@@ -243,7 +283,8 @@ class Fleet:
         if worker.id not in plan.members:
             worker.member.saved = plan.save
             worker.say()
-            self.end(worker.id, 0)
+            if not self.lingers:
+                self.end(worker.id, 0)
         elif worker.id == plan.members[0]:
             for newcomer in plan.newcomers:
                 if newcomer in by_id:
@@ -286,7 +327,7 @@ class Here:
         return await self.call("POST", path, **kwargs)
 
     async def submit(self, gpus: str = "1", *, user: str = "admin", **spec: Any) -> Any:
-        body = {"command": ["train"], "gpus": gpus, "workdir": "/tmp", **spec}
+        body = {"command": ["train"], "gpus": gpus, "workdir": "/tmp", "per_gpu": True, **spec}
         return await self.post("/jobs", user=user, json=body, status=201)
 
     async def add_user(self, name: str, role: str = "user", tickets: float = 1.0) -> None:
@@ -343,6 +384,10 @@ async def server(
     placement: str = "auto",
     share: bool | None = None,
     pre_schedule: bool | None = None,
+    upload_limit_bytes: int = UPLOAD_LIMIT_BYTES,
+    webhook_hosts: tuple[str, ...] | None = None,
+    idle_after_s: float | None = None,
+    idle_action: str | None = None,
     kill: bool = False,
 ) -> AsyncIterator[Here]:
     """A server on this home. With `kill` it ends as by kill -9: nothing is saved, nothing is told."""
@@ -354,15 +399,20 @@ async def server(
         share=share,
         pre_schedule=pre_schedule,
         database=database,
+        upload_limit_bytes=upload_limit_bytes,
+        webhook_hosts=webhook_hosts,
+        idle_after_s=idle_after_s,
+        idle_action=idle_action,
     )
     control = Control(options, executor=fleet)
     fleet.uses = lambda worker: gpu_on_record(control.loop, worker)
     control.make_admin()
     await control.loop.start()
+    control.notifier.start()
     control.process.address = "http://test"
     transport = httpx.ASGITransport(control.app, raise_app_exceptions=False, client=("203.0.113.9", 1))
     tokens = {"admin": control.home.admin_token.read_text().strip()}
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
         here = Here(control, fleet, http, tokens)
         try:
             yield here
@@ -392,6 +442,9 @@ async def cut_off(control: Control) -> None:
     c.reconciler.close()
     c._saver.stop()
     c.usage.close()
+    c.endings.close()
+    c.idle.close()
+    await control.notifier.close()
     service = c.runners["live"].service
     for handle in service.jobs.values():
         handle._run = lambda effects: None  # the dead do not speak any more

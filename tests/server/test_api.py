@@ -139,7 +139,7 @@ BAD_JOBS: list[tuple[dict[str, Any], int, str]] = [
     ({}, 422, "command"),
     ({"command": []}, 422, "command"),
     ({"command": ["x"], "gpu": 1}, 422, "there is no field 'gpu'"),
-    ({"command": ["x"], "gpus": "many"}, 422, "write 4, or 1..8"),
+    ({"command": ["x"], "gpus": "many"}, 422, "write 4, 1..8 for a range"),
     ({"command": ["x"], "gpus": "4..2"}, 422, "min 4 is above max 2"),
     ({"command": ["x"], "gpus": "5"}, 422, "this cluster has 4"),
     ({"command": ["x"], "gpu_types": ["h100"]}, 422, "no node has GPUs of type 'h100'"),
@@ -280,6 +280,28 @@ def test_scale_changes_the_range_and_the_share_follows(tmp_path: Path) -> None:
             fixed = (await here.submit("1"))["id"]
             await here.until(lambda: here.state(fixed) == "running")
             await here.post(f"/jobs/{fixed}/scale", json={"pin": 2}, status=409)
+
+    run(story())
+
+
+def test_a_job_with_a_step_has_multiples_of_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 5, policy="max-min") as here:
+            job = await here.submit("2..8:2")
+            assert (job["min_gpus"], job["max_gpus"], job["step_gpus"]) == (2, 8, 2)
+            await here.until(lambda: here.gpus(job["id"]) == 4)
+            other = (await here.submit("1"))["id"]
+            await here.until(lambda: here.gpus(other) == 1)
+            assert here.gpus(job["id"]) == 4
+            wrong = await here.post(f"/jobs/{job['id']}/scale", json={"min": 3, "max": 9}, status=409)
+            assert "3..9 are no multiples of 2: write 4..8:2" in wrong["error"]["message"]
+            scaled = await here.post(f"/jobs/{job['id']}/scale", json={"max": 2})
+            assert (scaled["max_gpus"], scaled["step_gpus"]) == (2, 2)
+            await here.until(lambda: here.gpus(job["id"]) == 2, train=(job["id"],))
+            assert (await here.get(f"/jobs/{job['id']}/why"))["job"]["step_gpus"] == 2
+            for gpus, says in (("3..8:2", "write 4..8:2"), ("2..8:x", "2..8:2 for multiples")):
+                body = {"command": ["x"], "gpus": gpus}
+                assert says in str(await here.post("/jobs", json=body, status=422))
 
     run(story())
 

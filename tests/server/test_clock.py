@@ -102,6 +102,23 @@ def test_doctor_says_that_the_machines_clock_was_set(tmp_path: Path, machine: Ma
     run(story())
 
 
+def test_a_clock_that_was_once_far_ahead_is_reported_with_the_way_back(
+    tmp_path: Path, machine: Machine
+) -> None:
+    async def story() -> None:
+        machine.set_by_s = 400 * 86400.0
+        async with server(tmp_path, 1):
+            pass
+        machine.set_by_s = 0.0
+        async with server(tmp_path, 1) as here:
+            assert any("400.0 days ahead" in warning for warning in here.loop.warnings)
+            checks = {c["name"]: c for c in (await here.get("/doctor"))["checks"]}
+            assert checks["clock"]["status"] == "warning"
+            assert "--reset-clock" in checks["clock"]["hint"]
+
+    run(story())
+
+
 def test_a_worker_that_ended_while_no_server_ran_is_accounted_for_until_then(
     tmp_path: Path, machine: Machine
 ) -> None:

@@ -146,7 +146,7 @@ class RealServer:
         log = (self.home.parent / "serve.log").open("ab")
         command = [sys.executable, "-m", "shoal.server.serve", "--home", str(self.home), *self.options]
         self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while True:
             try:
                 found = json.loads((self.home / "server.json").read_text())
@@ -201,7 +201,7 @@ def test_processes_outlive_a_killed_server_and_are_taken_over_not_restarted(
     # Two run on while no server is there: one until told, one to its end; a third waits for its GPUs.
     go = tmp_path / "go"
     script = 'echo begin; while [ ! -e "$0" ]; do sleep 0.05; done; echo "end $RANK"'
-    long = real.submit("sh", "-c", script, str(go), gpus="2")["id"]
+    long = real.submit("sh", "-c", script, str(go), gpus="2", per_gpu=True)["id"]
     short = real.submit("sh", "-c", "echo short; exit 7")["id"]
     waits = real.submit("sh", "-c", "echo late", gpus="3")["id"]
     workers = real.until(long, "running")["workers"]

@@ -160,7 +160,9 @@ def test_losing_the_only_node_lets_all_jobs_wait_and_breaks_nothing(tmp_path: Pa
             new = (await here.submit("1"))["id"]
             await here.until(lambda: new in here.loop.scheduler.jobs)
             assert here.loop.policy_name == policy
-            assert (await here.get(f"/jobs/{new}"))["reason"]["code"] in ("NoMatchingGpu", "Infeasible")
+            reason = (await here.get(f"/jobs/{new}"))["reason"]
+            assert reason["code"] == "WaitingForCapacity"
+            assert "uncordon" in str(reason)
         async with server(tmp_path, 2, policy=None) as here:
             assert (await here.get("/nodes/local"))["state"] == "drained", "it is remembered"
             await here.post("/nodes/local/uncordon")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.server.loop.learning import ENOUGH_STEPS, SIGNIFICANT, Pace, plain_speed
+from shoal.knowledge.plain_speed import SIGNIFICANT, plain_speed
+from shoal.server.loop.learning import ENOUGH_STEPS, Pace
 from shoal.wire.messages import Report
 
 from .fakes import run, server

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.server.home import default_home
-from shoal.server.options import PortInUse, bind, parse, warn_of_address
+from shoal.server.options import PortInUse, bind, control_host, parse, warn_of_address
 
 
 def test_the_home_is_where_the_xdg_rules_put_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +51,19 @@ def test_answers_do_not_wait_for_acknowledgements() -> None:
             with accepted:
                 base_events._set_nodelay(accepted)  # type: ignore[attr-defined]
                 assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize(
+    ("host", "advertise", "has_engine", "listens_at"),
+    [
+        ("127.0.0.1", None, False, "127.0.0.1"),
+        ("127.0.0.1", "10.0.0.1", False, "0.0.0.0"),
+        ("127.0.0.1", None, True, "0.0.0.0"),
+        ("127.0.0.1", "127.0.0.1", True, "127.0.0.1"),
+        ("10.0.0.1", None, True, "10.0.0.1"),
+    ],
+)
+def test_other_machines_can_connect_where_they_are_told_to(
+    host: str, advertise: str | None, has_engine: bool, listens_at: str
+) -> None:
+    assert control_host(host, advertise, has_engine=has_engine) == listens_at

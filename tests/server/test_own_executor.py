@@ -39,7 +39,7 @@ def test_a_job_starts_and_succeeds_on_the_documented_executor(tmp_path: Path) ->
         control.make_admin()
         await control.loop.start()
         try:
-            spec = JobSpec(command=["train"], gpus="2", workdir="/tmp")
+            spec = JobSpec(command=["train"], gpus="2", per_gpu=True, workdir="/tmp")
             job, _ = await control.services.submit.submit(spec, "admin")
             await until(lambda: len(executor.running) == 2)
             for worker in list(executor.running):

@@ -61,7 +61,7 @@ def test_a_job_that_cannot_go_on_elsewhere_is_left_where_it_is(tmp_path: Path) -
         async with placed(tmp_path, "moving") as here:
             fixed = (await here.submit("1", name="fixed"))["id"]
             live = (await here.submit("1", name="live", resize="live"))["id"]
-            may_move = here.loop.scheduler.placer.may_move
+            may_move = here.loop.scheduler.placer.inner.may_move
             assert [may_move(fixed), may_move(live)] == [False, True]
 
     run(story())
@@ -72,9 +72,9 @@ def test_the_policy_of_optimus_has_its_own_placement_and_another_placement_may_b
 ) -> None:
     async def story() -> None:
         async with placed(tmp_path / "auto", "auto") as here:
-            assert type(here.loop.scheduler.placer) is KeepAndPack
+            assert type(here.loop.scheduler.placer.inner) is KeepAndPack
             await here.call("PUT", "/policy", json={"name": "optimus"})
-            assert type(here.loop.scheduler.placer) is OptimusPlacer
+            assert type(here.loop.scheduler.placer.inner) is OptimusPlacer
         with pytest.raises(ShoalError, match="there is no placement"):
             Control(Options(tmp_path / "wrong", placement="nowhere"), executor=Fleet(TWO))
 

@@ -267,7 +267,7 @@ def test_a_stored_policy_that_is_gone_is_told_with_what_to_do(tmp_path: Path) ->
                 change.put("policy", {"name": "mine", "options": {}})
 
     async def without() -> None:
-        with pytest.raises(ShoalError, match=r"set last cannot be used.*'mine'.*shoal up --policy afs-l"):
+        with pytest.raises(ShoalError, match=r"set last cannot be used.*'mine'.*shoal up --policy fair-afs"):
             async with server(tmp_path, 4, policy=None):
                 pass
         async with server(tmp_path, 4, policy="fifo") as here:

@@ -41,9 +41,9 @@ class Time:
         self.now_s = 1000.0
         monkeypatch.setattr("shoal.server.control.go_on", self._go_on)
 
-    def _go_on(self, store: Store) -> Clock:
+    def _go_on(self, store: Store, reset: bool) -> Clock:
         clock = Clock(wall=lambda: 1e9 + self.now_s, steady=lambda: self.now_s)
-        return go_on(store, clock, boot="the same")
+        return go_on(store, clock, boot="the same", reset=reset)
 
 
 class Story:

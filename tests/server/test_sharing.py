@@ -211,7 +211,7 @@ def test_a_guest_can_be_paused_and_cancelled_and_its_host_does_not_notice(tmp_pa
     run(story())
 
 
-def test_a_host_that_fails_begins_again_beside_its_guest(tmp_path: Path) -> None:
+def test_a_host_that_fails_leaves_its_gpu_to_its_guest_and_begins_again_beside_it(tmp_path: Path) -> None:
     async def story() -> None:
         fleet = Shared(1)
         async with server(tmp_path, fleet=fleet, share=True) as here:
@@ -222,11 +222,11 @@ def test_a_host_that_fails_begins_again_beside_its_guest(tmp_path: Path) -> None
             fleet.end(f"{host}.0", 1)
             await here.until(lambda: f"{host}.1" in fleet.running)
             assert sorted(fleet.at_work()["local", 0]) == [f"{host}.1", f"{guest}.0"]
-            assert (here.gpus(host), here.gpus(guest)) == (1, 0)
+            assert (here.gpus(host), here.gpus(guest)) == (0, 1)
             assert fleet.told == []
-            # And a guest that fails is a guest again.
             fleet.end(f"{guest}.0", 1)
             await here.until(lambda: here.state(guest) == "failed")
+            await here.until(lambda: here.gpus(host) == 1)
 
     run(story())
 
@@ -298,17 +298,16 @@ def test_the_next_job_prepares_where_one_ends_soon_and_then_has_the_gpu_and_is_l
             await here.until(lambda: f"{second}.0" in fleet.running)
             left_s = here.loop.profiles.left_s(here.loop.jobs[first])
             assert 34 < left_s <= 35
-            go = Path(fleet.running[f"{second}.0"].env["SHOAL_GO"])
+            assert fleet.running[f"{second}.0"].waits_for_go
             found = await here.get(f"/jobs/{second}")
             assert (found["state"], found["gpus"], found["guest_of"]) == ("pending", 0, first)
             assert "it prepares on GPU 0 of local, where first is about to end" in found["reason"]["sentence"]
             assert found["reason"]["evidence"]["host_ends_in_s"] == pytest.approx(35, abs=1)
             assert 'shoal_guest_jobs{as="preparing",user="admin"} 1' in await here.get("/metrics")
-            assert not go.exists()
-            go.parent.mkdir(parents=True)  # no real process has made it
+            assert not fleet.gone_on
             fleet.end(f"{first}.0")
             await here.until(lambda: here.state(second) == "running")
-            assert go.exists()
+            assert fleet.gone_on == {f"{second}.0"}
             assert (here.gpus(second), fleet.started, fleet.told) == (1, [f"{first}.0", f"{second}.0"], [])
             told = [t for t in events_of(here, second) if t.startswith("job.")]
             assert told == [
@@ -362,16 +361,14 @@ def test_if_another_gets_the_gpu_the_one_that_prepared_stands_still_and_goes_on_
             next_ = (await here.submit("1"))["id"]  # how long it prepares is not known, but it is its turn
             prepares = (await here.submit("1", needs=QUICK))["id"]
             await here.until(lambda: f"{prepares}.0" in fleet.running)
-            go = Path(fleet.running[f"{prepares}.0"].env["SHOAL_GO"])
-            go.parent.mkdir(parents=True)
             fleet.end(f"{first}.0")
             await here.until(lambda: here.state(next_) == "running")
             assert fleet.suspended == {f"{prepares}.0"}
-            assert not go.exists()
+            assert not fleet.gone_on
             fleet.end(f"{next_}.0")
             await here.until(lambda: here.state(prepares) == "running")
             assert fleet.suspended == set()
-            assert go.exists()
+            assert fleet.gone_on == {f"{prepares}.0"}
 
     run(story())
 

@@ -41,7 +41,7 @@ def test_a_job_that_its_owner_pauses_loses_its_target_by_a_command(tmp_path: Pat
 
 
 @pytest.mark.parametrize("policy", ["fifo", "max-min"])
-def test_a_fixed_job_on_a_drained_node_moves_by_one_command_that_names_the_node(
+def test_a_fixed_job_on_a_drained_node_waits_there_and_goes_on_nowhere_else(
     tmp_path: Path, policy: str
 ) -> None:
     async def story() -> None:
@@ -51,17 +51,25 @@ def test_a_fixed_job_on_a_drained_node_moves_by_one_command_that_names_the_node(
             await here.until(lambda: here.state(job) == "running")
             (at,) = here.loop.jobs[job].target
             await here.post(f"/nodes/{'ab'[at]}/drain")
-            await here.until(lambda: here.loop.jobs[job].target == {1 - at: 2})
+            await here.until(lambda: here.state(job) == "pending")
             event = targets_of(here, job)[-1]
-            assert event["message"] == f"{'ab'[at]} is out of use: 2 -> 2 GPUs"
+            assert event["message"] == f"{'ab'[at]} is out of use: 2 -> 0 GPUs"
             (asked,) = here.control.store.events(type="node.drained")
             assert event["data"] == {
-                "verb": "migrate", "from_gpus": 2, "to_gpus": 2, "cause": "NodeLost", "node": "ab"[at],
+                "verb": "pause", "from_gpus": 2, "to_gpus": 0, "cause": "NodeLost", "node": "ab"[at],
                 "causes": [{"kind": "NodeLost", "node": at, "event": asked["id"]}],
             }  # fmt: skip
+            reason = (await here.get(f"/jobs/{job}"))["reason"]
+            assert f"its processes are suspended on {'ab'[at]}" in reason["sentence"]
+            other = (await here.submit("2"))["id"]  # the other node is not kept for it
+            await here.until(lambda: here.state(other) == "running")
+            assert {w.node for w in here.loop.jobs[other].workers.values()} == {"ab"[1 - at]}
+            assert here.fleet.suspended == {f"{job}.0", f"{job}.1"}
+            here.fleet.end(f"{other}.0")
+            here.fleet.end(f"{other}.1")
+            await here.post(f"/nodes/{'ab'[at]}/uncordon")
             await here.until(lambda: here.state(job) == "running")
-            workers = here.loop.jobs[job].workers.values()
-            await here.until(lambda: {w.node for w in workers} == {"ab"[1 - at]})
+            assert {w.node for w in here.loop.jobs[job].workers.values()} == {"ab"[at]}
             assert here.fleet.suspended == set()
             here.check()
 

@@ -108,7 +108,7 @@ def test_what_jobs_lose_on_more_nodes_is_learned_from_the_placements_they_had():
 def test_servers_and_workers_are_learned_by_the_model_of_optimus():
     jobs, profiles = one_job(SERVERS, Kind.PARAMETER_SERVER)
     known = LearnedProfiles(jobs, profiles, Cluster.pool(8), 0.02, np.random.default_rng(0))
-    assert known.measure(0, 4, 1, "gpu", 1.0) is None, "without the number of servers nothing is learned"
+    assert not known.measure(0, 4, 1, "gpu", 1.0), "without the number of servers nothing is learned"
     for servers, workers in ((1, 1), (2, 2), (1, 4), (4, 1), (4, 4), (6, 8), (2, 8)):
         rate = float(SERVERS.by_servers[servers - 1, workers - 1])
         known.measure(0, workers, 1, "gpu", rate, servers)

@@ -97,3 +97,12 @@ def test_a_job_that_is_nearly_done_does_not_move_though_it_has_not_been_looked_a
     result = run(setup(files, placement="moving", costs=Costs("restart", restart_s=50.0)))
     assert result.record.finish_s[4] == 1 + 319
     assert result.summary["moves"] == 0
+
+
+@pytest.mark.parametrize("autoscale", ["", "efficiency:threshold=0.5"])
+def test_jobs_with_a_step_have_multiples_of_it(files, autoscale):
+    head = HEAD.replace("min_gpus", "min_gpus,step_gpus")
+    (files / "jobs.csv").write_text(head + "0,steep,900,2,6,2,2\n1,flat,500,1,4,1,1\n2,steep,900,3,6,3,3\n")
+    result = run(setup(files, policy="max-min", autoscale=autoscale))
+    assert result.summary["finished"] == 3
+    assert [job.gpus.step for job in result.inputs.jobs] == [2, 1, 3]

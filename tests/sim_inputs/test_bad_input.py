@@ -55,6 +55,13 @@ BAD_ROWS = [
     (HEADER, [GOOD, "1,alpha,1,0,2"], 3, "requested_gpus", "at least 1"),
     (HEADER, [GOOD, "1,alpha,1,1,99999999999"], 3, "max_gpus", "check the number"),
     (HEADER, [GOOD, "1,alpha,1,4,2"], 3, "requested_gpus", "above the job's max_gpus 2"),
+    (
+        HEADER + ",step_gpus",
+        [GOOD + ",1", "1,alpha,1,2,5,2"],
+        3,
+        "max_gpus",
+        "no multiple of the job's step_gpus 2",
+    ),
     (HEADER, [GOOD, "1,alpha,1,9,9"], 3, "requested_gpus", "the largest that works is 8"),
     (HEADER, [GOOD, "1,beta,1,13,16"], 3, "requested_gpus", "the largest that works is 12"),
     (HEADER, [GOOD, "1,beta,1,1,16"], 3, "requested_gpus", "the smallest that works is 2"),

@@ -30,6 +30,8 @@ class FakeSession:
     interrupted: bool = False
     sends_sums: bool = False
     checkpoints_asked: int = 0
+    outside_shoal: bool = False
+    done: int = 0
     raises: int = 0  # the flag it raises in a vote
     works: bool = True  # whether collectives complete
     data_group: Any = None
@@ -39,6 +41,10 @@ class FakeSession:
     receiver: Any = None
     lock: Any = field(default_factory=lambda: threading.Condition(threading.RLock()))
     reported: list[Any] = field(default_factory=list)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return tuple(f"w{rank}" for rank in range(self.world_size))
 
     @property
     def growing(self) -> bool:
@@ -71,6 +77,9 @@ class FakeSession:
     def agree(self, flag: int) -> None:
         self.reported.append(("agree", flag))
 
+    def applied(self) -> None:
+        self.done += 1
+
     def arrived(self, step: int) -> None:
         self.reported.append(("arrived", step))
 
@@ -92,6 +101,20 @@ class FakeGroup:
         self.calls += 1
         for other in self.others:
             tensors[0].add_(other)
+        return sum_of_one(self, tensors[0])
+
+
+class FakeTwin(FakeGroup):
+    """A group whose other member is at the same place and adds a number to each gradient."""
+
+    def __init__(self, other: float, gradients: int) -> None:
+        super().__init__()
+        self.other, self.gradients = other, gradients
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Any:
+        self.calls += 1
+        tensors[0][: self.gradients].add_(self.other)
+        tensors[0][self.gradients :].mul_(2)
         return sum_of_one(self, tensors[0])
 
 
@@ -118,5 +141,5 @@ def make_replica(seed: int = 0, lr: float = 0.1) -> Replica:
     torch.manual_seed(seed)
     model = nn.Linear(4, 2)
     replica = Replica(StateBox())
-    replica.wrap(model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9))
+    replica.wrap([model], [torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)])
     return replica

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from fakes import FakeSession, make_order, make_replica
@@ -14,6 +15,8 @@ from shoal.torch.checked import StateCheck
 from shoal.torch.checkpoint import Checkpoints
 from shoal.torch.meter import Meter
 from shoal.torch.order import Position
+from shoal.torch.replica import Replica
+from shoal.torch.state_files import StateFiles
 
 
 @dataclass
@@ -33,12 +36,22 @@ class Bench:
     def __init__(self, path: Path | None, every_s: float | None = None, seed: int = 0) -> None:
         self.session, self.steps, self.meter, self.clock = FakeSession(), FakeSteps(), Meter(), Clock()
         self.replica, self.order = make_replica(seed), make_order(self.session)
+        self.slept_s: list[float] = []
         self.checkpoints = Checkpoints(
             *(self.session, self.replica, self.order, self.steps, self.meter),
+            files=StateFiles(note=self.meter.note),
+            sleep=self.sleep,
             path=str(path) if path else None,
             every_s=every_s,
             clock=self.clock,
         )
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_s.append(seconds)
+        self.while_asleep()
+
+    def while_asleep(self) -> None:
+        raise AssertionError("it must not wait")
 
 
 def test_what_was_saved_is_restored_with_the_position_of_the_applied_step(tmp_path: Path):
@@ -81,13 +94,25 @@ def test_checkpoints_are_due_by_the_interval_and_by_request(tmp_path: Path):
     assert due == [0, 1, 1, 2, 2, 3]
 
 
-def test_a_pause_saves_elsewhere_if_its_place_cannot_be_written(tmp_path: Path):
+def test_a_pause_waits_until_its_state_can_be_saved_and_saves_it_nowhere_else(tmp_path: Path):
     bench = Bench(tmp_path / "c.pt")
-    assert bench.checkpoints.save_for_pause(None, "job") == str(tmp_path / "c.pt")
-    (tmp_path / "file").touch()
-    place = Path(bench.checkpoints.save_for_pause(str(tmp_path / "file" / "below"), "some-job"))
-    assert place.parent == Path("/dev/shm")
-    place.unlink()
+    assert bench.checkpoints.save_for_pause(None) == str(tmp_path / "c.pt")
+    place = tmp_path / "not" / "mounted" / "paused.pt"
+    bench.while_asleep = lambda: len(bench.slept_s) == 5 and place.parent.mkdir(parents=True)
+    shm = set(Path("/dev/shm").iterdir())
+    assert bench.checkpoints.save_for_pause(str(place)) == str(place)
+    assert bench.slept_s == [1, 2, 4, 8, 15]
+    assert place.exists()
+    assert not [p for p in set(Path("/dev/shm").iterdir()) - shm if "paused" in p.name]
+    assert bench.session.reported[-2:] == [("away", True), ("away", False)]
+
+
+def test_a_missing_directory_is_named_and_not_made(tmp_path: Path):
+    bench = Bench(tmp_path / "absent" / "c.pt")
+    assert not bench.checkpoints.save()
+    assert "there is no such directory; make it first" in bench.meter.notes[-1]
+    assert str(tmp_path / "absent") in bench.meter.notes[-1]
+    assert list(tmp_path.iterdir()) == []
 
 
 class Sum:
@@ -103,14 +128,21 @@ class Sum:
         tensors[0].copy_(sum(self.tensors))
 
 
+def meeting_of(session: FakeSession) -> MagicMock:
+    """All members have the same values."""
+    meeting = MagicMock()
+    meeting.exchange = lambda make: [make()] * session.world_size
+    return meeting
+
+
 def compared(seeds: list[int], **options) -> list[str]:
     """What the checks of so many members note or raise."""
     group, found = Sum(len(seeds)), []
 
-    def check(seed: int) -> None:
+    def check(replica: Replica) -> None:
         session = FakeSession(world_size=len(seeds), vote_group=group)
         note = lambda text: found.append(text)  # noqa: E731
-        test = StateCheck(session, make_replica(seed), make_order(session), note, enabled=True)
+        test = StateCheck(session, replica, make_order(session), meeting_of(session), note, enabled=True)
         test.expect()
         try:
             test.run_if_due()
@@ -118,7 +150,8 @@ def compared(seeds: list[int], **options) -> list[str]:
         except RuntimeError as error:
             found.append(str(error))
 
-    threads = [threading.Thread(target=check, args=(seed,)) for seed in seeds]
+    replicas = [make_replica(seed) for seed in seeds]  # here: all threads have one random generator
+    threads = [threading.Thread(target=check, args=(replica,)) for replica in replicas]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -142,13 +175,14 @@ def test_different_states_are_an_error_on_all_members():
 def test_a_comparison_waits_for_newcomers_and_for_the_step_after_a_recovery():
     session = FakeSession(world_size=2, contributors=(0,), next_contributors=(0, 1), vote_group=Sum(1))
     order = make_order(session)
-    check = StateCheck(session, make_replica(), order, session.reported.append, enabled=True)
+    check = StateCheck(
+        session, make_replica(), order, meeting_of(session), session.reported.append, enabled=True
+    )
     check.expect(after=1)
     check.run_if_due()
-    session.contributors = (0, 1)
-    order.advance(8)
+    session.contributors, session.done = (0, 1), 1
     check.run_if_due()
     assert session.reported == []
-    order.advance(8)
+    session.done = 2
     with pytest.raises(RuntimeError, match="differ"):  # the fake group has only one of the two members
         check.run_if_due()

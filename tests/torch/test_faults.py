@@ -15,9 +15,9 @@ from elastic_lab import Lab, seen, until
 
 import shoal.torch as shoal
 import torch
-from shoal.torch.checkpoint import write_atomically
-from shoal.torch.receiver import Receiver
-from shoal.torch.transfer import send_head
+from shoal.torch.receiver import MAX_STRANGERS, Receiver
+from shoal.torch.state_files import write_atomically
+from shoal.torch.stream import PLAIN, Streams
 from shoal.torch.worker import Identity
 from shoal.wire import channel
 from shoal.wire import events as ev
@@ -99,25 +99,32 @@ def test_a_process_that_the_script_forks_does_not_report_for_the_worker(lab: Lab
         job.wait_gone(30)
 
 
+STREAMS = Streams("job", "127.0.0.1", b"s" * 32, None)
+
+
 def receiver() -> Receiver:
-    return Receiver("127.0.0.1", "job", b"s" * 32, threading.Condition(threading.RLock()))
+    return Receiver(STREAMS, threading.Condition(threading.RLock()))
 
 
-def test_unauthenticated_connections_to_the_state_port_are_limited_and_block_nobody_later():
+def test_unauthenticated_connections_to_the_state_port_are_limited_and_never_shut_a_newcomer_out():
     port = receiver()
     where = channel.parse_address(port.address)
     with contextlib.ExitStack() as stack:
-        for _ in range(channel.MAX_STRANGERS):
-            stranger = stack.enter_context(socket.create_connection(where))
-            assert stranger.recv(1)  # the handshake begins
-        assert stack.enter_context(socket.create_connection(where)).recv(1) == b""
+        strangers = []
+        for _ in range(MAX_STRANGERS + 1):
+            strangers.append(stack.enter_context(socket.create_connection(where)))
+            strangers[-1].sendall(PLAIN)
+            assert strangers[-1].recv(1)  # the handshake begins
+        assert greeted(port), "a peer that knows the secret"
+        assert strangers[0].recv(4096)  # the rest of the challenge
+        assert strangers[0].recv(4096) == b"", "the oldest stranger lost its place"
     until(lambda: greeted(port))
 
 
 def test_an_unauthenticated_peer_that_sends_byte_by_byte_is_disconnected(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(channel, "HANDSHAKE_TIMEOUT_S", 0.5)
     with socket.create_connection(channel.parse_address(receiver().address)) as stranger:
-        stranger.sendall((2000).to_bytes(2, "big"))
+        stranger.sendall(PLAIN + (2000).to_bytes(2, "big"))
         assert stranger.recv(4096)
         stranger.settimeout(0.05)
         assert is_cut(stranger)
@@ -139,10 +146,9 @@ def is_cut(sock: socket.socket, bytes_sent: int = 100) -> bool:
 
 def greeted(port: Receiver) -> bool:
     try:
-        sock, _ = channel.connect(port.address, b"s" * 32, "job", "state")
+        STREAMS.open(port.address, 1 << 16).close()
     except OSError:
         return False
-    sock.close()
     return True
 
 
@@ -150,13 +156,14 @@ def test_a_link_of_a_plan_that_is_over_is_not_kept():
     port = receiver()
     port.forget(3)
     for number, kept in ((3, False), (4, True)):
-        sock, _ = channel.connect(port.address, b"s" * 32, "job", "state")
-        send_head(sock, {"plan": number, "source": "w0"})
+        link = STREAMS.open(port.address, 1 << 16)
+        link.send_head({"plan": number, "source": "w0"})
         if kept:
             until(lambda: 4 in port._early)
         else:
-            assert sock.recv(1) == b""
-        sock.close()
+            with pytest.raises(ConnectionError):
+                link.receive_head()
+        link.close()
     port.forget(4)
     assert not port._early
 
@@ -217,7 +224,7 @@ def test_the_secret_may_come_through_a_descriptor_which_is_read_once(monkeypatch
     os.write(writing, secret.hex().encode() + b"\n")
     os.close(writing)
     named(monkeypatch, SECRET_FD=str(reading), SECRET_FILE="/nowhere")
-    assert Identity.from_environment().secret == secret
+    assert Identity.from_environment().key.secret == secret
     with pytest.raises(OSError):
         os.fstat(reading)
     with pytest.raises(RuntimeError, match=f"SHOAL_SECRET_FD: cannot read '{reading}'"):
@@ -251,6 +258,9 @@ def alone() -> tuple[shoal.Job, nn.Module, torch.optim.Optimizer]:
     return job, *job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
 
 
+SPLIT = torch.utils.data.DistributedSampler(Numbers(), num_replicas=2, rank=0)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -258,14 +268,44 @@ def alone() -> tuple[shoal.Job, nn.Module, torch.optim.Optimizer]:
         ({"batch_size": 4, "max_batch_size": 2}, "max_batch_size 2 is below batch_size 4"),
         ({"batch_size": 4, "lr_rule": "cubic"}, "lr_rule must be"),
         ({"batch_size": 4, "accumulate": 0}, "accumulate must be at least 1"),
-        ({"batch_size": 4, "sampler": [1, 2]}, "the order of the data belongs to the job"),
-        ({"batch_size": 4, "in_order": False}, "the order of the data belongs to the job"),
+        ({"batch_size": 4, "in_order": False}, "batches always come in the order of the job"),
+        (
+            {"batch_size": 4, "batch_sampler": [[1, 2]]},
+            "give a sampler, and batch_size for all workers together",
+        ),
+        ({"batch_size": 4, "generator": torch.Generator()}, r"shoal.init\(seed=...\)"),
+        ({"batch_size": 4, "num_workers": 1, "persistent_workers": False}, "define set_epoch"),
+        ({"batch_size": 4, "sampler": iter([1, 2])}, "the sampler needs a length: define __len__"),
+        ({"batch_size": 4, "sampler": [1, 2], "shuffle": True}, "give either shuffle or a sampler"),
+        ({"batch_size": 4, "sampler": SPLIT}, "the job splits each batch over its workers itself"),
+        ({"batch_size": 4, "loss": "max"}, "loss must be 'mean' or 'sum'"),
+        ({"batch_size": 400, "drop_last": True}, "drop_last leaves nothing"),
     ],
 )
 def test_wrong_options_of_the_loader_are_refused(options: dict, message: str):
     job, *_ = alone()
     with pytest.raises(ValueError, match=message):
         job.loader(Numbers(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shuffle": True}, "every sample is used once, in order"),
+        ({"drop_last": True}, "every sample is used once, in order"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ],
+)
+def test_wrong_options_of_an_evaluation_loader_are_refused(options: dict, message: str):
+    job, *_ = alone()
+    with pytest.raises(ValueError, match=message):
+        job.eval_loader(Numbers(), **{"batch_size": 4, **options})
+
+
+def test_a_model_that_another_wrapper_distributes_is_refused():
+    model = nn.DataParallel(nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="wrapped in DataParallel: leave it out"):
+        shoal.init().wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_closure_is_refused():

@@ -13,12 +13,24 @@ from shoal.torch.session import Place
 from shoal.torch.step import Outcome
 from shoal.wire.messages import Kind, Plan
 
-PARTS = ("session", "replica", "order", "handover", "vote", "steps", "checkpoints", "check", "meter")
+PARTS = (
+    "session",
+    "replica",
+    "order",
+    "handover",
+    "vote",
+    "steps",
+    "checkpoints",
+    "check",
+    "meeting",
+    "meter",
+)
 GROW = Plan(2, Kind.SWITCH, ("w0", "w1"), 1, ("w0",))
 
 
 def make(**session) -> tuple[Reconfiguration, MagicMock]:
     parts = MagicMock()
+    parts.replica.shard_set = parts.replica.shard_groups = parts.replica.sharded = None
     parts.session.configure_mock(
         outside_shoal=False,
         name="w0",
@@ -31,6 +43,7 @@ def make(**session) -> tuple[Reconfiguration, MagicMock]:
         next_contributors=(0, 1),
         **session,
     )
+    parts.replica.several = False
     parts.session.pause_to_save.return_value = None
     parts.session.leave.side_effect = SystemExit
     parts.handover.configure_mock(final=False, window_due=False, catching_up=False)
@@ -44,6 +57,32 @@ def calls(parts: MagicMock) -> list[str]:
 def assert_in_order(parts: MagicMock, *wanted: str) -> None:
     found = iter(calls(parts))
     assert all(name in found for name in wanted), f"{wanted} are not in this order in {calls(parts)}"
+
+
+class Replaced(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("altered", "plan", "ends"),
+    [
+        (True, Plan(3, Kind.FIRST, ("w0", "w1")), True),
+        (True, Plan(3, Kind.FIRST, ("w0", "w1"), restore="saved.pt"), False),
+        (True, Plan(3, Kind.FIRST, ("w1", "w0")), False),
+        (False, Plan(3, Kind.FIRST, ("w0", "w1")), False),
+    ],
+    ids=["it gives its state", "it loads a checkpoint", "it receives the state", "it is fresh"],
+)
+def test_a_job_never_begins_with_the_traces_of_a_rehearsal(altered: bool, plan: Plan, ends: bool):
+    change, parts = make()
+    parts.steps.altered = altered
+    parts.session.be_replaced.side_effect = Replaced
+    if ends:
+        with pytest.raises(Replaced):
+            change._begin_first(plan)
+    else:
+        change._begin_first(plan)
+        assert parts.order.resized.called
 
 
 def test_nothing_changes_at_a_boundary_without_agreement_or_between_two_micro_batches():
@@ -97,7 +136,7 @@ def test_survivors_enter_the_next_generation_and_the_batch_follows_now_or_after_
         "steps.recover",
     )
     assert parts.check.expect.call_args == call(after=9)
-    assert parts.steps.recover.call_args == call(not now)
+    assert parts.steps.recover.call_args == call(not now, True)
     assert parts.order.resized.called is now
 
 
@@ -136,7 +175,7 @@ def test_a_newcomer_votes_when_the_plan_is_committed_and_opens_its_gate_last():
     def observe(data, vote, generation: int) -> None:
         parts.vote.early_generation = generation
 
-    def join(plan: Plan) -> MagicMock:
+    def join(plan: Plan, at_once: bool) -> MagicMock:
         parts.session.joined = True
         return MagicMock()
 
@@ -187,7 +226,17 @@ def make_loop(rehearse: bool = True) -> tuple[Loop, MagicMock]:
     parts.order.next_epoch.side_effect = lambda: setattr(
         parts.order.position, "epoch", parts.order.position.epoch + 1
     )
-    names = ("session", "replica", "order", "steps", "checkpoints", "reconfiguration", "meter")
+    names = (
+        "session",
+        "replica",
+        "order",
+        "steps",
+        "checkpoints",
+        "reconfiguration",
+        "meeting",
+        "check",
+        "meter",
+    )
     parts.meter.sync_s = 0.0
     return Loop(*(getattr(parts, name) for name in names), rehearse), parts
 

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 import torch
 from shoal.torch.receiver import Receiver
 from shoal.torch.state import ModelState, StateBox
+from shoal.torch.stream import Streams
 from shoal.torch.transfer import Link, Window
 from shoal.wire.messages import Kind, Plan
 from torch import nn
@@ -21,18 +22,19 @@ SECRET = bytes(32)
 def state(seed: int) -> ModelState:
     torch.manual_seed(seed)
     model = nn.Linear(4, 4)
-    return ModelState(model, torch.optim.SGD(model.parameters(), lr=0.1), StateBox())
+    return ModelState([model], [torch.optim.SGD(model.parameters(), lr=0.1)], StateBox())
 
 
 def test_sums_may_change_once_they_are_read_and_the_holder_waits_for_that():
     lock = threading.Condition(threading.RLock())
-    receiver = Receiver("127.0.0.1", "job", SECRET, lock)
+    streams = Streams("job", "127.0.0.1", SECRET, None)
+    receiver = Receiver(streams, lock)
     plan = Plan(2, Kind.SWITCH, ("w0", "w1"), 1, ("w0",), {"w1": receiver.address})
     receiver.expect(plan, "w1")
     holder, newcomer = state(1), state(2)
     sums = [torch.randn(1 << 22), torch.randn(1000)]  # far more than the sockets' buffers
     sent = [flat.clone() for flat in sums]
-    link = Link.open(plan, "w1", "w0", SECRET, "job", None)
+    link = Link.open(plan, "w1", "w0", streams, None)
     link.load(plan, "w0", holder)
     link.open_window(Window(7, False, {}, len(sums)))
     link.hold()

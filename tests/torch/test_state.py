@@ -70,7 +70,7 @@ class Side:
         params = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = OPTIMIZERS[optimizer](params)
         self.box = StateBox(count=seed, average=torch.randn(2000))
-        self.state = ModelState(self.model, self.optimizer, self.box)
+        self.state = ModelState([self.model], [self.optimizer], self.box)
 
     def set_gradients(self, step: int) -> None:
         generator = torch.Generator().manual_seed(step)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 import pytest
-from fakes import FakeGroup, FakeSession, make_order, make_replica
+from fakes import FakeGroup, FakeSession, FakeTwin, make_order, make_replica
 
 import torch
+from shoal.torch.aside import WIDTH
 from shoal.torch.gradients import all_reduce
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part
@@ -57,7 +58,7 @@ class Bench:
         self.session = FakeSession(
             world_size=2, contributors=(0, 1), next_contributors=(0, 1), vote_group=vote
         )
-        self.session.data_group = FakeGroup(torch.tensor(others))
+        self.session.data_group = FakeTwin(others, gradients=10)
         self.replica, self.order = make_replica(), make_order(self.session)
         self.handover, self.meter = FakeHandover(), Meter()
         self.outcomes: list[Outcome] = []
@@ -81,7 +82,7 @@ class Bench:
         self.replica.state.model(torch.ones(4, 4)).sum().backward()
 
     def optimize(self) -> None:
-        optimizer = self.replica.state.optimizer
+        optimizer = self.replica.state.optimizers[0]
         self.steps.optimizer_step(optimizer, optimizer.step)
 
 
@@ -118,12 +119,12 @@ def test_a_step_that_breaks_is_void_and_undone():
     assert not bench.steps.counts
     assert bench.steps.weight == 0.0
     bench.replica.box["count"] += 1  # the rest of the loop's body
-    bench.replica.state.optimizer.param_groups[0]["lr"] = 9.0
+    bench.replica.state.optimizers[0].param_groups[0]["lr"] = 9.0
     bench.optimize()
     assert bench.steps.settle(asked=True) is None
     assert torch.equal(bench.weight.detach(), before)
     assert bench.replica.box["count"] == 1
-    assert bench.replica.state.optimizer.param_groups[0]["lr"] == 0.1
+    assert bench.replica.state.optimizers[0].param_groups[0]["lr"] == 0.1
     assert bench.order.position.step == 0
 
 
@@ -151,6 +152,7 @@ def test_a_newcomer_votes_early_contributes_nothing_and_takes_the_window():
     assert bench.session.vote_group.calls == 1
     for bucket in bench.replica.buckets.buckets:
         bucket.flat.fill_(3.0)  # the sums, which the holders send
+        bucket.flat[10 : 10 + WIDTH] = 0.0
     bench.backward(Part(0, 0, 0.0, last=True))
     assert bench.outcomes == [Outcome.DONE]
     assert bench.steps.present.kind is StepKind.CATCH_UP
@@ -195,7 +197,7 @@ def test_nothing_of_a_rehearsal_counts():
 
 
 def test_learning_rates_are_scaled_only_during_the_optimizer_step():
-    optimizer = make_replica(lr=0.5).state.optimizer
+    optimizer = make_replica(lr=0.5).state.optimizers[0]
     with scaled_rates(optimizer, 4.0):
         assert optimizer.param_groups[0]["lr"] == 2.0
     assert optimizer.param_groups[0]["lr"] == 0.5

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from shoal.wire import coordinator
 from shoal.wire.events import Emit, JobFailed, Send, StartWorker, StopWorker
+from shoal.wire.groups import group_line
 from shoal.wire.member import Build, Drop, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Kind, Order, Phase, Plan, Status, decode, encode
 from shoal.wire.state import CoordinatorState, Timing
@@ -37,7 +38,8 @@ class Worker:
 
 
 class World:
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, group: int = 1) -> None:
+        self.signature = ("parameter w float32 [2]", *((group_line(group),) if group > 1 else ()))
         self.random = random.Random(seed)
         self.now_s = 0.0
         self.state = CoordinatorState("job", "paused", timing=TIMING)
@@ -178,7 +180,7 @@ class World:
     def _script(self, name: str, worker: Worker) -> bool:
         worker.at = "waiting"
         self.connect(name)
-        worker.member.ready(("parameter w float32 [2]",), f"at-{name}")
+        worker.member.ready(self.signature, f"at-{name}")
         return True
 
     def _waiting(self, name: str, worker: Worker) -> bool:

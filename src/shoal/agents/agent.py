@@ -21,11 +21,15 @@ from pathlib import Path
 from shoal.agents import agent_state as st
 from shoal.agents.link import Link
 from shoal.agents.log_files import read_output
+from shoal.agents.ports import PortStock
+from shoal.agents.prepared import PreparingExecutor
+from shoal.agents.requests import AgentRequests
 from shoal.executors.base import Executor, Exit, NodeInfo, WorkerSpec
 from shoal.executors.logs import end_position
 from shoal.wire import agent_messages as am
 from shoal.wire.auth import AuthError
 from shoal.wire.messages import WireError
+from shoal.wire.tls import FingerprintError
 
 log = logging.getLogger("shoal.agents")
 
@@ -92,14 +96,18 @@ class Agent:
         credential: str = "",
         save_credential: Callable[[str], None] = lambda credential: None,
     ) -> None:
-        self._directory, self._executor, self._connect = state_directory, executor, connect
+        self._directory, self._connect = state_directory, connect
         self._workers = state_directory / "workers"
         self._workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(state_directory)
+        self._requests = AgentRequests(state_directory, self._send)
+        self._executor = PreparingExecutor(executor, self._requests.workdir)
         self._local_name = {facts.name: local for local, facts in nodes.items()}
         self._address = {facts.name: facts.address for facts in nodes.values()}
         self._embedded, self._save_credential = embedded, save_credential
         self._link: Link | None = None
+        self._said = ""
+        self._ports = PortStock()
         self.state = st.AgentState(
             name, secrets.token_hex(8), tuple(nodes.values()), credential, versions or {}
         )
@@ -117,15 +125,24 @@ class Agent:
                     link = await self._connect()
                     if await self._serve(link):
                         retry_s = RETRY_S
+                except FingerprintError as error:
+                    raise AgentError(str(error)) from None
                 except AuthError as error:
-                    log.warning("the control plane does not know this agent or its token: %s", error)
+                    self._say(logging.WARNING, f"the control plane does not know this agent: {error}")
                 except (OSError, EOFError, WireError) as error:
-                    log.info("no connection to the control plane: %s", str(error) or type(error).__name__)
+                    self._say(logging.INFO, f"no connection to the control plane: {error or 'it closed'}")
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
                 retry_s = min(2 * retry_s, LONGEST_RETRY_S)
         finally:
+            self._ports.close()
             self._executor.close()
             os.close(self._lock)
+
+    def _say(self, level: int, text: str) -> None:
+        """Each message once, not at every attempt."""
+        if text != self._said:
+            self._said = text
+            log.log(level, "%s; trying again", text)
 
     def leaving(self, in_s: float, why: str) -> None:
         """The machine will be taken away in `in_s` seconds."""
@@ -141,11 +158,20 @@ class Agent:
                 silence_s = SILENT_HEARTBEATS * self.state.heartbeat_s
                 async with asyncio.timeout(silence_s):
                     message = await link.receive()
+                if isinstance(message, am.TreePart | am.Probe):
+                    self._requests.received(message)
+                    continue
                 self._obey(self.state.received(message, lease_clock_s()))
                 if isinstance(message, am.Refused):
                     return False
                 if not tasks:
-                    loops = (self._renew_loop(), self._log_loop(), self._usage_loop())
+                    self._said = ""
+                    log.info("connected as %s", self.state.agent)
+                    self._obey(self.state.ports(self._ports.fill()))
+                    self._requests.connected()
+                    loops = [self._renew_loop(), self._usage_loop()]
+                    if not self._embedded:
+                        loops.append(self._log_loop())
                     tasks = [asyncio.create_task(loop) for loop in loops]
         except (OSError, EOFError, TimeoutError, WireError) as error:
             log.info("lost the control plane: %s", str(error) or type(error).__name__)
@@ -160,7 +186,7 @@ class Agent:
     async def _renew_loop(self) -> None:
         while True:
             await asyncio.sleep(self.state.heartbeat_s)
-            self._obey(self.state.renew(lease_clock_s()))
+            self._obey(self.state.renew(lease_clock_s(), time.time()))
 
     async def _log_loop(self) -> None:
         while True:
@@ -194,11 +220,14 @@ class Agent:
 
     # Effects
 
+    def _send(self, message: am.FromAgent) -> None:
+        if self._link is not None:
+            self._link.send(message)
+
     def _obey(self, effects: list[st.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, st.Send):
-                if self._link is not None:
-                    self._link.send(effect.message)
+                self._send(effect.message)
             elif isinstance(effect, st.Do):
                 self._carry_out(effect.order)
             elif isinstance(effect, st.SetLease):
@@ -208,7 +237,7 @@ class Agent:
             elif effect.final:
                 raise AgentError(effect.why)
             else:
-                log.warning("the control plane refuses this agent: %s", effect.why)
+                self._say(logging.WARNING, f"the control plane refuses this agent: {effect.why}")
 
     def _carry_out(self, order: am.Order) -> None:
         if isinstance(order, am.Start):
@@ -219,6 +248,10 @@ class Agent:
             self._executor.suspend(order.worker)
         elif isinstance(order, am.Wake):
             self._executor.wake(order.worker)
+        elif isinstance(order, am.Warn):
+            self._executor.warn(order.worker, order.signal)
+        elif isinstance(order, am.Go):
+            self._executor.go(order.worker)
         elif isinstance(order, am.WarmUp):
             self._executor.warm_up()
         else:
@@ -240,6 +273,8 @@ class Agent:
                 self._exited, Exit(order.worker, None, None, why, began=False)
             )
             return
+        if order.port is not None:
+            self._obey(self.state.ports(self._ports.release(order.port)))
         self._executor.start(
             WorkerSpec(
                 worker=order.worker,
@@ -251,6 +286,12 @@ class Agent:
                 env={"SHOAL_HOST": self._address[order.node]} | order.env,
                 grace_s=order.grace_s,
                 warm=order.warm,
+                gpus=order.gpus,
+                secret_files=order.secret_files,
+                waits_for_go=order.waits_for_go,
+                port=order.port,
+                tree=order.tree,
+                account=order.account,
             )
         )
 

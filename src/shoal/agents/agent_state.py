@@ -155,11 +155,11 @@ class AgentState:
 
     # Leases
 
-    def renew(self, now_s: float) -> list[Effect]:
+    def renew(self, now_s: float, wall_s: float) -> list[Effect]:
         if not self.welcomed:
             return []
         self._requested_s = now_s
-        return [Send(am.Renew(now_s))]
+        return [Send(am.Renew(now_s, wall_s))]
 
     def _renewed(self, message: am.Renewed) -> list[Effect]:
         if message.clock_s > self._requested_s:
@@ -253,6 +253,9 @@ class AgentState:
         worker = self.workers.get(message.worker)
         if worker is not None:
             worker.log_acked = max(worker.log_acked, message.position)
+
+    def ports(self, free: tuple[int, ...]) -> list[Effect]:
+        return [Send(am.Ports(free))] if self.welcomed else []
 
     def usage(self, gpus: tuple[am.Usage, ...]) -> list[Effect]:
         return [Send(am.UsageReport(gpus))] if self.welcomed and gpus else []

@@ -1,4 +1,4 @@
-"""The control plane's self-signed certificate, and TLS contexts for both ends.
+"""The control plane's self-signed certificate, and its TLS context.
 
 Agents do not check names or a certificate authority: they know the SHA-256 fingerprint of the one certificate that they
 accept, from their join token.
@@ -6,22 +6,26 @@ accept, from their join token.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
 import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from shoal.wire.tls import fingerprint
+
 VALID_DAYS = 3650
-
-
-class FingerprintError(Exception):
-    """The server has another certificate than the agent expects."""
 
 
 def make_certificate(certificate: Path, key: Path) -> None:
     """Make a new key and a self-signed certificate. Only the owner can read the key."""
+    signed, private = new_certificate("shoal control plane")
+    with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(private)
+    certificate.write_bytes(signed)
+
+
+def new_certificate(common_name: str) -> tuple[bytes, bytes]:
+    """A self-signed certificate and its key, both in PEM."""
     # The server's dependencies are not installed where only an agent runs.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -29,7 +33,7 @@ def make_certificate(certificate: Path, key: Path) -> None:
     from cryptography.x509.oid import NameOID
 
     private = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "shoal control plane")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
     now = datetime.now(UTC)
     signed = (
         x509.CertificateBuilder()
@@ -41,23 +45,13 @@ def make_certificate(certificate: Path, key: Path) -> None:
         .not_valid_after(now + timedelta(days=VALID_DAYS))
         .sign(private, hashes.SHA256())
     )
-    with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(
-            private.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
-            )
-        )
-    certificate.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    return signed.public_bytes(serialization.Encoding.PEM), private.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
 
 
 def fingerprint_of(certificate: Path) -> str:
     return fingerprint(ssl.PEM_cert_to_DER_cert(certificate.read_text()))
-
-
-def fingerprint(der: bytes) -> str:
-    return hashlib.sha256(der).hexdigest()
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -65,21 +59,3 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(certificate, key)
     return context
-
-
-def client_context() -> ssl.SSLContext:
-    """Encrypts but accepts any certificate. Call `check_fingerprint` before anything is sent."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE
-    return context
-
-
-def check_fingerprint(connection: ssl.SSLObject, expected: str) -> None:
-    der = connection.getpeercert(binary_form=True)
-    if der is None or not hmac.compare_digest(fingerprint(der), expected):
-        raise FingerprintError(
-            "the control plane's certificate is not the one in the join token: "
-            "check the address, or create a new token there"
-        )

@@ -22,16 +22,30 @@ from shoal.agents.join_tokens import TokenError, hash_secret, new_secret
 from shoal.agents.link import AGENT, JOIN, Link, StreamLink
 from shoal.agents.log_files import LogCopy
 from shoal.agents.registry import AgentRegistry, KnownAgent
-from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
-from shoal.executors.logs import Line, end_position, read_lines, tail_position
+from shoal.agents.services import AgentServices, Request
+from shoal.executors.base import (
+    Exit,
+    GpuUsage,
+    NodeChange,
+    NodeInfo,
+    NodeLeaving,
+    NodeLost,
+    NodeUnreachable,
+    NodeUp,
+    WorkerSpec,
+)
+from shoal.executors.logs import Line, end_position, read_lines, tail_position, with_our_clock
 from shoal.wire import agent_messages as am
 from shoal.wire.auth import AuthError
-from shoal.wire.channel import HANDSHAKE_TIMEOUT_S, MAX_STRANGERS
+from shoal.wire.channel import HANDSHAKE_TIMEOUT_S
 from shoal.wire.messages import WireError
+from shoal.wire.strangers import Strangers
 
 log = logging.getLogger("shoal.agents")
 
 TICK_S = 0.5
+UNCHECKED_PORTS = range(20_000, 32_000)
+MOST_REFUSED = 100
 EMBEDDED = "embedded"
 """The instance of the agent in the control plane's own process."""
 
@@ -49,8 +63,9 @@ class AgentExecutor:
         registry: AgentRegistry,
         *,
         timing: fs.Timing | None = None,
-        on_node: Callable[[fs.NodeChange], None] = lambda change: None,
+        on_node: Callable[[NodeChange], None] = lambda change: None,
         log_copy: LogCopy | None = None,
+        services: AgentServices | None = None,
     ) -> None:
         timing = timing or fs.Timing()
         earlier_s = registry.raise_longest_lease(timing.lease_s)
@@ -59,27 +74,48 @@ class AgentExecutor:
         )
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
         self.on_node = on_node
+        #: Why the GPUs of this machine are virtual, if nobody asked for that.
+        self.why_virtual = ""
         self.state = fs.FleetState(secrets.token_hex(8), timing)
         self._registry, self._log_copy = registry, log_copy or LogCopy()
+        self.services = services or AgentServices()
         self._directories: dict[str, Path] = {}
         self._links: dict[str, Link] = {}
+        self._own: str | None = None
+        #: Receives the name of an agent that was refused, and why. Not for each attempt.
+        self.on_refused: Callable[[str, str], None] = lambda agent, why: None
+        self._refused: dict[str, str] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
-        self._strangers = 0
+        self._strangers = Strangers()
         for agent, known in registry.agents.items():
             self.state.restore(agent, known.secret_hash, known.nodes, time.monotonic(), leased=known.leased)
 
     # The executor
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """The nodes of connected agents."""
+        """The nodes of connected agents, and those of the agent in this process."""
         return tuple(
-            _node_info(node)
+            fs.node_info(node, agent)
             for agent in self.state.agents.values()
-            if agent.link is fs.Link.CONNECTED
+            if agent.link is fs.Link.CONNECTED or agent.name == self._own
             for node in agent.nodes
         )
+
+    def awaited_nodes(self) -> tuple[NodeInfo, ...]:
+        """The nodes of agents that joined an earlier process of this control plane and are not connected."""
+        return tuple(
+            fs.node_info(node, agent)
+            for agent in self.state.agents.values()
+            if agent.link is not fs.Link.CONNECTED and agent.name != self._own
+            for node in agent.nodes
+        )
+
+    def expect(self, name: str, nodes: tuple[am.NodeFacts, ...]) -> None:
+        """The agent of this name is part of this process and will connect with `embed`."""
+        self._own = name
+        self.state.restore(name, EMBEDDED, nodes, time.monotonic(), leased=False)
 
     def start(self, worker: WorkerSpec) -> None:
         if not am.is_worker_id(worker.worker):
@@ -102,6 +138,12 @@ class AgentExecutor:
             directory=str(worker.directory),
             grace_s=worker.grace_s,
             warm=worker.warm,
+            gpus=worker.gpus,
+            secret_files=worker.secret_files,
+            waits_for_go=worker.waits_for_go,
+            port=worker.port,
+            tree=worker.tree,
+            account=worker.account,
         )
         self._obey(self.state.start(order))
 
@@ -113,6 +155,25 @@ class AgentExecutor:
 
     def wake(self, worker: str) -> None:
         self._obey(self.state.order(am.Wake(worker)))
+
+    def warn(self, worker: str, signal: str) -> None:
+        self._obey(self.state.order(am.Warn(worker, signal)))
+
+    def go(self, worker: str) -> None:
+        self._obey(self.state.order(am.Go(worker)))
+
+    def free_port(self, node: str) -> int:
+        # Without a connection, any port: the worker starts later, and it says so if the port is taken.
+        return self.state.take_port(node) or secrets.choice(UNCHECKED_PORTS)
+
+    def leaving(self, agent: str, in_s: float, why: str) -> None:
+        """The machine of an agent will be taken away in `in_s` seconds."""
+        if agent in self.state.agents:
+            self._obey(self.state.leaving(agent, in_s, why, time.monotonic()))
+
+    def fenced(self, agent: str, why: str) -> None:
+        """Somebody else has ended all processes of an agent and its workers."""
+        self._obey(self.state.fenced(agent, why))
 
     def adopt(self, worker: str, directory: Path) -> None:
         """Take over a worker that an earlier process started. Call it before `listen`."""
@@ -140,6 +201,7 @@ class AgentExecutor:
         }
 
     def warm_up(self) -> None:
+        self.state.warm = True
         self._obey(self.state.warm_up())
 
     def close(self) -> None:
@@ -172,7 +234,7 @@ class AgentExecutor:
     def embed(self, link: Link) -> None:
         """Serve the agent in this process, which needs no secret and no lease."""
         self.begin()
-        self._spawn(self._serve(link, None, None))
+        self._spawn(self.serve(link, None, None))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -185,14 +247,12 @@ class AgentExecutor:
         self._tasks.add(task)
         peer = writer.get_extra_info("peername")
         try:
-            if self._strangers >= MAX_STRANGERS:
-                return
-            self._strangers += 1
+            place = self._strangers.enter((peer or ("",))[0], writer.transport.abort)
             try:
-                request, link = await StreamLink.answer(reader, writer, self._secret_of)
+                request, link = await StreamLink.answer(reader, writer, self.secret_of)
             finally:
-                self._strangers -= 1
-            await self._serve(link, request.purpose, request.job)
+                self._strangers.leave(place)
+            await self.serve(link, request.purpose, request.job)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # the agent has gone, or the control plane closes
         except AuthError as error:
@@ -201,19 +261,24 @@ class AgentExecutor:
             self._tasks.discard(task)
             writer.close()
 
-    def _secret_of(self, job: str, purpose: str) -> bytes | None:
+    def secret_of(self, job: str, purpose: str) -> bytes | None:
         if purpose == JOIN and job in self._registry.tokens:
             return bytes.fromhex(self._registry.tokens[job].secret_hash)
         if purpose == AGENT and job in self._registry.agents:
             return bytes.fromhex(self._registry.agents[job].secret_hash)
         return None
 
-    async def _serve(self, link: Link, purpose: str | None, job: str | None) -> None:
+    async def serve(self, link: Link, purpose: str | None, job: str | None) -> None:
         """Serve one connection of an agent until it breaks."""
         agent, why = None, "connection closed"
         try:
-            async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                hello = await link.receive()
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                    hello = await link.receive()
+            except WireError:
+                why = "the agent speaks another version of the protocol: install the same version of Shoal"
+                self._refuse(link, job or "", why, final=True)
+                return
             if not isinstance(hello, am.AgentHello):
                 raise WireError("an agent must begin with AgentHello")
             if not self._hello(link, hello, purpose, job):
@@ -221,8 +286,10 @@ class AgentExecutor:
             agent = hello.agent
             while self._links.get(agent) is link:
                 message = await link.receive()
-                if self._links.get(agent) is link:
-                    self._obey(self.state.received(agent, message, time.monotonic()))
+                if isinstance(message, am.FetchTree | am.Probed):
+                    self._spawn(self._answer(link, agent, message))
+                elif self._links.get(agent) is link:
+                    self._obey(self.state.received(agent, message, time.monotonic(), time.time()))
         except (OSError, EOFError, TimeoutError):
             pass
         except WireError as error:
@@ -233,6 +300,11 @@ class AgentExecutor:
                 del self._links[agent]
                 self._obey(self.state.disconnected(agent, why, time.monotonic()))
             link.close()
+
+    async def _answer(self, link: Link, agent: str, request: Request) -> None:
+        answer = await self.services.answer(agent, request)
+        if answer is not None and self._links.get(agent) is link:
+            link.send(answer)
 
     def _hello(self, link: Link, hello: am.AgentHello, purpose: str | None, job: str | None) -> bool:
         """Accept or refuse the agent."""
@@ -247,17 +319,17 @@ class AgentExecutor:
                 if job != hello.agent or instance != self._registry.agents[hello.agent].secret_hash:
                     raise TokenError("the secret of this agent is not the one it was given")
         except TokenError as error:
-            link.send(am.Refused(str(error), final=True))
+            self._refuse(link, hello.agent, str(error), final=True)
             return False
         leased = purpose is not None
         effects = self.state.hello(
             hello, instance, time.monotonic(), time.time(), credential=credential, leased=leased
         )
         if effects and isinstance(effects[0], fs.Refuse):
-            log.warning("refused agent %s: %s", hello.agent, effects[0].why)
-            link.send(am.Refused(effects[0].why, effects[0].final))
+            self._refuse(link, hello.agent, effects[0].why, final=effects[0].final)
             return False
         # It is on disk before the agent can start anything: a restarted control plane knows who may have workers.
+        self._refused.pop(hello.agent, None)
         self._registry.remember(hello.agent, KnownAgent(instance, hello.nodes, leased))
         if purpose == JOIN and job is not None:
             self._registry.use_token(job, hello.agent)
@@ -266,7 +338,29 @@ class AgentExecutor:
         if old is not None:
             old.close()
         self._obey(effects)
+        for question in self.services.connected(hello.agent):
+            link.send(question)
         return True
+
+    def _refuse(self, link: Link, agent: str, why: str, *, final: bool) -> None:
+        if self._refused.get(agent) != why:
+            log.warning("refused agent %s: %s", agent, why)
+            self.on_refused(agent, why)
+        if len(self._refused) > MOST_REFUSED:
+            self._refused.clear()
+        self._refused[agent] = why
+        link.send(am.Refused(why, final))
+
+    def agent_of(self, node: str) -> str | None:
+        """The agent that has the node."""
+        return next(
+            (a.name for a in self.state.agents.values() if any(n.name == node for n in a.nodes)), None
+        )
+
+    def forget(self, agent: str) -> None:
+        """Remove an agent that is lost. It may join again with a token."""
+        self._registry.forget(agent)
+        self.state.agents.pop(agent, None)
 
     async def _tick(self) -> None:
         """Check time-outs. While this process was suspended it read no messages: the agents were not silent."""
@@ -290,13 +384,14 @@ class AgentExecutor:
             elif isinstance(effect, fs.AppendLog):
                 # On a full disk the output is lost, as it is on a node: the worker must not wait for it.
                 with contextlib.suppress(OSError):
-                    self._log_copy.append(self._directories[effect.worker], effect.position, effect.data)
+                    data = with_our_clock(effect.data, effect.clock_ahead_s)
+                    self._log_copy.append(self._directories[effect.worker], effect.position, data)
             elif isinstance(effect, fs.WorkerExit):
-                self._report(effect.exited)
-            elif isinstance(effect, (fs.NodeUp, fs.NodeUnreachable, fs.NodeLost, fs.NodeLeaving)):
+                self._report(effect.exited, effect.node_lost)
+            elif isinstance(effect, (NodeUp, NodeUnreachable, NodeLost, NodeLeaving)):
                 asyncio.get_running_loop().call_soon(self.on_node, effect)
 
-    def _report(self, exited: am.Exited) -> None:
+    def _report(self, exited: am.Exited, node_lost: bool) -> None:
         exit_ = Exit(
             worker=exited.worker,
             code=exited.code,
@@ -305,18 +400,6 @@ class AgentExecutor:
             began=exited.began,
             asked_to_end=exited.told,
             ago_s=exited.ago_s,
+            node_lost=node_lost,
         )
         asyncio.get_running_loop().call_soon(lambda: self.on_exit(exit_))
-
-
-def _node_info(node: am.NodeFacts) -> NodeInfo:
-    return NodeInfo(
-        name=node.name,
-        gpus=node.gpus,
-        gpu_type=node.gpu_type,
-        virtual=node.virtual,
-        devices=node.devices,
-        rack=node.rack,
-        domain=node.domain,
-        gpu_memory_mb=node.gpu_memory_mb,
-    )

@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shoal.executors.base import NodeChange, NodeInfo, NodeLeaving, NodeLost, NodeUnreachable, NodeUp
 from shoal.wire import agent_messages as am
 from shoal.wire.messages import WireError
 
@@ -36,6 +37,12 @@ class Timing:
     keeper_margin_s: float = KEEPER_MARGIN_S
     #: The longest lease that an earlier process of this control plane granted.
     earlier_lease_s: float = 0.0
+
+    @staticmethod
+    def of_lease(lease_s: float) -> Timing:
+        """Heartbeats often enough for a lease of this length."""
+        heartbeat_s = min(5.0, lease_s / 6)
+        return Timing(lease_s, heartbeat_s, min(20.0, 4 * heartbeat_s))
 
     def alive_s(self, lease_s: float) -> float:
         """For how long after the grant of a lease a worker may be alive."""
@@ -87,6 +94,8 @@ class AppendLog:
     worker: str
     position: int
     data: bytes
+    #: By how much the clock that stamped the lines is ahead of ours.
+    clock_ahead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,37 +103,10 @@ class WorkerExit:
     """The worker has ended, or it cannot be alive any more. Never repeated."""
 
     exited: am.Exited
+    #: Its machine was lost.
+    node_lost: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class NodeUp:
-    node: am.NodeFacts
-
-
-@dataclass(frozen=True, slots=True)
-class NodeUnreachable:
-    """No connection. Its workers may train on; nothing can be started there."""
-
-    node: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost:
-    """None of its workers can be alive. They have all been reported."""
-
-    node: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeaving:
-    node: str
-    at_s: float
-    why: str
-
-
-NodeChange = NodeUp | NodeUnreachable | NodeLost | NodeLeaving
 Effect = Send | Cut | Refuse | Accept | AppendLog | WorkerExit | NodeChange
 
 
@@ -137,6 +119,8 @@ class Worker:
     exited: am.Exited | None = None
     #: Its end was reported. Only its output is still wanted.
     reported: bool = False
+    #: The command to start it was sent at least once, or another control plane sent it.
+    sent: bool = True
 
 
 @dataclass(slots=True)
@@ -158,8 +142,10 @@ class Agent:
     #: Commands that it has not acknowledged, by number.
     outbox: dict[int, am.Order] = field(default_factory=dict)
     usage: dict[tuple[str, int], am.Usage] = field(default_factory=dict)
+    #: Ports of its machine that it keeps free.
+    ports: list[int] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    #: Its wall clock minus ours when it connected.
+    #: Its wall clock minus ours at its last heartbeat.
     wall_offset_s: float = 0.0
 
     @property
@@ -172,6 +158,8 @@ class FleetState:
     epoch: str
     timing: Timing = field(default_factory=Timing)
     agents: dict[str, Agent] = field(default_factory=dict)
+    #: Agents prepare for warm starts as soon as they connect.
+    warm: bool = False
 
     # Calls of the control plane
 
@@ -195,7 +183,7 @@ class FleetState:
             why = f"node {order.node} is {'lost' if agent is not None else 'not known'}"
             return [WorkerExit(am.Exited(order.worker, why=why, began=False))]
         assert order.worker not in agent.workers, order.worker
-        agent.workers[order.worker] = Worker(order.node)
+        agent.workers[order.worker] = Worker(order.node, sent=agent.link is Link.CONNECTED)
         return self._order(agent, order)
 
     def adopt(self, worker: str, node: str, log_position: int, now_s: float) -> list[Effect]:
@@ -212,11 +200,29 @@ class FleetState:
         agent.workers[worker] = Worker(node, log_position)
         return []
 
-    def order(self, order: am.Stop | am.Suspend | am.Wake) -> list[Effect]:
+    def order(self, order: am.Stop | am.Suspend | am.Wake | am.Warn | am.Go) -> list[Effect]:
         agent = self.agent_of_worker(order.worker)
         if agent is None or agent.workers[order.worker].reported:
             return []
+        if isinstance(order, am.Stop) and not agent.workers[order.worker].sent:
+            return self._withdraw(agent, order.worker)
         return self._order(agent, order)
+
+    def _withdraw(self, agent: Agent, name: str) -> list[Effect]:
+        """The worker waits for the connection of its agent and shall not start any more."""
+        del agent.workers[name]
+        agent.outbox = {
+            seq: order
+            for seq, order in agent.outbox.items()
+            if isinstance(order, am.WarmUp) or order.worker != name
+        }
+        why = "it was ended before it began"
+        return [WorkerExit(am.Exited(name, why=why, began=False, told=True))]
+
+    def take_port(self, node: str) -> int | None:
+        """A free port of the node's machine. None if its agent has told of none."""
+        agent = self._agent_of_node(node)
+        return agent.ports.pop(0) if agent is not None and agent.ports else None
 
     def warm_up(self) -> list[Effect]:
         return [
@@ -274,9 +280,13 @@ class FleetState:
         effects: list[Effect] = [Accept(agent.name, instance, hello.nodes)]
         effects += [NodeLost(name, "its agent no longer offers it") for name in gone]
         effects += self._compare_workers(agent, hello)
+        if self.warm:
+            self._queue(agent, am.WarmUp())
         effects.append(Send(agent.name, self._welcome(agent, credential)))
+        for worker in agent.workers.values():
+            worker.sent = True
         effects += [Send(agent.name, am.Command(seq, order)) for seq, order in agent.outbox.items()]
-        return effects + [NodeUp(node) for node in agent.nodes]
+        return effects + [NodeUp(node_info(node, agent)) for node in agent.nodes]
 
     def _welcome(self, agent: Agent, credential: str) -> am.Welcome:
         return am.Welcome(
@@ -347,7 +357,7 @@ class FleetState:
         if agent.link is not Link.CONNECTED:
             return []
         agent.link = Link.UNREACHABLE
-        agent.usage = {}
+        agent.usage, agent.ports = {}, []
         effects: list[Effect] = [NodeUnreachable(node.name, why) for node in agent.nodes]
         # These have ended for certain. Their output follows if the agent returns.
         for worker in agent.workers.values():
@@ -367,6 +377,20 @@ class FleetState:
                 effects += self._lose(agent, "its agent did not return before its lease ended")
         return effects
 
+    def leaving(self, name: str, in_s: float, why: str, now_s: float) -> list[Effect]:
+        """The agent's machine will be taken away in `in_s` seconds."""
+        agent = self.agents[name]
+        agent.leaves = (now_s + in_s, why)
+        return [NodeLeaving(node.name, in_s, why) for node in agent.nodes]
+
+    def fenced(self, name: str, why: str) -> list[Effect]:
+        """Somebody else has ended all processes of the agent and its workers."""
+        agent = self.agents.get(name)
+        if agent is None or agent.link is Link.LOST:
+            return []
+        cut: list[Effect] = [Cut(name, why)] if agent.link is Link.CONNECTED else []
+        return cut + self._lose(agent, why)
+
     def excuse(self, late_s: float) -> None:
         """The control plane itself was suspended or starved for so long: the agents were not silent."""
         for agent in self.agents.values():
@@ -377,16 +401,18 @@ class FleetState:
         effects: list[Effect] = []
         for name, worker in agent.workers.items():
             if not worker.reported:
-                effects += self._report(worker, worker.exited or am.Exited(name, why=f"node lost: {why}"))
+                ended = worker.exited or am.Exited(name, why=f"node lost: {why}", began=worker.sent)
+                effects += self._report(worker, ended, node_lost=worker.exited is None)
         agent.workers = {}
         return effects + [NodeLost(node.name, why) for node in agent.nodes]
 
     # Messages
 
-    def received(self, name: str, message: am.AgentMessage, now_s: float) -> list[Effect]:
+    def received(self, name: str, message: am.AgentMessage, now_s: float, wall_s: float) -> list[Effect]:
         agent = self.agents[name]
         agent.heard_s = now_s
         if isinstance(message, am.Renew):
+            agent.wall_offset_s = message.wall_s - wall_s
             self._grant_lease(agent, now_s)
             return [Send(name, am.Renewed(message.clock_s))]
         if isinstance(message, am.Ack):
@@ -399,9 +425,11 @@ class FleetState:
         if isinstance(message, am.UsageReport):
             agent.usage = {(u.node, u.gpu): u for u in message.gpus}
             return []
+        if isinstance(message, am.Ports):
+            agent.ports = list(message.free)
+            return []
         if isinstance(message, am.Leaving):
-            agent.leaves = (now_s + message.in_s, message.why)
-            return [NodeLeaving(node.name, now_s + message.in_s, message.why) for node in agent.nodes]
+            return self.leaving(name, message.in_s, message.why, now_s)
         raise WireError(f"an agent does not send {type(message).__name__}")
 
     def _exited(self, agent: Agent, exited: am.Exited) -> list[Effect]:
@@ -421,7 +449,7 @@ class FleetState:
             )
         worker.log_position = chunk.position + len(chunk.data)
         effects: list[Effect] = [
-            AppendLog(chunk.worker, chunk.position, chunk.data),
+            AppendLog(chunk.worker, chunk.position, chunk.data, agent.wall_offset_s),
             Send(agent.name, am.LogAck(chunk.worker, worker.log_position)),
         ]
         return effects + self._finish(agent, chunk.worker, worker)
@@ -434,8 +462,23 @@ class FleetState:
         del agent.workers[name]
         return effects + self._order(agent, am.Forget(name))
 
-    def _report(self, worker: Worker, exited: am.Exited) -> list[Effect]:
+    def _report(self, worker: Worker, exited: am.Exited, *, node_lost: bool = False) -> list[Effect]:
         if worker.reported:
             return []
         worker.reported = True
-        return [WorkerExit(exited)]
+        return [WorkerExit(exited, node_lost)]
+
+
+def node_info(node: am.NodeFacts, agent: Agent) -> NodeInfo:
+    return NodeInfo(
+        name=node.name,
+        gpus=node.gpus,
+        gpu_type=node.gpu_type,
+        virtual=node.virtual,
+        devices=node.devices,
+        rack=node.rack,
+        domain=node.domain,
+        gpu_memory_mb=node.gpu_memory_mb,
+        address=node.address,
+        remote=agent.leased,
+    )

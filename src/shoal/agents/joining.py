@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shoal.agents.agent import AgentError
 from shoal.agents.join_tokens import JoinToken, hash_secret, token_id
 from shoal.agents.link import AGENT, JOIN, Link, StreamLink
+from shoal.wire.auth import AuthError
 
 
 class Membership:
@@ -26,7 +28,15 @@ class Membership:
         if self._own:
             return await StreamLink.dial(self._address, secret, self._name, AGENT, self._token.fingerprint)
         job = token_id(self._token.secret)
-        return await StreamLink.dial(self._address, secret, job, JOIN, self._token.fingerprint)
+        try:
+            return await StreamLink.dial(self._address, secret, job, JOIN, self._token.fingerprint)
+        except AuthError as error:
+            if "protocol" in str(error):
+                raise AgentError(f"{error}: install the same version of Shoal on both machines") from None
+            raise AgentError(
+                f"the control plane at {self._address} does not know this join token, it may have expired or been "
+                "removed: `shoal node join-token create` makes a new one"
+            ) from None
 
     def save(self, credential: str) -> None:
         temporary = self._file.with_suffix(".new")

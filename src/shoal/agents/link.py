@@ -7,8 +7,8 @@ import contextlib
 import ssl
 from typing import Protocol
 
-from shoal.agents import certificate
 from shoal.wire import agent_messages as am
+from shoal.wire import tls
 from shoal.wire.auth import Keys, Request, Seal
 from shoal.wire.channel import SecretOf, accept_async, connect_async, parse_address
 
@@ -40,11 +40,11 @@ class StreamLink:
         """Connect inside TLS to the server whose certificate has this fingerprint."""
         host, port = parse_address(address)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port, ssl=certificate.client_context())
+            reader, writer = await asyncio.open_connection(host, port, ssl=tls.pinned_context())
         try:
             connection = writer.get_extra_info("ssl_object")
             assert isinstance(connection, ssl.SSLObject)
-            certificate.check_fingerprint(connection, fingerprint)
+            tls.check_fingerprint(connection, fingerprint)
             keys = await connect_async(reader, writer, secret, job, purpose)
         except BaseException:
             writer.close()

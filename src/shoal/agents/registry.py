@@ -44,6 +44,10 @@ class AgentRegistry:
             self._contents.agents[agent] = known
             self._save()
 
+    def forget(self, agent: str) -> None:
+        if self._contents.agents.pop(agent, None) is not None:
+            self._save()
+
     def raise_longest_lease(self, lease_s: float) -> float:
         """Note that leases of this length are granted. Return the longest that was ever granted before."""
         before = self._contents.longest_lease_s

@@ -17,7 +17,7 @@ from shoal.cli.report import reported
 @server_options
 @reported
 def cancel(connect: Connect, jobs: tuple[str, ...], yes: bool, grace: str | None, output: Output) -> None:
-    """Cancel jobs in any state."""
+    """Cancel jobs in any state, or all jobs of an array."""
     from shoal.cli.several import confirmed, each
     from shoal.cli.times import seconds
 
@@ -25,4 +25,10 @@ def cancel(connect: Connect, jobs: tuple[str, ...], yes: bool, grace: str | None
     with connect() as client:
         if output.for_people:
             confirmed(f"Cancel {', '.join(jobs)}?", yes=yes)
-        each(jobs, lambda job: client.cancel(job, grace_s=grace_s), "cancelled", output)
+        each(
+            jobs,
+            lambda job: client.cancel(job, grace_s=grace_s),
+            "cancelled",
+            output,
+            lambda array: client.change_array(array, "cancel", grace_s=grace_s),
+        )

@@ -84,4 +84,6 @@ def story_line(event: Event) -> str:
     causes = [f"by #{event.cause}"] if event.cause is not None else []
     causes += [f"decision {event.plan}"] if event.plan is not None else []
     because = f"  ({', '.join(causes)})" if causes else ""
-    return f"{clock(event.at)}  #{event.id:<6} {event.type:<18} {event.actor:<10} {event.message}{because}"
+    job = event.job_name or ("-" if event.job is None else str(event.job))
+    who = f"{event.type:<18} {event.actor:<10} {job:<14}"
+    return f"{clock(event.at)}  #{event.id:<6} {who} {event.message}{because}"

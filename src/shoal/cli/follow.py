@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: A waiting job's reason can change without an event: read it again after this time.
 REFRESH_S = 15.0
+#: New workers that print the same line within this time say the same.
+ALIKE_S = 10.0
 #: Exit codes.
 FAILED, NOT_FINISHED, CANCELLED, INTERRUPTED, TERMINATED = 100, 101, 103, 130, 143
 
@@ -92,10 +94,29 @@ def print_log(lines: Iterable[LogLine], *, many: bool, timestamps: bool = False)
     """Print log lines, with the rank in front if the job can have several workers."""
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")
-    for line in lines:
+    for line in once(lines):
         at = f"{stamp(line.at)} " if timestamps else ""
         rank = f"[{line.worker if line.rank is None else line.rank}] " if many else ""
         print(f"{at}{rank}{line.text}", flush=True)
+
+
+def once(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Leave out what several new workers print alike, as an error in the command's arguments.
+
+    A worker without a rank has not joined its job yet. Its n-th line is left out if it is the n-th line of another
+    such worker at about the same time.
+    """
+    printed: list[LogLine] = []
+    counts: dict[str, int] = {}
+    for line in lines:
+        if line.rank is None:
+            n = counts[line.worker] = counts.get(line.worker, -1) + 1
+            if n < len(printed) and printed[n].worker != line.worker:
+                apart_s = abs((line.at - printed[n].at).total_seconds())
+                if printed[n].text == line.text and apart_s < ALIKE_S:
+                    continue
+            printed[n:] = [line]
+        yield line
 
 
 def stamp(at: datetime) -> str:

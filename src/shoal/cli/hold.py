@@ -21,7 +21,7 @@ def pause(client: Client, jobs: tuple[str, ...], output: Output) -> None:
     """Pause jobs: they release their GPUs and keep their state."""
     from shoal.cli.several import each
 
-    each(jobs, client.pause, "paused", output)
+    each(jobs, client.pause, "paused", output, lambda array: client.change_array(array, "pause"))
 
 
 @click.command()
@@ -32,7 +32,7 @@ def resume(client: Client, jobs: tuple[str, ...], output: Output) -> None:
     """Resume paused jobs."""
     from shoal.cli.several import each
 
-    each(jobs, client.resume, "resumed", output)
+    each(jobs, client.resume, "resumed", output, lambda array: client.change_array(array, "resume"))
 
 
 @click.command()

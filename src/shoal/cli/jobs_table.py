@@ -10,7 +10,7 @@ from shoal.cli.out import duration
 from shoal.cli.times import ago
 
 if TYPE_CHECKING:
-    from shoal.server.api.models import Job
+    from shoal.server.api.models import Job, JobRef
 
 HEAD = ["NAME", "USER", "STATE", "GPUS", "WANT", "SPEEDUP", "PROGRESS", "AGE", "REASON"]
 #: Columns that a narrow terminal omits, in this order, so that the reason can be read.
@@ -29,11 +29,18 @@ def row(job: Job, now: datetime | None = None) -> list[str]:
         job.state.value,
         gpus(job),
         want(job),
-        f"{job.speedup:.1f}x" if job.speedup is not None else "-",
+        speedup(job),
         f"{job.progress:.0%}" if job.progress is not None else "-",
         ago(job.submitted_at, now or datetime.now(UTC)),
         brief(reason(job)),
     ]
+
+
+def speedup(job: Job) -> str:
+    """Relative to one GPU; `~` marks an estimate."""
+    if job.speedup is None:
+        return "-"
+    return f"{'' if job.speedup_measured else '~'}{job.speedup:.1f}x"
 
 
 def wide_row(job: Job, now: datetime | None = None) -> list[str]:
@@ -70,8 +77,11 @@ def gpus(job: Job) -> str:
     return f"{job.gpus}x{job.gpu_type}" if job.gpu_type else str(job.gpus)
 
 
-def want(job: Job) -> str:
-    return str(job.min_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}..{job.max_gpus}"
+def want(job: Job | JobRef) -> str:
+    """`1..8`, `2..8:2` if it has multiples of 2, or `4`."""
+    if job.min_gpus == job.max_gpus:
+        return str(job.min_gpus)
+    return f"{job.min_gpus}..{job.max_gpus}" + (f":{job.step_gpus}" if job.step_gpus > 1 else "")
 
 
 def left(job: Job) -> str:
@@ -87,6 +97,7 @@ def brief(sentence: str) -> str:
 
 def reason(job: Job) -> str:
     """Why the job has no more GPUs, or how it ended."""
+    idle = f"idle for {duration(job.idle_s)}, uses no GPU; " if job.idle_s is not None else ""
     if job.reason is not None and not job.state.is_final:
-        return f"{job.reason.code}: {job.reason.sentence}"
-    return job.message or ""
+        return f"{idle}{job.reason.code}: {job.reason.sentence}"
+    return (idle + (job.message or "")).removesuffix("; ")

@@ -19,6 +19,9 @@ COMMANDS = {
     "show": ("shoal.cli.node:show", "Show a node and the jobs on it."),
     "drain": ("shoal.cli.node:drain", "Stop using a node."),
     "uncordon": ("shoal.cli.node:uncordon", "Use a drained node again."),
+    "rm": ("shoal.cli.node:rm", "Forget a node that is lost."),
+    "add": ("shoal.cli.node_add:add", "Print, or run by ssh, the command that lets a machine join."),
+    "join-token": ("shoal.cli.join_token:GROUP", "Tokens with which machines join: create, ls, rm."),
 }
 GROUP = LazyGroup("node", COMMANDS, "Nodes, and the jobs on them.")
 node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
@@ -26,7 +29,19 @@ node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
 
 def _row(node: NodeStatus) -> list[str]:
     kind = f"{node.gpu_type} (virtual)" if node.virtual and node.gpu_type != "virtual" else node.gpu_type
-    return [node.name, node.state, kind, f"{node.used}/{node.gpus}", ", ".join(node.devices)]
+    why = node.why or ("" if node.engine is None else node.engine)
+    return [
+        node.name,
+        node.state,
+        kind,
+        f"{node.used}/{node.gpus}",
+        node.address,
+        why,
+        ", ".join(node.devices),
+    ]
+
+
+HEAD = ["NODE", "STATE", "TYPE", "IN USE", "ADDRESS", "WHY", "DEVICES"]
 
 
 def _print(node: Node, output: Output) -> None:
@@ -36,7 +51,9 @@ def _print(node: Node, output: Output) -> None:
     if not output.for_people:
         print_document(output, node, node.name)
         return
-    print_table(["NODE", "STATE", "TYPE", "IN USE", "DEVICES"], [_row(node)], wide=output is Output.WIDE)
+    print_table(HEAD, [_row(node)], wide=output is Output.WIDE)
+    if node.engine is not None:
+        print(f"engine: {node.engine}")
     if node.jobs:
         print()
         rows = [
@@ -57,8 +74,7 @@ def ls(client: Client, output: Output) -> None:
 
     nodes = client.nodes()
     if output.for_people:
-        head = ["NODE", "STATE", "TYPE", "IN USE", "DEVICES"]
-        print_table(head, [_row(node) for node in nodes], wide=output is Output.WIDE)
+        print_table(HEAD, [_row(node) for node in nodes], wide=output is Output.WIDE)
     else:
         print_document(output, NodeList(items=nodes, next=None), [node.name for node in nodes])
 
@@ -93,3 +109,14 @@ def drain(client: Client, name: str, output: Output, yes: bool) -> None:
 def uncordon(client: Client, name: str, output: Output) -> None:
     """Use a drained node again."""
     _print(client.uncordon(name), output)
+
+
+@click.command()
+@node_argument
+@on_server
+def rm(client: Client, name: str) -> None:
+    """Forget a node that is lost. Its agent needs a new join token to come back."""
+    from shoal.cli.out import say
+
+    client.remove_node(name)
+    say(f"{name} is removed")

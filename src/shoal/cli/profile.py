@@ -35,8 +35,18 @@ def profile(client: Client, job: str, output: Output, plot: bool) -> None:
 def describe(profile: Profile, *, plot: bool) -> list[str]:
     from shoal.cli.columns import lines
     from shoal.cli.why import when
+    from shoal.core.words import counted
 
-    head = ["GPUS", "STEPS/S", "SPEED-UP", "THE LAST ADDS", "BASIS", *([""] if plot else [])]
+    head = [
+        "GPUS",
+        "STEPS/S",
+        "90 % INTERVAL",
+        "FIT",
+        "SPEED-UP",
+        "THE LAST ADDS",
+        "BASIS",
+        *([""] if plot else []),
+    ]
     best = max((point.speed for point in profile.points), default=0.0)
     one = next((point.speed for point in profile.points if point.gpus == 1), 0.0)
     before, rows = 0.0, []
@@ -46,7 +56,17 @@ def describe(profile: Profile, *, plot: bool) -> list[str]:
         bar = ["#" * round(BAR * point.speed / best)] if plot else []
         here = " <- now" if point.gpus == profile.job.gpus else ""
         basis = ("measured" if point.measured else "estimated") + here
-        rows.append([str(point.gpus), f"{point.speed:.3g}", speedup, gain, basis, *bar])
+        high = "" if point.high_speed is None else f"{point.high_speed:.3g}"
+        interval = "-" if point.low_speed is None else f"{point.low_speed:.3g} to {high}"
+        fit = "-" if point.fitted_speed is None else f"{point.fitted_speed:.3g}"
+        rows.append([str(point.gpus), f"{point.speed:.3g}", interval, fit, speedup, gain, basis, *bar])
         before = point.speed
     table = lines(head, rows) if rows else []
-    return [*table, f"speeds: {profile.basis}", f"left: {when(profile.remaining)}"]
+    if profile.measuring is not None:
+        now = profile.measuring
+    elif profile.next_gpus is not None:
+        now = f"next at {counted(profile.next_gpus, 'GPU')}, if a decision depends on it"
+    else:
+        now = "nothing more"
+    told = [f"speeds: {profile.basis}", f"to measure: {now}", f"left: {when(profile.remaining)}"]
+    return [*table, *(told if profile.points else [told[0], told[2]])]

@@ -15,7 +15,10 @@ from shoal.cli.report import reported
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.api.models import Job
+    from shoal.server.api.models import Array, Job
+
+    #: Finds an array by its number; None: arrays are not shown as one line.
+    ArrayOf = Callable[[int], Array] | None
 
 #: Interval between updates of a live table: progress and ages change without an event.
 REFRESH_S = 1.0
@@ -28,6 +31,9 @@ REFRESH_S = 1.0
 @click.option("--mine", is_flag=True, help="Only your own jobs.")
 @click.option("-s", "--state", help="Only jobs in these states: pending,running,...")
 @click.option("--since", help="Only jobs submitted since: 2h (ago), or a time.")
+@click.option("-l", "--label", "labels", multiple=True, help="Only jobs with this label: key=value.")
+@click.option("--array", help="Only jobs of this array, one line each.")
+@click.option("--expand", is_flag=True, help="One line for every job of an array.")
 @click.option("-n", "number", type=click.IntRange(min=1), help="At most this many, the newest.")
 @output_option
 @server_options
@@ -40,10 +46,14 @@ def ps(
     mine: bool,
     state: str | None,
     since: str | None,
+    labels: tuple[str, ...],
+    array: str | None,
+    expand: bool,
     number: int | None,
     output: Output,
 ) -> None:
     """List the unfinished jobs that you may see, each with the reason why it has no more GPUs."""
+    from shoal.cli.condition_options import pairs
     from shoal.cli.times import since as point
 
     states = _states(state)
@@ -52,12 +62,16 @@ def ps(
 
         def jobs() -> list[Job]:
             active = None if all_ or states else True
-            return client.jobs(states=states, active=active, user=whose, since=point(since), limit=number)
+            return client.jobs(
+                states=states, active=active, user=whose, since=point(since), limit=number,
+                labels=pairs(labels, "--label"), array=array,
+            )  # fmt: skip
 
+        array_of = None if expand or array else client.array
         if watch:
-            _watch(client, jobs, output)
+            _watch(client, jobs, output, array_of)
         else:
-            _print(jobs(), output, hint=not all_ and not states)
+            _print(jobs(), output, array_of, hint=not all_ and not states)
 
 
 def _states(text: str | None) -> list[str] | None:
@@ -73,7 +87,7 @@ def _states(text: str | None) -> list[str] | None:
     return states
 
 
-def _print(jobs: list[Job], output: Output, *, hint: bool) -> None:
+def _print(jobs: list[Job], output: Output, array_of: ArrayOf, *, hint: bool) -> None:
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.server.api.models import JobList
@@ -81,40 +95,44 @@ def _print(jobs: list[Job], output: Output, *, hint: bool) -> None:
     if not output.for_people:
         print_document(output, JobList(items=jobs, next=None), [job.name for job in jobs])
     elif jobs:
-        print("\n".join(_lines(jobs, output)))
+        print("\n".join(_lines(jobs, output, array_of)))
     else:
         say("no unfinished jobs; shoal ps -a lists the finished ones" if hint else "no such jobs")
 
 
-def _lines(jobs: list[Job], output: Output) -> list[str]:
+def _lines(jobs: list[Job], output: Output, array_of: ArrayOf) -> list[str]:
+    from shoal.cli import array_lines
     from shoal.cli import jobs_table as t
     from shoal.cli.columns import COLOURS, colour_on, lines, table_width
 
     wide = output is Output.WIDE
-    rows = [t.wide_row(job) if wide else t.row(job) for job in jobs]
+    if array_of is not None and not wide:
+        rows = array_lines.rows(jobs, array_of)
+    else:
+        rows = [t.wide_row(job) if wide else t.row(job) for job in jobs]
     colours = COLOURS if colour_on() else None
     head, spare = (t.WIDE_HEAD, []) if wide else (t.HEAD, t.SPARE)
     return lines(head, rows, width=table_width(wide=wide), colours=colours, spare=spare)
 
 
-def _watch(client: Client, jobs: Callable[[], list[Job]], output: Output) -> None:
+def _watch(client: Client, jobs: Callable[[], list[Job]], output: Output, array_of: ArrayOf) -> None:
     """Update the table in place on a terminal; elsewhere print a line for every job that changes. Ctrl-C ends it."""
     try:
         if output.for_people and sys.stdout.isatty():
-            _watch_live(jobs, output)
+            _watch_live(jobs, output, array_of)
         else:
             _watch_plain(client, jobs, output)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _watch_live(jobs: Callable[[], list[Job]], output: Output) -> None:
+def _watch_live(jobs: Callable[[], list[Job]], output: Output, array_of: ArrayOf) -> None:
     from rich.live import Live
     from rich.text import Text
 
     with Live(auto_refresh=False, screen=False) as live:
         while True:
-            live.update(Text.from_ansi("\n".join(_lines(jobs(), output))), refresh=True)
+            live.update(Text.from_ansi("\n".join(_lines(jobs(), output, array_of))), refresh=True)
             time.sleep(REFRESH_S)
 
 

@@ -39,8 +39,8 @@ def shares(client: Client, output: Output, over: str | None) -> None:
         [
             s.user,
             f"{s.tickets:g}",
-            f"{s.gpus} of {s.entitled_gpus:.3g}",
-            f"{s.running_jobs}/{s.pending_jobs}",
+            f"{s.gpus} of {s.entitled_gpus:.3g}" + (f", {s.unused_gpus} unused" if s.unused_gpus else ""),
+            "-" if s.running_jobs is None else f"{s.running_jobs}/{s.pending_jobs}",
             *(
                 duration(x)
                 for x in (s.entitled_gpu_s, s.received_gpu_s, s.lent_gpu_s, s.borrowed_gpu_s, s.traded_gpu_s)
@@ -48,6 +48,8 @@ def shares(client: Client, output: Output, over: str | None) -> None:
         ]
         for s in found.items
     ]
+    rows.append(["(idle)", "", str(found.idle_gpus), "", "", duration(found.idle_gpu_s), "", "", ""])
     head = ["USER", "TICKETS", "GPUS NOW", "RUN/WAIT", "DUE", "RECEIVED", "LENT", "BORROWED", "TRADED"]
     print_table(head, rows, wide=output is Output.WIDE)
-    say(f"GPU time since {ago(found.since)} ago, {counted(found.total_gpus, 'GPU')}")
+    whole = f"RECEIVED and idle time are {duration(found.capacity_gpu_s)} together"
+    say(f"GPU time since {ago(found.since)} ago, {counted(found.total_gpus, 'GPU')}: {whole}")

@@ -12,7 +12,7 @@ from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
-    from shoal.server.api.models import Event, Job
+    from shoal.server.api.models import Event, Job, Worker
 
 
 @click.command()
@@ -42,7 +42,7 @@ def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:
     print(f"{job.name} (job {job.id}, {job.user}): {job.state.value}")
     if t.reason(job):
         print(f"  {t.reason(job)}")
-    print("\nSubmitted as")
+    print("\nSettings in force")
     for name, value in _spec(job, verbose=verbose):
         print(f"  {name:<18} {value}{'' if name in job.given else '   (default)'}")
     print("\nProgress")
@@ -51,7 +51,13 @@ def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:
     if job.workers:
         print("\nWorkers")
         rows = [
-            [w.id, "-" if w.rank is None else str(w.rank), f"{w.node}:{w.gpu}", w.state, _ended(w)]
+            [
+                w.id,
+                "-" if w.rank is None else str(w.rank),
+                f"{w.node}:{','.join(map(str, w.gpus or [w.gpu]))}",
+                w.state,
+                _ended(w),
+            ]
             for w in job.workers
         ]
         print_table(["  ID", "RANK", "GPU", "STATE", ""], [["  " + r[0], *r[1:]] for r in rows])
@@ -75,14 +81,41 @@ def _spec(job: Job, *, verbose: bool) -> list[tuple[str, str]]:
         ("replace_stragglers", "yes" if job.replace_stragglers else "no"),
         ("grace_s", f"{job.grace_s:g}"),
     ]
+    if job.array is not None:
+        values = ", ".join(f"{key}={value}" for key, value in job.array.values.items())
+        rows.append(
+            ("array", f"{job.array.name}, task {job.array.index}" + (f" ({values})" if values else ""))
+        )
+    rows += _conditions(job)
     if job.autoscale:
         rows.append(("autoscale", job.autoscale))
+    if job.target_loss is not None:
+        rows.append(
+            ("target loss", f"{job.target_loss:g}: it ends there, or with its last step if that is sooner")
+        )
     if job.secrets:
         rows.append(("secrets", ", ".join(job.secrets)))
     if verbose:
         rows += [("env", f"{name}={value}") for name, value in sorted(job.env.items())]
     elif job.env:
         rows.append(("env", ", ".join(sorted(job.env))))
+    return rows
+
+
+def _conditions(job: Job) -> list[tuple[str, str]]:
+    from shoal.cli.out import duration
+    from shoal.cli.times import clock
+
+    rows = [("priority", str(job.priority))]
+    if job.labels:
+        rows.append(("labels", ", ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))))
+    if job.after:
+        rows.append(("after", ", ".join(f"{one.name} ({one.on.value})" for one in job.after)))
+    for name, at in (("not_before", job.not_before), ("deadline", job.deadline)):
+        rows += [] if at is None else [(name, clock(at))]
+    if job.time_limit_s is not None:
+        warn = f", SIG{job.warn_signal} {duration(job.warn_s)} before" if job.warn_signal else ""
+        rows.append(("time_limit_s", f"{duration(job.time_limit_s)}{warn}"))
     return rows
 
 
@@ -97,7 +130,7 @@ def _progress(job: Job) -> list[tuple[str, str]]:
         ("generation", str(job.generation)),
         ("step", f"{job.step if job.step is not None else '-'} of {job.total_steps or 'unknown'}"),
         ("speed", f"{job.speed:.3g} steps/s" if job.speed is not None else "-"),
-        ("speed-up", f"{job.speedup:.2f}x" if job.speedup is not None else "-"),
+        ("speed-up", _speedup(job)),
         ("left", left(job)),
         ("waited", duration(job.waiting_s)),
         ("ran", duration(job.running_s)),
@@ -111,6 +144,16 @@ def _progress(job: Job) -> list[tuple[str, str]]:
     if job.exit_code is not None or job.signal:
         rows.append(("ended with", job.signal or f"exit code {job.exit_code}"))
     return rows
+
+
+def _place(worker: Worker) -> str:
+    return f"{worker.node}:{','.join(map(str, worker.gpus or [worker.gpu]))}"
+
+
+def _speedup(job: Job) -> str:
+    if job.speedup is None:
+        return "-"
+    return f"{job.speedup:.2f}x, {'measured' if job.speedup_measured else 'an estimate'}"
 
 
 def _ended(worker: object) -> str:

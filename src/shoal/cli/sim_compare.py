@@ -47,7 +47,7 @@ DEFAULT_POLICIES = ("fifo", "srtf", "tiresias-l", "max-min", "themis", "optimus"
     "--knowledge",
     multiple=True,
     default=["true"],
-    help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE.",
+    help="Knowledge to compare, comma-separated: true, wrong:ERROR, learned:NOISE:EXPLORED.",
 )
 @click.option(
     "--autoscale",

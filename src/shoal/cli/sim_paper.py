@@ -15,6 +15,7 @@ from shoal.cli.report import reported
 #: Papers by name, and the module with their `run`, `render` and `plot`.
 PAPERS = {
     "afs": "shoal.sim.papers.afs",
+    "elasticity": "shoal.sim.papers.elasticity",
     "gandiva-fair": "shoal.sim.papers.gandiva_fair",
     "liquid": "shoal.sim.papers.liquid",
     "optimus": "shoal.sim.papers.optimus",

@@ -31,7 +31,7 @@ from shoal.cli.report import reported
 @click.option(
     "--knowledge",
     default="true",
-    help="What the scheduler knows of speeds: true, wrong:ERROR or learned:NOISE.",
+    help="What the scheduler knows of speeds: true, wrong:ERROR or learned:NOISE:EXPLORED.",
 )
 @click.option(
     "--autoscale",

@@ -20,9 +20,6 @@ set_option = click.option(
 )
 file_option = click.option("-f", "--file", required=True, help="Job file in YAML; - for standard input.")
 
-#: Variables that make `python` in a job the `python` of the shell that submits it.
-SHELL_ENV = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH")
-
 
 def from_file(file: str, settings: Sequence[str], name: str | None) -> JobSpec:
     """The job of a job file."""
@@ -39,6 +36,7 @@ def from_command(command: Sequence[str], **given: Any) -> JobSpec:
     data = {"command": list(command), "workdir": str(Path.cwd())} | {
         k: v for k, v in given.items() if v is not None
     }
+    jobfile.recognise(data)
     return jobfile.check(jobfile.Document("command line", data, {}, {}), _spec())
 
 
@@ -64,10 +62,6 @@ def numbers(settings: Sequence[str], option: str) -> dict[str, float]:
             how = "write NAME=number" if not equals else f"{value!r} is not a number"
             raise ShoalError(f"{option} {setting}: {how}, such as gpu_mem_mb=6000") from None
     return made
-
-
-def shell_environment() -> dict[str, str]:
-    return {name: os.environ[name] for name in SHELL_ENV if os.environ.get(name)}
 
 
 def _spec() -> type[JobSpec]:

@@ -54,7 +54,8 @@ def submit(
     spec = from_file(file, settings, name)
     with connect() as client:
         if not yes and output.for_people and sys.stdin.isatty() and sys.stderr.isatty():
-            say(describe(client.plan(spec)))
+            alone = {"array": None, "sweep": None, "max_running": None}
+            say(describe(client.plan(spec.model_copy(update=alone))))
             if not click.confirm("Submit it?", default=True, err=True):
                 raise SystemExit(0)
         raise SystemExit(hand_in(client, spec, detach=detach, output=output, key=idempotency_key))
@@ -65,7 +66,17 @@ def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key:
     from shoal.cli import follow
     from shoal.cli.out import say
     from shoal.cli.report import print_document
+    from shoal.core.words import data_size
 
+    if spec.upload and spec.tree is None:
+        sent = client.upload(spec.workdir)
+        spec = spec.model_copy(update={"tree": sent.digest})
+        if output.for_people:
+            say(
+                f"uploaded {spec.workdir} ({data_size(sent.size_bytes)}); what .gitignore excludes stays here"
+            )
+    if spec.array is not None or spec.sweep is not None:
+        return _hand_in_array(client, spec, output, key)
     job = client.submit(spec, idempotency_key=key or uuid.uuid4().hex)
     if output.for_people:
         say(f"submitted {job.name} (job {job.id})")
@@ -87,3 +98,18 @@ def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key:
         code = follow.exit_code(job)
     print_document(output, job, job.name)
     return code
+
+
+def _hand_in_array(client: Client, spec: JobSpec, output: Output, key: str | None) -> int:
+    """Submit an array or a sweep. Nobody can follow many jobs at once, so this returns at once."""
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+
+    array = client.submit_array(spec, idempotency_key=key or uuid.uuid4().hex)
+    if output.for_people:
+        say(f"submitted {array.name}: {array.tasks} jobs ({array.first} to {array.last})")
+        print(array.name)
+        say(f"list them: shoal ps --array {array.name}   cancel them: shoal cancel {array.name}")
+    else:
+        print_document(output, array, array.name)
+    return 0

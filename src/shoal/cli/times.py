@@ -39,6 +39,13 @@ def since(text: str | None) -> datetime | None:
     return datetime.now(UTC) - timedelta(seconds=seconds(text))
 
 
+def to_come(text: str | None) -> datetime | None:
+    """`2h` (from now), or a time such as 2026-01-31T12:00:00Z."""
+    if text is None or re.match(r"\d{4}-", text):
+        return since(text)
+    return datetime.now(UTC) + timedelta(seconds=seconds(text))
+
+
 def ago(then: datetime | None, now: datetime | None = None) -> str:
     """`18m`, `2h`, `3d`: one unit, for a column."""
     if then is None:

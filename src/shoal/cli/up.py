@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 
+from shoal.cli.engine_options import engine_options
 from shoal.cli.options import home_option, output_option, policy_names
 from shoal.cli.out import Output
 from shoal.cli.report import reported
@@ -23,7 +25,9 @@ LOG_BYTES = 10 << 20
 
 @click.command()
 @click.option(
-    "--gpus", type=click.IntRange(min=1), help="Number of virtual GPUs, on the CPU. Default: the real GPUs."
+    "--gpus",
+    type=click.IntRange(min=0),
+    help="Number of virtual GPUs, on the CPU. 0: use no GPU of this machine. Default: the real GPUs.",
 )
 @click.option("--policy", shell_complete=policy_names, help="The policy; `shoal policy ls` lists them.")
 @click.option("--policy-option", multiple=True, help="Option of the policy: NAME=value. Repeat for more.")
@@ -37,23 +41,79 @@ LOG_BYTES = 10 << 20
     default=None,
     help="The next job prepares on a GPU whose job is about to end.",
 )
+@click.option(
+    "--explore",
+    type=click.FloatRange(0, 1),
+    help="Part of the GPU time in which jobs may be measured at other sizes. Default: 0.02.",
+)
 @click.option("--host", help="Address to listen on. Default: only this machine.")
 @click.option("--port", type=click.IntRange(min=0, max=65535), help="Port to listen on. Default: a free one.")
-@click.option("--database", help="postgresql://..., a database in place of a file.")
+@click.option(
+    "--control-port",
+    type=click.IntRange(min=0, max=65535),
+    help="Port where other machines connect, inside TLS. Default: that of the last start.",
+)
+@click.option("--advertise", help="Address of this machine for other machines. Default: that of --host.")
+@click.option("--lease", help="How long workers on other machines go on without this server. Default: 10m.")
+@click.option("--placement", help="Where jobs go: auto, moving, liquid and more; see docs/placement.md.")
+@click.option(
+    "--cluster",
+    type=click.Path(path_type=Path),
+    help="Try several machines on this one: an agent with virtual GPUs for each node of a cluster file.",
+)
+@click.option(
+    "--database",
+    envvar="SHOAL_DATABASE",
+    help="postgresql://..., a database in place of a file. Better in SHOAL_DATABASE: `ps` shows arguments.",
+)
+@click.option(
+    "--allow-host",
+    multiple=True,
+    help="Name of this server in requests, besides its addresses. Repeat for more.",
+)
+@click.option(
+    "--webhook-host",
+    multiple=True,
+    help="Host or network inside that notifications may go to, besides the public internet. Repeat for more.",
+)
+@click.option(
+    "--idle-after", help="A job that has not used its GPUs for this long is idle. Default: 10m at first."
+)
+@click.option(
+    "--idle-action",
+    type=click.Choice(["none", "notify", "shrink", "pause"]),
+    help="What happens to idle jobs: notify (the default at first), shrink, pause, or none.",
+)
+@click.option(
+    "--reset-clock", is_flag=True, help="Set the server's clock back to the machine's; see `shoal doctor`."
+)
 @click.option("--foreground", is_flag=True, help="Run in the foreground; Ctrl-C stops the server.")
 @click.option("--timeout", default="60s", help="How long to wait until the server answers.")
 @output_option
 @home_option
 @reported
+@engine_options
 def up(
     gpus: int | None,
     policy: str | None,
     policy_option: tuple[str, ...],
     share: bool | None,
     pre_schedule: bool | None,
+    explore: float | None,
     host: str | None,
     port: int | None,
+    control_port: int | None,
+    advertise: str | None,
+    lease: str | None,
+    placement: str | None,
+    cluster: Path | None,
     database: str | None,
+    allow_host: tuple[str, ...],
+    webhook_host: tuple[str, ...],
+    idle_after: str | None,
+    idle_action: str | None,
+    reset_clock: bool,
+    engine: dict[str, Any],
     foreground: bool,
     timeout: str,
     output: Output,
@@ -67,7 +127,24 @@ def up(
     require("shoal up", "server")
     where = (home or default_home()).expanduser().absolute()
     limit_s = seconds(timeout)
-    command = _command(where, gpus, policy, policy_option, host, port, database)
+    command = _command(where, gpus, policy, policy_option, host, port)
+    others = {
+        "--control-port": control_port,
+        "--advertise": advertise,
+        "--lease": None if lease is None else seconds(lease),
+        "--placement": placement,
+        "--cluster": None if cluster is None else cluster.expanduser().absolute(),
+    }
+    command += [word for name, value in others.items() if value is not None for word in (name, str(value))]
+    command += [word for name in allow_host for word in ("--allow-host", name)]
+    command += [] if explore is None else ["--explore", str(explore)]
+    command += [word for name in webhook_host for word in ("--webhook-host", name)]
+    command += [] if idle_after is None else ["--idle-after-s", str(seconds(idle_after))]
+    command += [] if idle_action is None else ["--idle-action", idle_action]
+    command += ["--reset-clock"] if reset_clock else []
+    command += ["--engine-settings", json.dumps(engine)] if engine else []
+    if database is not None:
+        os.environ["SHOAL_DATABASE"] = database  # not as an argument: it may contain a password
     for name, wish in {"share": share, "pre-schedule": pre_schedule}.items():
         command += [] if wish is None else [f"--{name}" if wish else f"--no-{name}"]
     if foreground:
@@ -77,7 +154,16 @@ def up(
         _start(command, where, limit_s)
     else:
         _refuse_unused(
-            where, {"--policy-option": policy_option, "--host": host, "--port": port, "--database": database}
+            where,
+            {
+                "--explore": explore is not None,
+                "--engine": engine,
+                "--policy-option": policy_option,
+                "--host": host,
+                "--port": port,
+                "--database": database,
+                **{name: value is not None for name, value in others.items()},
+            },
         )
     sharing = {"share": share, "pre_schedule": pre_schedule}
     _tell(where, output, gpus=gpus, policy=policy, sharing=sharing, was_up=running is not None)
@@ -90,7 +176,6 @@ def _command(
     policy_options: Sequence[str],
     host: str | None,
     port: int | None,
-    database: str | None,
 ) -> list[str]:
     made = [sys.executable, "-m", "shoal.server.serve", "--home", str(home)]
     for name, value in {
@@ -98,7 +183,6 @@ def _command(
         "--policy": policy,
         "--host": host,
         "--port": port,
-        "--database": database,
     }.items():
         made += [name, str(value)] if value is not None else []
     for option in policy_options:

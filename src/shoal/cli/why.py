@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from shoal.cli.jobs_table import want
 from shoal.cli.options import job_argument, on_server, output_option
 from shoal.cli.out import Output
 
@@ -75,7 +76,8 @@ def explain(answer: Why) -> list[str]:
     had = "has" if answer.at is None else "had"
     state = f"{name} {was} {answer.job.state.value}, {_size(answer.job, had)} (policy {answer.policy})"
     if answer.reason is None:
-        return [answer.sentence] if answer.at is None else [state, answer.sentence]
+        lines = [answer.sentence] if answer.at is None else [state, answer.sentence]
+        return lines + ([f"\nDeadline\n  {answer.deadline}"] if answer.deadline is not None else [])
     lines = [state, f"{answer.reason.code}: {answer.reason.sentence}"]
     if answer.reason.evidence:
         lines.append("\nEvidence")
@@ -90,6 +92,10 @@ def explain(answer: Why) -> list[str]:
         lines.append(f"\nWhen\n  {when(answer.starts_in)}")
     if answer.grows_in is not None:
         lines.append(f"\nWhen it may grow\n  {when(answer.grows_in)}")
+    if answer.deadline is not None:
+        lines.append(f"\nDeadline\n  {answer.deadline}")
+    if answer.quantum is not None:
+        lines.append(f"\nTurns\n  {answer.quantum}")
     if answer.could:
         lines.append("\nYou could")
         lines += [f"  {could.sentence}" for could in answer.could]
@@ -115,7 +121,7 @@ def when(estimate: Estimate) -> str:
 
 
 def _size(job: JobRef, has: str = "has") -> str:
-    wish = str(job.max_gpus) if job.min_gpus == job.max_gpus else f"{job.min_gpus}..{job.max_gpus}"
+    wish = want(job)
     return f"{has} {job.gpus} of {wish} {'GPU' if wish == '1' else 'GPUs'}"
 
 

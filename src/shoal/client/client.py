@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import base64
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from shoal.client.connection import Connection, made, parsed, segment
-from shoal.client.errors import ClientError, TimedOut
+from shoal.client.errors import ClientError, NotFound, TimedOut
 from shoal.server.api import models as m
 
 JobId = int | str
+#: How long one part of an upload may take.
+UPLOAD_S = 120.0
 
 
 class Client(Connection):
@@ -27,7 +32,35 @@ class Client(Connection):
     def submit(self, spec: m.JobSpec, *, idempotency_key: str | None = None) -> m.Job:
         """Submit a job. With a key, a repeated request, for example after a lost answer, creates no second job."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        if spec.upload and spec.tree is None:
+            spec = spec.model_copy(update={"tree": self.upload(spec.workdir).digest})
         return self.call("POST", "jobs", m.Job, body=spec, headers=headers)
+
+    def upload(self, directory: str | Path) -> m.Workdir:
+        """Upload a working directory, unless the server has it. The answer names its content."""
+        from shoal.client.workdir import packed
+
+        with packed(Path(directory), self.status().upload_limit_bytes) as archive:
+            where = f"workdirs/{archive.digest}"
+            try:
+                return self.call("GET", where, m.Workdir)
+            except NotFound:
+                size = {"Content-Length": str(archive.size_bytes)}
+                sent = self.request("PUT", where, content=archive.archive, headers=size, timeout=UPLOAD_S)
+                return parsed(m.Workdir, sent.content)
+
+    def submit_array(self, spec: m.JobSpec, *, idempotency_key: str | None = None) -> m.Array:
+        """Submit all jobs of a spec with `array` or `sweep`: all of them, or none."""
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        return self.call("POST", "arrays", m.Array, body=spec, headers=headers)
+
+    def array(self, array: JobId) -> m.Array:
+        return self.call("GET", f"arrays/{segment(str(array))}", m.Array)
+
+    def change_array(self, array: JobId, verb: str, *, grace_s: float | None = None) -> m.Array:
+        """`cancel`, `pause` or `resume` all its unfinished jobs."""
+        body = m.Cancel(grace_s=grace_s) if verb == "cancel" else None
+        return self.call("POST", f"arrays/{segment(str(array))}/{verb}", m.Array, body=body)
 
     def plan(self, spec: m.JobSpec) -> m.PlanOutcome:
         """What would happen if this job were submitted now. Changes nothing."""
@@ -41,6 +74,8 @@ class Client(Connection):
         user: str | None = None,
         name: str | None = None,
         since: datetime | None = None,
+        labels: Mapping[str, str] | None = None,
+        array: JobId | None = None,
         limit: int | None = None,
     ) -> list[m.Job]:
         """The jobs that you may see, newest first, at most `limit`."""
@@ -50,6 +85,8 @@ class Client(Connection):
             "user": user,
             "name": name,
             "since": since,
+            "label": [f"{key}={value}" for key, value in (labels or {}).items()] or None,
+            "array": array,
         }
         return self.pages("jobs", m.JobList, query, limit)
 
@@ -141,6 +178,37 @@ class Client(Connection):
             if message.event == "line":
                 yield parsed(m.LogLine, message.data)
 
+    def exec_start(
+        self,
+        job: JobId,
+        command: Sequence[str],
+        *,
+        rank: int | None = None,
+        tty: bool = False,
+        rows: int = 24,
+        columns: int = 80,
+    ) -> str:
+        """Run a command next to a worker; return the name of the session."""
+        body = made(m.ExecStart, command=list(command), rank=rank, tty=tty, rows=rows, columns=columns)
+        return self.call("POST", _job(job, "exec"), m.ExecStarted, body=body).id
+
+    def exec_output(self, session: str, after: int = 0) -> tuple[bytes, int, int | None]:
+        """(what was printed since, the position after it, the exit code once all was read). Waits for more."""
+        path = f"sessions/{segment(session)}/output"
+        found = self.call("GET", path, m.ExecOutput, query={"after": after})
+        return base64.b64decode(found.data), found.next, found.exit_code
+
+    def exec_input(self, session: str, data: bytes) -> None:
+        body = made(m.ExecInput, data=base64.b64encode(data).decode())
+        self.request("POST", f"sessions/{segment(session)}/input", json=body.model_dump())
+
+    def exec_size(self, session: str, rows: int, columns: int) -> None:
+        body = made(m.ExecSize, rows=rows, columns=columns)
+        self.request("POST", f"sessions/{segment(session)}/size", json=body.model_dump())
+
+    def exec_end(self, session: str) -> None:
+        self.request("DELETE", f"sessions/{segment(session)}")
+
     def events(
         self,
         *,
@@ -220,6 +288,21 @@ class Client(Connection):
     def uncordon(self, name: str) -> m.Node:
         return self.call("POST", f"nodes/{segment(name)}/uncordon", m.Node)
 
+    def remove_node(self, name: str) -> None:
+        """Forget a node that is lost."""
+        self.request("DELETE", f"nodes/{segment(name)}")
+
+    def join_tokens(self) -> list[m.JoinToken]:
+        return self.pages("join-tokens", m.JoinTokenList, {})
+
+    def create_join_token(self, *, expires_in_s: float = 3600.0) -> m.JoinTokenCreated:
+        """Make a token with which one agent can join. Only this answer contains its text."""
+        body = made(m.JoinTokenCreate, expires_in_s=expires_in_s)
+        return self.call("POST", "join-tokens", m.JoinTokenCreated, body=body)
+
+    def remove_join_token(self, token_id: str) -> None:
+        self.request("DELETE", f"join-tokens/{segment(token_id)}")
+
     # users and tokens
 
     def users(self) -> list[m.User]:
@@ -228,13 +311,60 @@ class Client(Connection):
     def user(self, name: str) -> m.User:
         return self.call("GET", f"users/{segment(name)}", m.User)
 
-    def create_user(self, name: str, *, role: str = "user", tickets: float = 1.0) -> m.User:
-        body = made(m.UserCreate, name=name, role=role, tickets=tickets)
+    def create_user(
+        self,
+        name: str,
+        *,
+        role: str = "user",
+        tickets: float = 1.0,
+        same_person: bool = False,
+        group: str | None = None,
+        limits: Mapping[str, Any] | None = None,
+        account: str | None = None,
+        same_account: bool = False,
+    ) -> m.User:
+        body = made(
+            m.UserCreate, account=account, same_account=same_account,
+            name=name, role=role, tickets=tickets, same_person=same_person, group=group,
+            limits=dict(limits or {}),
+        )  # fmt: skip
         return self.call("POST", "users", m.User, body=body)
 
-    def change_user(self, name: str, *, role: str | None = None, tickets: float | None = None) -> m.User:
-        body = made(m.UserChange, role=role, tickets=tickets)
+    def change_user(
+        self,
+        name: str,
+        *,
+        role: str | None = None,
+        tickets: float | None = None,
+        group: str | None = None,
+        limits: Mapping[str, Any] | None = None,
+        account: str | None = None,
+    ) -> m.User:
+        """What is left out stays. A limit of None is removed, and an empty group is none."""
+        body = made(m.UserChange, role=role, tickets=tickets, group=group, limits=limits, account=account)
         return self.call("PATCH", f"users/{segment(name)}", m.User, body=body)
+
+    def groups(self) -> list[m.Group]:
+        return self.pages("groups", m.GroupList, {})
+
+    def group(self, name: str) -> m.Group:
+        return self.call("GET", f"groups/{segment(name)}", m.Group)
+
+    def create_group(
+        self, name: str, *, tickets: float | None = None, limits: Mapping[str, Any] | None = None
+    ) -> m.Group:
+        body = made(m.GroupCreate, name=name, tickets=tickets, limits=dict(limits or {}))
+        return self.call("POST", "groups", m.Group, body=body)
+
+    def change_group(self, name: str, **change: Any) -> m.Group:
+        """Change `tickets` or `limits`. What is left out stays; None removes it."""
+        body = made(m.GroupChange, **change)
+        if "tickets" in change:
+            body = body.model_copy(update={"tickets": change["tickets"]})
+        return self.call("PATCH", f"groups/{segment(name)}", m.Group, body=body)
+
+    def delete_group(self, name: str) -> None:
+        self.request("DELETE", f"groups/{segment(name)}")
 
     def delete_user(self, name: str) -> None:
         self.request("DELETE", f"users/{segment(name)}")
@@ -251,6 +381,25 @@ class Client(Connection):
 
     def delete_token(self, token_id: int) -> None:
         self.request("DELETE", f"tokens/{int(token_id)}")
+
+    # notifications
+
+    def webhooks(self) -> list[m.Webhook]:
+        return self.pages("webhooks", m.WebhookList, {})
+
+    def create_webhook(
+        self, url: str, *, format: str = "json", events: list[str] | None = None
+    ) -> m.WebhookCreated:
+        """Be told of events of your jobs. Only this answer contains the key of the signatures."""
+        body = made(m.WebhookCreate, url=url, format=format, events=events)
+        return self.call("POST", "webhooks", m.WebhookCreated, body=body)
+
+    def test_webhook(self, webhook: int) -> m.WebhookTest:
+        """Send a notification now."""
+        return self.call("POST", f"webhooks/{int(webhook)}/test", m.WebhookTest)
+
+    def delete_webhook(self, webhook: int) -> None:
+        self.request("DELETE", f"webhooks/{int(webhook)}")
 
 
 def _job(job: JobId, what: str = "") -> str:

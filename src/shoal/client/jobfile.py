@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
+from shoal.client.scripts import uses_runtime
+from shoal.client.shell import from_sources
 from shoal.core.errors import ShoalError, did_you_mean
 
 if TYPE_CHECKING:
@@ -29,7 +31,17 @@ MAX_BYTES = 256 * 1024
 MAX_VALUES = 10_000
 MISSING = "is missing"
 #: Keys whose values are always text: arguments, environments, and `gpus: 4`.
-TEXT = {("name",), ("command",), ("env",), ("secrets",), ("gpus",), ("gpu_types",), ("model",)}
+TEXT = {
+    ("name",),
+    ("command",),
+    ("env",),
+    ("secrets",),
+    ("gpus",),
+    ("gpu_types",),
+    ("model",),
+    ("labels",),
+    ("array",),
+}
 PLAIN_TAGS = {f"tag:yaml.org,2002:{name}" for name in ("str", "int", "float", "bool")}
 #: Messages in place of pydantic's, which show a regular expression.
 PATTERNS = {
@@ -38,6 +50,7 @@ PATTERNS = {
     "env": "a variable's name has letters, digits and underscores, and its value no NUL",
     "secrets": "a variable's name has letters, digits and underscores, and its value no NUL",
     "command": "an argument must not contain NUL",
+    "labels": "a label's key has letters, digits, dots, dashes and underscores, and its value no control characters",
 }
 
 M = TypeVar("M", bound="BaseModel")
@@ -187,12 +200,38 @@ def job_spec(document: Document) -> JobSpec:
             raise JobFileError(document.source, [Mistake(str(error).lower(), "command", *at)]) from None
     if isinstance(data.get("workdir", "."), str):
         data["workdir"] = os.path.normpath(here / os.path.expanduser(data.get("workdir", ".")))
+    if "env_from" in data:
+        _add_environment(data, here, document)
+    recognise(data)
     return check(Document(document.source, data, document.values, document.keys), JobSpec)
+
+
+def _add_environment(data: dict[str, Any], here: Path, document: Document) -> None:
+    """Put the variables of `env_from` into the job; those in `env` and `secrets` win."""
+    try:
+        env, secrets = from_sources(data.pop("env_from"), here)
+    except ShoalError as error:
+        message, at = str(error).removeprefix("env_from: "), document.place(("env_from",))
+        raise JobFileError(document.source, [Mistake(message, "env_from", *at)]) from None
+    for field, more in (("env", env), ("secrets", secrets)):
+        given = data.get(field, {})
+        if more and isinstance(given, dict):
+            other = data.get("secrets" if field == "env" else "env") or {}
+            data[field] = {k: v for k, v in more.items() if k not in other} | given
+
+
+def recognise(data: dict[str, Any]) -> None:
+    """A script that uses `shoal.torch` is live whatever its range, unless the job says otherwise."""
+    command, workdir = data.get("command"), data.get("workdir")
+    if data.get("resize") is not None or not isinstance(command, list) or not isinstance(workdir, str):
+        return
+    if all(isinstance(word, str) for word in command) and uses_runtime(command, workdir):
+        data["resize"] = "live"
 
 
 def json_schema() -> dict[str, Any]:
     """The published schema (schemas/job.schema.json): the model's schema plus the short forms of a file."""
-    from shoal.server.api.models import ENV_NAME, JobSpec
+    from shoal.server.api.models import ENV_NAME, NAME, JobSpec
 
     schema = JobSpec.model_json_schema()
     scalar = {"type": ["string", "number", "boolean"]}
@@ -203,8 +242,17 @@ def json_schema() -> dict[str, Any]:
         "description": "One line, split as a shell would, or a list; no shell runs it.",
     }
     fields["gpus"] = {**fields["gpus"], "type": ["string", "integer"], "examples": [4, "1..8"]}
+    fields["array"]["anyOf"] = [{"type": ["string", "integer"], "maxLength": 100}, {"type": "null"}]
+    fields["labels"].pop("patternProperties", None)
+    fields["labels"] |= {"propertyNames": {"pattern": NAME}, "additionalProperties": scalar}
+    one = {"anyOf": [{"type": ["string", "integer"]}, {"$ref": "#/$defs/AfterJob"}]}
+    fields["after"] = {**fields["after"], "type": ["array", "string", "integer"], "items": one}
     fields["workdir"]["description"] = "Where the command starts; a relative path is relative to the file."
     fields["workdir"]["default"] = "."
+    fields["env_from"] = {
+        "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
+        "description": "Further variables: `all` of the shell that submits it, or files with lines NAME=value.",
+    }
     for name in ("env", "secrets"):
         fields[name].pop("patternProperties", None)
         fields[name] |= {"propertyNames": {"pattern": ENV_NAME}, "additionalProperties": scalar}

@@ -10,6 +10,7 @@ import numpy as np
 
 from shoal.core.arrays import IntArray
 from shoal.core.errors import ShoalError, did_you_mean
+from shoal.core.limits import NO_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,29 @@ class User:
 
     name: str
     tickets: float = 1.0
+    limits: Limits = NO_LIMITS
+    #: The name of the user's group; empty for a user without one.
+    group: str = ""
 
     def __post_init__(self) -> None:
         if not (self.tickets > 0 and np.isfinite(self.tickets)):
             raise ShoalError(f"user {self.name!r} has {self.tickets} tickets; give a positive number")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of users. Its limits hold for all jobs of its users together.
+
+    With `tickets`, the users of the group who have jobs divide these tickets in proportion to their own.
+    """
+
+    name: str
+    tickets: float | None = None
+    limits: Limits = NO_LIMITS
+
+    def __post_init__(self) -> None:
+        if self.tickets is not None and not (self.tickets > 0 and np.isfinite(self.tickets)):
+            raise ShoalError(f"group {self.name!r} has {self.tickets} tickets; give a positive number")
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,7 @@ class Cluster:
     users: tuple[User, ...] = ()
     #: All GPUs form one pool without nodes, so that nothing can be fragmented.
     pooled: bool = field(default=False)
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -54,6 +75,7 @@ class Cluster:
         for what, names in (
             ("node", [n.name for n in self.nodes]),
             ("user", [u.name for u in self.users]),
+            ("group", [g.name for g in self.groups]),
         ):
             if len(set(names)) != len(names):
                 twice = next(n for n in names if names.count(n) > 1)
@@ -127,3 +149,8 @@ class Cluster:
 
     def with_users(self, users: Iterable[User]) -> Cluster:
         return replace(self, users=tuple(users))
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether a user or a group has a limit."""
+        return any(u.limits for u in self.users) or any(g.limits for g in self.groups)

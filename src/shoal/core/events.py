@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shoal.core.cluster import Group, User
 from shoal.core.job import Job
 from shoal.core.profile import Profile
 
@@ -22,6 +23,8 @@ class Finished:
     """A job has ended by itself; its GPUs are free. It gets no command."""
 
     job_id: int
+    #: Whether it ended well. Jobs that wait for it depend on that.
+    succeeded: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Cancelled:
     """A job was cancelled; whoever reports this stops its workers. It gets no command."""
 
     job_id: int
+    #: False: its workers are still ending. `Finished` follows, and jobs that wait for it wait until then.
+    ended: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,14 @@ class TicketsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class PeopleChanged:
+    """Tickets, limits or groups of these users change. `groups` are all groups from now on."""
+
+    users: tuple[User, ...]
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Timer:
     """The time that a policy asked for has been reached."""
 
@@ -107,5 +120,6 @@ Event = (
     | NodeLost
     | NodeBack
     | TicketsChanged
+    | PeopleChanged
     | Timer
 )

@@ -49,7 +49,11 @@ class CauseKind(enum.StrEnum):
 
     DECIDED = "Decided"  #: the policy or the placement changed it
     HELD = "Held"  #: the owner holds the job
+    LIMIT = "Limit"  #: a limit of its user or group, or a condition of the job, does not let it run
     NODE_LOST = "NodeLost"  #: a node of the job was lost or drained
+    MEASURING = (
+        "Measuring"  #: a trial of exploration: the job, or one that exchanges GPUs with it, is measured
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,18 @@ class Outcome:
             raise ValueError(f"job {self.job} has {self.share.gpus} of {self.wish_gpus} GPUs and no reason")
 
 
+@dataclass(frozen=True, slots=True)
+class TrialNote:
+    """A job is measured at another size from now on (`began`), or was; see `scheduler.exploration`."""
+
+    job_id: int
+    began: bool
+    sentence: str
+    gpus: int
+    gpu_type: str
+    steps: int
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The result of one cycle: the commands to carry out, and when to be called again.
@@ -118,6 +134,8 @@ class Plan:
     where: Mapping[int, Placement]
     #: By job: changes that an event forced, rather than the policy.
     forced: Mapping[int, Cause] = field(default_factory=dict)
+    #: Trials that began or ended.
+    trials: tuple[TrialNote, ...] = ()
 
     @cached_property
     def commands(self) -> tuple[Reconfigure, ...]:

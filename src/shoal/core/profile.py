@@ -7,7 +7,7 @@ This makes the speed convex inside a segment. Interpolating the speed instead is
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -60,6 +60,18 @@ class SpeedCurve:
 
 
 @dataclass(frozen=True, eq=False)
+class Uncertainty:
+    """How well a curve is known, by share (entry 0 is for no GPUs). Policies may use it."""
+
+    #: Relative standard deviation of the true speed.
+    relative_std: FloatArray
+    #: How often this share was measured; 0 if its speed is only predicted.
+    samples: FloatArray
+    #: By how much one measurement at this share lowers the summed variance of the curve (`knowledge.next_sample`).
+    variance_removed: FloatArray
+
+
+@dataclass(frozen=True, eq=False)
 class Profile:
     """Speed curves of one kind of job: by GPU type, and within a type by the number of nodes.
 
@@ -73,6 +85,9 @@ class Profile:
     #: For parameter-server jobs: iterations per second by [servers - 1, workers - 1]. `curves` then assumes as
     #: many servers as workers, because that is what policies that only count GPUs give them.
     by_servers: FloatArray | None = None
+    #: By GPU type: how well the curve is known. Types that were not measured are missing, and all of them if the
+    #: profile is the truth.
+    uncertain: Mapping[str, Uncertainty] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: str, points: Mapping[int, float], interpolation: Interpolation = "time") -> Profile:

@@ -14,18 +14,20 @@ class Code(enum.IntEnum):
     HELD = 1
     MISCONFIGURED = 2
     INFEASIBLE = 3
-    EXCEEDS_LIMIT = 4
+    EXCEEDS_LIMIT = 4  #: a limit of its user or group is below its minimum, or below what it could use
     NO_MATCHING_GPU = 5
     NOT_BEFORE = 6
-    QUOTA_EXHAUSTED = 7
-    BEHIND_OTHERS = 8
-    FRAGMENTED = 9
-    WAITING_FOR_RELEASE = 10
-    WAITING_FOR_CAPACITY = 11
-    COOL_DOWN = 12
-    NOT_WORTH_IT = 13
-    PENDING_EVALUATION = 14
-    STRAGGLER = 15  #: why a worker is replaced
+    DEPENDENCY = 7  #: it waits for the end of another job
+    QUOTA_EXHAUSTED = 8  #: other jobs use up a limit of its user or group
+    BEHIND_OTHERS = 9
+    FRAGMENTED = 10
+    WAITING_FOR_RELEASE = 11
+    WAITING_FOR_CAPACITY = 12
+    COOL_DOWN = 13
+    NOT_WORTH_IT = 14
+    PENDING_EVALUATION = 15
+    STRAGGLER = 16  #: why a worker is replaced
+    MEASURING = 17  #: it has another size for some steps, so that its speed there is known
 
     @property
     def label(self) -> str:

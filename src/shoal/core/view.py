@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from shoal.core import view_kernels
 from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.errors import ShoalError
-from shoal.core.job import Job, Kind
+from shoal.core.job import GpuRange, Job, Kind
 from shoal.core.plan import CHANGE_COLUMNS
 from shoal.core.profile import Profile
 from shoal.core.speed_tables import SpeedTables
@@ -50,6 +50,8 @@ class View:
     servers: IntArray
     is_ps: IntArray
     generation: IntArray
+    priority: IntArray
+    step_gpus: IntArray
     #: [gpu type, row]: offset of the job's speed curve for that type in `speeds`; 0 if it may not use the type
     speed_at: IntArray
     #: [gpu type, row]: the largest share of that type that the job can use; 0 if it may not use the type
@@ -75,7 +77,7 @@ class View:
         self.now_s = 0.0
         self.cells = SimpleNamespace()
         self._lay_cells()
-        self._limits: dict[tuple[int, int, tuple[str, ...]], tuple[IntArray, int]] = {}
+        self._limits: dict[tuple[int, GpuRange, tuple[str, ...]], tuple[IntArray, int]] = {}
 
     def __len__(self) -> int:
         return self.n
@@ -152,6 +154,7 @@ class View:
             self._floats, self._ints, n, job.submit_s, job.weight, work,
             user, job.gpus.min, job.requested_gpus, is_ps, now_s,
         )  # fmt: skip
+        self.cells.priority[n], self.cells.step_gpus[n] = job.priority, job.gpus.step
         self.set_profile(n, job, profile)
         return n
 
@@ -181,9 +184,40 @@ class View:
         """The most GPUs that the job can use, by its range, its profile and the cluster."""
         return self._limits_of(job, profile)[1]
 
+    def most_by_type(self, job: Job, profile: Profile) -> IntArray:
+        """By GPU type: the most GPUs that the job can use; 0 if it may not use the type."""
+        return self._limits_of(job, profile)[0][len(self.gpu_types) :]
+
+    def least_size(self, job: Job, profile: Profile, gpu_type: int) -> int:
+        """The smallest maximum with which a share of at least the job's minimum is the fastest.
+
+        This is its minimum, unless fewer GPUs than that would be as fast.
+        """
+        limits, least = self._limits_of(job, profile)[0], job.gpus.min
+        at, most = int(limits[gpu_type]), int(limits[len(self.gpu_types) + gpu_type])
+        step = job.gpus.step
+        sizes = range(least, most + 1, step)
+        return next((n for n in sizes if self._useful(at, n, step) >= least), most + step)
+
+    def limit_sizes(self, row: int, sizes: Sequence[int], *, elastic: bool) -> None:
+        """Limit the row to these numbers of GPUs by type. Call it after `set_profile`."""
+        cells = self.cells
+        step = int(cells.step_gpus[row])
+        for t, size in enumerate(sizes):
+            if elastic:
+                most = self._useful(int(self.speed_at[t, row]), min(int(self.type_max[t, row]), size), step)
+                self.type_max[t, row] = most if most >= cells.min_gpus[row] else 0
+            elif size < max(sizes):
+                self.type_max[t, row] = 0
+        if elastic:
+            cells.max_gpus[row] = max(self.type_max[:, row])
+            cells.requested_gpus[row] = min(cells.requested_gpus[row], cells.max_gpus[row])
+        else:
+            cells.requested_gpus[row] = max(sizes)
+
     def _limits_of(self, job: Job, profile: Profile) -> tuple[IntArray, int]:
         """(speed_at and type_max of all types, concatenated; max_gpus)."""
-        key = (id(profile), job.gpus.max, job.gpu_types)
+        key = (id(profile), job.gpus, job.gpu_types)
         limits = self._limits.get(key)
         if limits is None:
             limits = self._limits[key] = self._find_limits(job, profile)
@@ -194,14 +228,14 @@ class View:
         allowed = np.array([not job.gpu_types or t in job.gpu_types for t in self.gpu_types])
         limit = min(job.gpus.max, self.total_gpus)
         most = [
-            self._useful(at[t], min(int(longest[t]), limit)) if allowed[t] else 0
+            self._useful(at[t], min(int(longest[t]), limit), job.gpus.step) if allowed[t] else 0
             for t in range(len(self.gpu_types))
         ]
         return np.concatenate([np.where(allowed, at, 0), most]).astype(np.int32), max(most)
 
-    def _useful(self, at: int, longest: int) -> int:
+    def _useful(self, at: int, longest: int, step: int) -> int:
         """The smallest of the fastest shares up to `longest`. A larger share would not be faster."""
-        return int(np.argmax(self.speeds[at : at + longest + 1]))
+        return step * int(np.argmax(self.speeds[at : at + longest + 1 : step]))
 
     def remove(self, job_id: int) -> None:
         """Remove the row of a job that has left."""
@@ -271,13 +305,13 @@ class View:
         return found | dict(zip(INTS, ints.tolist()))
 
     def load(self, row: int, values: Mapping[str, float | int | None]) -> None:
-        """Set the row from the result of `dump`, or of `columns`. A policy column that is missing is 0."""
+        """Set the row from the result of `dump`, or of `columns`. Policy columns and numbers that are missing are 0."""
         for i, name in enumerate((*FLOATS, *self.policy_columns)):
             value = values.get(name, 0.0) if i >= len(FLOATS) else values[name]
             missing = np.nan if name in ("total", "remaining") else np.inf
             self._floats[i, row] = missing if value is None else value
         for i, name in enumerate(INTS):
-            self._ints[i, row] = int(values[name] or 0)
+            self._ints[i, row] = int(values.get(name) or 0)
 
     def park(self, job_id: int) -> tuple[FloatArray, IntArray]:
         """Remove a job from the view for a while; return its row for `unpark`."""

@@ -48,6 +48,8 @@ INTS = (
     "servers",  #: the parameter servers of its current share
     "is_ps",  #: 1 for parameter-server jobs
     "generation",  #: version of its set of workers
+    "priority",  #: among its owner's jobs, higher ones come first
+    "step_gpus",  #: its shares are multiples of this
 )
 
 

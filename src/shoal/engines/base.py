@@ -7,7 +7,7 @@ An engine keeps no state on disk. It recognises its machines by their names in t
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -54,12 +54,17 @@ class MachineRequest:
 class AgentCommand:
     """What the engine runs on each machine.
 
-    The arguments may contain `{dir}`, a private directory on the machine that holds `files`; `{machine}`, the name of
-    the machine; and `{node}`, the engine's name of the node.
+    The arguments may contain `{dir}`, a private directory on the machine that holds `files`; `{state}`, a private
+    directory that the command finds again when the engine restarts it there; `{agent}`, the name of the agent; and
+    `{node}`, the engine's name of the node.
 
-    The command also gets SHOAL_ENGINE, SHOAL_ENGINE_ID, SHOAL_MACHINE, SHOAL_NODE and SHOAL_LEAVING_FILE in its
-    environment. The leaving file appears when the engine announces that it takes the machine back. Its only line is
-    the deadline in seconds of CLOCK_BOOTTIME, which does not depend on the machine's wall clock.
+    The command also gets these variables:
+    - SHOAL_ENGINE, SHOAL_ENGINE_ID and SHOAL_NODE, for people who look at the process.
+    - SHOAL_GPU_TYPE, SHOAL_RACK, SHOAL_DOMAIN and SHOAL_ADDRESS, as far as the engine knows them.
+    - SHOAL_LEAVING_FILE. The file appears when the engine announces that it takes the machine back. Its only line is
+      the deadline in seconds of CLOCK_BOOTTIME, which does not depend on the machine's wall clock.
+
+    A command that is killed by a signal is started again. A command that ends by itself ends the machine.
     """
 
     argv: tuple[str, ...]
@@ -85,8 +90,8 @@ class Machine:
 
     #: The engine's own id: the Slurm job id or the name of the Ray actor.
     id: str
-    #: The name that Shoal gave it.
-    name: str
+    #: The name of the agent that runs there.
+    agent: str
     state: MachineState
     #: The engine's name of the node. Empty while none is allocated.
     node: str = ""
@@ -98,8 +103,22 @@ class Machine:
     reason: str = ""
     #: When the machine goes away, in Unix time.
     leaving_at_s: float | None = None
-    #: Only for GONE. True: the engine has ended all processes that ran there. False: some may still run.
+    #: False: the engine has lost contact with the node. The agent may still run there.
+    responds: bool = True
+    #: For GONE, and for PENDING once when the engine has taken a running machine back. True: the engine has ended all
+    #: processes that ran there. False: some may still run.
     fenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NewMachine:
+    """A machine that the engine could provide."""
+
+    gpus: int
+    #: None: the type is not known beforehand. It serves demand that names no type.
+    gpu_type: str | None = None
+    #: How many of these there are at most. None: the engine's queue decides.
+    count: int | None = None
 
 
 class Engine(Protocol):
@@ -107,10 +126,24 @@ class Engine(Protocol):
 
     #: The product's name for messages, such as `Slurm`.
     title: str
+    #: What the engine calls the id of a machine, such as `job`.
+    id_word: str
 
-    async def request(self, what: MachineRequest, n: int) -> list[Machine]:
-        """Request `n` machines and return at once with those that the engine accepted, at least one.
+    async def version(self) -> str:
+        """The engine's version, such as `22.05.8`. Raises EngineUnavailable if the engine does not answer."""
 
+    async def offers(self) -> list[NewMachine]:
+        """What further machines the engine could provide, now or later. Preferred ones come first."""
+
+    async def check(self, what: MachineRequest) -> None:
+        """Raise RequestRefused if the engine would refuse this request whatever machines are free."""
+
+    async def request(
+        self, what: MachineRequest, commands: Sequence[AgentCommand], *, avoid: Collection[str] = ()
+    ) -> list[Machine]:
+        """Request a machine for each command and return at once with those that the engine accepted, at least one.
+
+        They belong to the first commands. A name in `avoid` is not given to an agent on another node.
         Raises RequestRefused or EngineUnavailable if the engine accepted none.
         """
 
@@ -137,16 +170,18 @@ def machine_prefix(home_id: str) -> str:
     return f"shoal-{home_id}-"
 
 
-def describe_waiting(title: str, machines: Sequence[Machine]) -> str | None:
+def describe_waiting(title: str, id_word: str, machines: Sequence[Machine]) -> str | None:
     """One sentence about the machines that were requested and are not up, for `why`. None: there are none.
 
-    >>> describe_waiting("Slurm", [Machine("4711", "shoal-a-1", MachineState.PENDING, reason="Priority")])
-    '1 machine requested from Slurm; 4711 is pending there (Priority)'
+    >>> describe_waiting("Slurm", "job", [Machine("4711", "slurm-1", MachineState.PENDING, reason="Priority")])
+    '1 machine requested from Slurm; job 4711 is pending there (Priority)'
     """
     coming = [m for m in machines if m.state.is_coming]
     if not coming:
         return None
-    shown = [f"{m.id} is {m.state} there" + (f" ({m.reason})" if m.reason else "") for m in coming[:3]]
+    shown = [
+        f"{id_word} {m.id} is {m.state} there" + (f" ({m.reason})" if m.reason else "") for m in coming[:3]
+    ]
     if len(coming) > 3:
         shown.append(f"{len(coming) - 3} more are not up yet")
     return f"{len(coming)} machine{'s'[: len(coming) > 1]} requested from {title}; " + ", ".join(shown)

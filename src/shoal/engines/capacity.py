@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from shoal.engines.base import NewMachine
+
 FIRST_RETRY_S, MAX_RETRY_S = 15.0, 600.0
 
 
@@ -37,8 +39,11 @@ class Demand:
     """GPUs that a job would take at once if they were free: to start, or to become faster."""
 
     gpus: int
-    #: None: any type.
-    gpu_type: str | None = None
+    #: The types it can use. Empty: any.
+    gpu_types: tuple[str, ...] = ()
+
+    def can_use(self, gpu_type: str | None) -> bool:
+        return not self.gpu_types or gpu_type in self.gpu_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,61 +66,95 @@ class HeldMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class NewMachine:
-    """What one more machine brings."""
-
-    gpus: int
-    #: None: the type is not known beforehand. It serves demand for any type that names none.
-    gpu_type: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class CapacityChange:
-    request: int = 0
+    #: What each machine to request must have.
+    request: tuple[NewMachine, ...] = ()
     #: Ids of the machines to return.
     release: tuple[str, ...] = ()
 
 
 def decide_capacity(
-    limits: CapacityLimits, demand: Iterable[Demand], held: Sequence[HeldMachine], new: NewMachine
+    limits: CapacityLimits,
+    demand: Iterable[Demand],
+    held: Sequence[HeldMachine],
+    offers: Sequence[NewMachine],
 ) -> CapacityChange:
-    """How many machines to request and which to return now. It never does both.
+    """Which machines to request and which to return now. It never does both.
 
     1. Serve the demand from free and coming GPUs, those of busy machines first, so that idle ones can be returned.
     2. Request machines for the rest of the demand, and for the minimum.
     3. If nothing is requested, return the machines that serve no demand and have been idle for long enough: first
        those that are coming, then those that have been idle the longest.
     """
-    left = [d for d in demand if d.gpus > 0]
-    serving: set[str] = set()
     # Typed demand chooses first: demand for any type can use what is left.
-    left.sort(key=lambda d: d.gpu_type is None)
-    missing_gpus = 0
-    free = {m.id: max(0, m.free_gpus) for m in held}
-    by_use = sorted(held, key=lambda m: (not m.busy, m.coming, m.idle_for_s, m.id))
-    for want in left:
-        wanted_gpus = want.gpus
-        for machine in by_use:
-            if want.gpu_type is not None and machine.gpu_type != want.gpu_type:
-                continue
-            taken = min(wanted_gpus, free[machine.id])
-            if taken:
-                free[machine.id] -= taken
-                wanted_gpus -= taken
-                serving.add(machine.id)
-        if want.gpu_type is None or want.gpu_type == new.gpu_type:
-            missing_gpus += wanted_gpus
-
-    for_demand = math.ceil(missing_gpus / new.gpus) if new.gpus > 0 else 0
-    for_minimum = limits.min_machines - len(held)
-    request = min(max(for_demand, for_minimum, 0), max(0, limits.max_machines - len(held)))
-    if request:
-        return CapacityChange(request=request)
+    wanted = sorted((d for d in demand if d.gpus > 0), key=lambda d: not d.gpu_types)
+    serving, unserved = _serve(wanted, held)
+    shop = _Shop(offers, max(0, limits.max_machines - len(held)))
+    for want in unserved:
+        shop.serve(want)
+    while len(held) + len(shop.chosen) < limits.min_machines and shop.choose(Demand(1)):
+        pass
+    if shop.chosen:
+        return CapacityChange(request=tuple(shop.chosen))
 
     surplus = max(0, len(held) - limits.min_machines)
     idle = [m for m in held if not m.busy and m.id not in serving and m.idle_for_s >= limits.idle_s]
     idle.sort(key=lambda m: (not m.coming, -m.idle_for_s, m.id))
     return CapacityChange(release=tuple(m.id for m in idle[:surplus]))
+
+
+def _serve(wanted: Iterable[Demand], held: Sequence[HeldMachine]) -> tuple[set[str], list[Demand]]:
+    """The machines that can serve demand, and the demand that is left."""
+    serving: set[str] = set()
+    left: list[Demand] = []
+    free = {m.id: max(0, m.free_gpus) for m in held}
+    by_use = sorted(held, key=lambda m: (not m.busy, m.coming, m.idle_for_s, m.id))
+    for want in wanted:
+        missing_gpus = want.gpus
+        for machine in by_use:
+            if want.can_use(machine.gpu_type):
+                taken = min(missing_gpus, free[machine.id])
+                if taken:
+                    free[machine.id] -= taken
+                    missing_gpus -= taken
+                    serving.add(machine.id)
+        if missing_gpus:
+            left.append(Demand(missing_gpus, want.gpu_types))
+    return serving, left
+
+
+class _Shop:
+    """Chooses new machines, at most `room`."""
+
+    def __init__(self, offers: Sequence[NewMachine], room: int) -> None:
+        self._offers = [o for o in offers if o.gpus > 0]
+        self._left = [math.inf if o.count is None else o.count for o in self._offers]
+        self._room = room
+        self.chosen: list[NewMachine] = []
+        self._free_gpus: list[int] = []
+
+    def serve(self, want: Demand) -> None:
+        missing_gpus = want.gpus
+        for i, machine in enumerate(self.chosen):
+            if want.can_use(machine.gpu_type):
+                missing_gpus -= self._take(i, missing_gpus)
+        while missing_gpus > 0 and self.choose(want):
+            missing_gpus -= self._take(len(self.chosen) - 1, missing_gpus)
+
+    def _take(self, i: int, gpus: int) -> int:
+        taken = min(gpus, self._free_gpus[i])
+        self._free_gpus[i] -= taken
+        return taken
+
+    def choose(self, want: Demand) -> bool:
+        """Take one more machine that serves the demand. False: there is none, or no room."""
+        for i, offer in enumerate(self._offers):
+            if len(self.chosen) < self._room and self._left[i] > 0 and want.can_use(offer.gpu_type):
+                self._left[i] -= 1
+                self.chosen.append(NewMachine(offer.gpus, offer.gpu_type))
+                self._free_gpus.append(offer.gpus)
+                return True
+        return False
 
 
 class IdleTimes:

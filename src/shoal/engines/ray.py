@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import sys
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from shoal.engines.base import (
@@ -16,6 +17,7 @@ from shoal.engines.base import (
     Machine,
     MachineRequest,
     MachineState,
+    NewMachine,
     RequestRefused,
 )
 
@@ -25,20 +27,21 @@ _ERRORS = {"EngineUnavailable": EngineUnavailable, "RequestRefused": RequestRefu
 class RayEngine:
     """Implements `Engine`. The launcher is started with the first call, and again if it died."""
 
-    title = "Ray"
+    title, id_word = "Ray", "actor"
 
     def __init__(
         self,
         home_id: str,
-        agent: AgentCommand,
         *,
         address: str = "auto",
         node_ip: str | None = None,
+        gpus: int | None = None,
+        gpu_type: str | None = None,
         timeout_s: float = 60.0,
     ) -> None:
-        files = {name: base64.b64encode(data).decode() for name, data in agent.files.items()}
-        command = {"argv": list(agent.argv), "env": dict(agent.env), "files": files}
-        self._hello = {"home_id": home_id, "agent": command, "address": address, "node_ip": node_ip}
+        """`gpus` and `gpu_type`: what each machine shall have. None: all GPUs of its node, and any type."""
+        self._hello = {"home_id": home_id, "address": address, "node_ip": node_ip}
+        self._gpus, self._gpu_type = gpus, gpu_type
         self._timeout_s = timeout_s
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -47,10 +50,33 @@ class RayEngine:
     def launcher_pid(self) -> int | None:
         return self._process.pid if self._process else None
 
-    async def request(self, what: MachineRequest, n: int) -> list[Machine]:
+    async def version(self) -> str:
+        return str(await self._ask("version"))
+
+    async def offers(self) -> list[NewMachine]:
+        """The nodes that have no agent yet, one by one."""
+        found = await self._ask("offers")
+        sizes = [(node["gpus"] if self._gpus is None else self._gpus, node) for node in found]
+        return [
+            NewMachine(n, node["gpu_type"], 1)
+            for n, node in sizes
+            if n <= node["gpus"] and self._gpu_type in (None, node["gpu_type"])
+        ]
+
+    async def check(self, what: MachineRequest) -> None:
+        """Ray's nodes come and go, so nothing is impossible. It must answer, though."""
         if what.options:
             raise RequestRefused(f"Ray takes no further options, not {' '.join(what.options)}")
-        found = await self._ask("request", gpus=what.gpus, gpu_type=what.gpu_type, n=n)
+        await self.version()
+
+    async def request(
+        self, what: MachineRequest, commands: Sequence[AgentCommand], *, avoid: Collection[str] = ()
+    ) -> list[Machine]:
+        """An agent is named for its node and finds its state there again, so no name needs to be avoided."""
+        if what.options:
+            raise RequestRefused(f"Ray takes no further options, not {' '.join(what.options)}")
+        sent = [_encoded(command) for command in commands]
+        found = await self._ask("request", gpus=what.gpus, gpu_type=what.gpu_type, commands=sent)
         return [_machine(fields) for fields in found]
 
     async def release(self, machine_id: str) -> None:
@@ -124,6 +150,11 @@ class RayEngine:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+
+
+def _encoded(command: AgentCommand) -> dict[str, Any]:
+    files = {name: base64.b64encode(data).decode() for name, data in command.files.items()}
+    return {"argv": list(command.argv), "env": dict(command.env), "files": files}
 
 
 def _machine(fields: dict[str, Any]) -> Machine:

@@ -12,16 +12,20 @@ import contextlib
 import json
 import os
 import re
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from shoal.engines.base import EngineError, EngineUnavailable, RequestRefused, machine_prefix
-from shoal.engines.ray_actor import STOP_GRACE_S, AgentActor
+from shoal.engines.ray_actor import STOP_GRACE_S, AgentActor, Task
 
 ANSWER_S = 0.5
 """How long a poll waits for the actors to answer."""
+CONNECT_S = 5.0
+CONFIRM_S = 60.0
+"""How long an actor of an earlier launcher counts as running before it has answered."""
 
 
 class RayLauncher:
@@ -31,8 +35,9 @@ class RayLauncher:
         import ray
 
         self._ray = ray
-        self._prefix = machine_prefix(hello["home_id"])
-        self._agent: dict[str, Any] = hello["agent"]
+        self._home = hello["home_id"]
+        self._prefix = machine_prefix(self._home)
+        _try_to_connect(hello["address"])
         try:
             ray.init(
                 address=hello["address"],
@@ -47,29 +52,48 @@ class RayLauncher:
             ) from error
         self._answers: dict[str, Any] = {}  # outstanding status calls by actor name
         self._known: dict[str, dict[str, Any]] = {}
+        #: Actors of an earlier launcher that have not answered yet. Their agents may well run.
+        self._inherited = set(self._names())
+        self._began_s = time.monotonic()
 
-    def request(self, gpus: int | None, gpu_type: str | None, n: int) -> list[dict[str, Any]]:
+    def version(self) -> str:
+        return str(self._ray.__version__)
+
+    def offers(self) -> list[dict[str, Any]]:
+        """The GPUs and type of each node without an agent of this home."""
+        free = self._free_gpus()
+        nodes = sorted(self._untaken(), key=lambda node: _by_free_gpus(node, free))
+        return [{"gpus": node["gpus"], "gpu_type": node["gpu_type"]} for node in nodes if node["gpus"]]
+
+    def _untaken(self) -> list[dict[str, Any]]:
         taken = {_node_of(name) for name in self._names()}
-        fitting = []
-        for node in self._nodes():
-            enough = node["gpus"] >= (gpus if gpus is not None else 1)
-            if enough and node["id"] not in taken and gpu_type in (None, node["gpu_type"]):
-                fitting.append(node)
+        return [node for node in self._nodes() if node["id"] not in taken]
+
+    def request(
+        self, gpus: int | None, gpu_type: str | None, commands: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        fitting = [
+            node
+            for node in self._untaken()
+            if node["gpus"] >= (gpus if gpus is not None else 1) and gpu_type in (None, node["gpu_type"])
+        ]
         if not fitting:
             what = f"{'at least 1' if gpus is None else gpus} {gpu_type or ''} GPU".replace("  ", " ")
+            n = len(self._names())
             raise RequestRefused(
-                f"Ray has no further node with {what}; {len(taken)} nodes run an agent already"
+                f"Ray has no further node with {what}; {n} node{' runs' if n == 1 else 's run'} an agent already"
             )
         free = self._free_gpus()
-        fitting.sort(key=lambda node: (-free.get(node["id"], 0.0), node["name"]))
-        return [self._create(node, node["gpus"] if gpus is None else gpus) for node in fitting[:n]]
+        fitting.sort(key=lambda node: _by_free_gpus(node, free))
+        return [
+            self._create(node, node["gpus"] if gpus is None else gpus, command)
+            for node, command in zip(fitting, commands)
+        ]
 
-    def _create(self, node: dict[str, Any], gpus: int) -> dict[str, Any]:
+    def _create(self, node: dict[str, Any], gpus: int, command: dict[str, Any]) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         name = f"{self._prefix}{gpus}gpu-{node['id']}"
-        agent = self._agent
-        files = {file: base64.b64decode(data) for file, data in agent["files"].items()}
         actor = self._ray.remote(AgentActor).options(
             name=name,
             lifetime="detached",
@@ -78,7 +102,24 @@ class RayLauncher:
             max_restarts=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["id"], soft=False),
         )
-        actor.remote(name, node["name"], gpus, tuple(agent["argv"]), agent["env"], files)
+        told = {
+            "SHOAL_GPU_TYPE": node["gpu_type"],
+            "SHOAL_RACK": node["rack"],
+            "SHOAL_DOMAIN": node["domain"],
+            "SHOAL_ADDRESS": node["address"],
+        }
+        task = Task(
+            home=self._home,
+            actor=name,
+            agent=node["name"],
+            node=node["name"],
+            gpus=gpus,
+            argv=tuple(command["argv"]),
+            env=command["env"],
+            files={file: base64.b64decode(data) for file, data in command["files"].items()},
+            told={key: value for key, value in told.items() if value},
+        )
+        actor.remote(task)
         return self._machine(name, node, "requested")
 
     def poll(self) -> list[dict[str, Any]]:
@@ -103,6 +144,8 @@ class RayLauncher:
             return self._gone(name, "Ray reports that the node is dead")
         ready, _ = self._ray.wait([self._answers[name]], timeout=0)
         if not ready:
+            if name in self._inherited and time.monotonic() - self._began_s < CONFIRM_S:
+                return self._machine(name, node, "up", "the actor has not answered yet")
             if self._known.get(name, {}).get("state") in ("up", "starting"):
                 return self._machine(
                     name, node, "starting", "the actor does not answer; Ray restarts it if it is dead"
@@ -111,6 +154,7 @@ class RayLauncher:
                 f"{_gpus_of(name)} GPUs requested, {free.get(node['id'], 0.0):g} free on node {node['name']}"
             )
             return self._machine(name, node, "pending", reason)
+        self._inherited.discard(name)
         try:
             status = self._ray.get(self._answers.pop(name))
         except self._ray.exceptions.RayError as error:  # died, or its node is dead and it cannot restart
@@ -171,14 +215,29 @@ class RayLauncher:
 
     def _machine(self, name: str, node: dict[str, Any], state: str, reason: str = "") -> dict[str, Any]:
         kept = {key: node[key] for key in ("gpu_type", "rack", "domain")}
-        machine = {"id": name, "name": name, "state": state, "node": node["name"], "reason": reason, **kept}
+        machine = {"id": name, "agent": node["name"], "state": state, "node": node["name"], "reason": reason}
+        machine |= kept
         machine["gpus"] = _gpus_of(name)
         self._known[name] = machine
         return machine
 
     def _gone(self, name: str, reason: str) -> dict[str, Any]:
-        before = self._known.get(name, {"id": name, "name": name, "gpus": _gpus_of(name)})
+        before = self._known.get(name, {"id": name, "agent": "", "gpus": _gpus_of(name)})
         return {**before, "state": "gone", "reason": reason}
+
+
+def _try_to_connect(address: str) -> None:
+    """Raise EngineUnavailable at once if nothing listens there: Ray itself would try for more than a minute."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdigit() or "/" in host:
+        return  # `auto`, or an address that only Ray understands
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise EngineUnavailable(
+            f"Ray does not answer at {address}: {why}; start it with `ray start --head`, or give another --ray-address"
+        ) from None
 
 
 def describe_node(node: dict[str, Any]) -> dict[str, Any]:
@@ -188,12 +247,22 @@ def describe_node(node: dict[str, Any]) -> dict[str, Any]:
     gpu_type = labels.get("ray.io/accelerator-type") or labels.get("gpu") or (types[0] if types else "")
     return {
         "id": node["NodeID"],
-        "name": node.get("NodeName") or node["NodeManagerHostname"],
+        "name": _plain(node.get("NodeName") or node["NodeManagerHostname"]),
+        "address": node["NodeManagerAddress"],
         "gpus": int(resources.get("GPU", 0)),
         "gpu_type": gpu_type.lower(),
         "rack": labels.get("rack", ""),
         "domain": labels.get("domain") or labels.get("ray.io/availability-zone", ""),
     }
+
+
+def _plain(name: str) -> str:
+    """A name that a directory can have. Ray names a node by its address by default."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "-", name).lstrip(".-") or "node"
+
+
+def _by_free_gpus(node: dict[str, Any], free: dict[str, float]) -> tuple[float, str]:
+    return -free.get(node["id"], 0.0), node["name"]
 
 
 def _node_of(name: str) -> str:
@@ -222,7 +291,11 @@ def _answer(launcher: RayLauncher | None, command: dict[str, Any]) -> tuple[RayL
     if launcher is None:
         raise EngineError("the first command must be hello")
     if do == "request":
-        return launcher, launcher.request(command["gpus"], command["gpu_type"], command["n"])
+        return launcher, launcher.request(command["gpus"], command["gpu_type"], command["commands"])
+    if do == "offers":
+        return launcher, launcher.offers()
+    if do == "version":
+        return launcher, launcher.version()
     if do == "poll":
         return launcher, launcher.poll()
     if do == "release":

@@ -7,11 +7,12 @@ so a restarted launcher finds its jobs with one `squeue`. A job that holds GPUs 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import re
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,15 +23,16 @@ from shoal.engines.base import (
     Machine,
     MachineRequest,
     MachineState,
+    NewMachine,
     RequestRefused,
     machine_prefix,
 )
 from shoal.engines.commands import Finished, run_command
 from shoal.engines.slurm_nodes import Node, parse_nodes
-from shoal.engines.slurm_script import batch_script
+from shoal.engines.slurm_script import agent_name, batch_script
 
 #: What of the submitter's environment the job gets. `--sbatch-option=--export=ALL` passes everything.
-EXPORTED = "PATH,HOME,USER,LOGNAME,SHELL,LANG,LC_ALL,TZ,LD_LIBRARY_PATH,VIRTUAL_ENV,CONDA_PREFIX,SLURM_CONF"
+EXPORTED = "PATH,HOME,USER,LOGNAME,SHELL,LANG,LC_ALL,TZ,LD_LIBRARY_PATH,PYTHONPATH,VIRTUAL_ENV,CONDA_PREFIX,SLURM_CONF"
 #: Options that this module sets and relies on.
 RESERVED = {
     "--job-name", "-J", "--comment", "--nodes", "-N", "--array", "-a", "--wrap", "--signal", "--requeue",
@@ -62,6 +64,9 @@ class SlurmOptions:
     """The options of `shoal up --engine slurm`."""
 
     partition: str | None = None
+    #: GPUs of each machine, and their type. None: as many as the nodes have, and any type.
+    gpus: int | None = None
+    gpu_type: str | None = None
     #: The time limit of each job. None: the partition's default.
     time_s: float | None = None
     sbatch_options: tuple[str, ...] = ()
@@ -82,6 +87,8 @@ class _Row:
     node: str
     reason: str
     end_s: float | None
+    #: What the agent printed last before it failed.
+    last_words: str
 
 
 _FORMAT = "%i|%j|%T|%N|%r|%e|%k"
@@ -90,49 +97,83 @@ _FORMAT = "%i|%j|%T|%N|%r|%e|%k"
 class SlurmEngine:
     """Implements `Engine` by the commands sbatch, squeue, sinfo, scontrol and scancel."""
 
-    title = "Slurm"
+    title, id_word = "Slurm", "job"
 
     def __init__(
         self,
         home_id: str,
-        agent: AgentCommand,
         options: SlurmOptions = SlurmOptions(),
         *,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         self._prefix = machine_prefix(home_id)
         self._comment = f"shoal home {home_id}"
-        self._agent, self._options = agent, options
+        self._options = options
         self._environ = dict(os.environ if environ is None else environ, SLURM_TIME_FORMAT="%s")
         self._machines: dict[str, Machine] = {}
-        self._last_number = 0
         self._polled = False
 
     async def version(self) -> str:
-        """Slurm's version, such as `slurm-wlm 22.05.8`. Raises EngineUnavailable if the controller does not answer."""
         await self._slurm("scontrol", "ping")
-        return (await self._slurm("sinfo", "--version")).out.strip()
+        return (await self._slurm("sinfo", "--version")).out.split()[-1]
 
-    async def request(self, what: MachineRequest, n: int) -> list[Machine]:
+    async def offers(self) -> list[NewMachine]:
+        """A machine of any type first, then one of each type that the partition has."""
+        where = [f"--partition={self._options.partition}"] if self._options.partition else []
+        found = parse_nodes((await self._slurm("sinfo", "--noheader", "-N", *where, "-O", Node.FORMAT)).out)
+        asked_gpus, asked_type = self._options.gpus, self._options.gpu_type
+        of_type: dict[str, int] = {}
+        for node in found.values():
+            for gpu_type, gpus in node.gpus.items():
+                of_type[gpu_type] = max(of_type.get(gpu_type, 0), gpus)
+        largest = max(of_type.values(), default=0)
+        if asked_type is not None:
+            return [NewMachine(asked_gpus or of_type.get(asked_type, 0), asked_type)]
+        typed = {t: min(n, asked_gpus or n) for t, n in sorted(of_type.items()) if t}
+        return [NewMachine(asked_gpus or largest), *(NewMachine(n, t) for t, n in typed.items())]
+
+    async def check(self, what: MachineRequest) -> None:
+        argv = [*self._sbatch_argv(what), "--test-only"]
+        done = await self._run(*argv, stdin="#!/bin/sh\n")
+        if done.code:
+            raise self._error("sbatch", done, shlex.join(argv))
+        if not what.gpus:
+            where = f"partition {self._options.partition}" if self._options.partition else "this cluster"
+            raise RequestRefused(
+                f"Slurm knows of no GPU in {where} (Gres of its nodes): set --gpus-per-node, or another --partition"
+            )
+
+    async def request(
+        self, what: MachineRequest, commands: Sequence[AgentCommand], *, avoid: Collection[str] = ()
+    ) -> list[Machine]:
         argv = self._sbatch_argv(what)
         if not self._polled:
-            await self.poll()  # the numbers of earlier jobs must not be used again
+            await self.poll()  # the names of present jobs must not be used again
         accepted: list[Machine] = []
-        for _ in range(n):
-            self._last_number += 1
-            name = f"{self._prefix}{self._last_number}"
+        for command in commands:
+            name = self._free_name(avoid)
             try:
-                job_id = await self._submit([*argv, f"--job-name={name}"])
+                job_id = await self._submit([*argv, f"--job-name={name}"], command)
             except EngineError:
                 if not accepted:
                     raise
                 break
             machine = Machine(
-                job_id, name, MachineState.REQUESTED, gpus=what.gpus or 0, gpu_type=what.gpu_type or ""
+                job_id,
+                agent_name(name),
+                MachineState.REQUESTED,
+                gpus=what.gpus or 0,
+                gpu_type=what.gpu_type or "",
             )
             self._machines[job_id] = machine
             accepted.append(machine)
         return accepted
+
+    def _free_name(self, avoid: Collection[str]) -> str:
+        """Numbers are used again, so that the cluster does not collect names of machines that are gone."""
+        taken = {m.agent for m in self._machines.values()} | set(avoid)
+        names = (f"{self._prefix}{number}" for number in itertools.count(1))
+        return next(name for name in names if agent_name(name) not in taken)
 
     async def release(self, machine_id: str) -> None:
         done = await self._run("scancel", "--full", machine_id)
@@ -141,14 +182,15 @@ class SlurmEngine:
 
     async def poll(self) -> list[Machine]:
         rows = await self._own_jobs()
-        nodes = await self._nodes({row.node for row in rows.values() if row.node})
+        left = {m.node for m in self._machines.values() if m.node}  # a requeued job has left its node
+        nodes = await self._nodes({row.node for row in rows.values() if row.node} | left)
         for job_id, row in rows.items():
-            self._last_number = max(self._last_number, _number(row.name))
             before = self._machines.get(job_id)
             state = _STATES.get(row.state)
             if state is not None:
-                found = before or Machine(job_id, row.name, state)
-                self._machines[job_id] = await self._seen(found, row, state, nodes.get(row.node))
+                found = before or Machine(job_id, agent_name(row.name), state)
+                seen = await self._seen(found, row, state, nodes.get(row.node))
+                self._machines[job_id] = replace(seen, fenced=_requeued_cleanly(found, row, nodes))
             elif before is not None:
                 self._machines[job_id] = await self._ended(before, row, nodes.get(row.node))
             # Otherwise it ended before this launcher started.
@@ -156,7 +198,7 @@ class SlurmEngine:
             lost = f"Slurm does not know job {job_id} any more"
             self._machines[job_id] = replace(self._machines[job_id], state=MachineState.GONE, reason=lost)
         self._polled = True
-        found_all = sorted(self._machines.values(), key=lambda m: _number(m.name))
+        found_all = sorted(self._machines.values(), key=lambda m: int(m.id))
         self._machines = {m.id: m for m in found_all if m.state is not MachineState.GONE}
         return found_all
 
@@ -212,8 +254,8 @@ class SlurmEngine:
             argv.append(f"--time={max(1, round(options.time_s / 60))}")
         return argv + extra
 
-    async def _submit(self, argv: list[str]) -> str:
-        script = batch_script(self._agent, warn_s=self._options.warn_s)
+    async def _submit(self, argv: list[str], command: AgentCommand) -> str:
+        script = batch_script(command, self._comment, warn_s=self._options.warn_s)
         done = await self._run(*argv, stdin=script)
         if done.code:
             raise self._error("sbatch", done, shlex.join(argv))
@@ -230,9 +272,11 @@ class SlurmEngine:
             if len(fields) != 7:
                 continue
             job_id, name, state, node, reason, end, comment = fields
-            if comment != self._comment or not re.fullmatch(re.escape(self._prefix) + "[0-9]+", name):
+            mark, _, last_words = comment.partition(": ")
+            if mark != self._comment or not re.fullmatch(re.escape(self._prefix) + "[0-9]+", name):
                 continue
-            rows[job_id] = _Row(job_id, name, state, node, reason, float(end) if end.isdigit() else None)
+            end_s = float(end) if end.isdigit() else None
+            rows[job_id] = _Row(job_id, name, state, node, reason, end_s, last_words)
         return rows
 
     async def _nodes(self, names: set[str]) -> dict[str, Node]:
@@ -257,9 +301,12 @@ class SlurmEngine:
             reason = "the job reaches its time limit or is being preempted"
         elif state is MachineState.LEAVING:
             leaving_at_s = machine.leaving_at_s or time.time()
-        if node and not node.responds and state is not MachineState.PENDING:
+        responds = node is None or node.responds
+        if node and not responds and state is not MachineState.PENDING:
             reason = f"node {node.name} is {node.state}"
-        machine = replace(machine, state=state, node=row.node, reason=reason, leaving_at_s=leaving_at_s)
+        machine = replace(
+            machine, state=state, node=row.node, reason=reason, leaving_at_s=leaving_at_s, responds=responds
+        )
         if node is None:
             return machine
         gpus = machine.gpus or await self._granted_gpus(row.id)
@@ -279,6 +326,7 @@ class SlurmEngine:
         code = re.search(r"\bExitCode=(\d+):(\d+)", details.out)
         if row.state == "FAILED" and code:
             words += f", exit code {code[1]}" if code[1] != "0" else f", signal {code[2]}"
+            words += f": {row.last_words}" if row.last_words else ""
             if self._options.log_dir:
                 words += f"; its output is in {self._options.log_dir}/{row.name}.{row.id}.log"
         elif row.reason not in ("None", ""):
@@ -324,6 +372,16 @@ class SlurmEngine:
         return EngineError(f"{command} failed: {said}")
 
 
+def _requeued_cleanly(before: Machine, row: _Row, nodes: Mapping[str, Node]) -> bool:
+    """Whether Slurm has just taken the job's node from it and has ended its processes there.
+
+    A job is pending again only when slurmd has reported their end, or when the node does not respond.
+    """
+    was_running = before.state in (MachineState.UP, MachineState.LEAVING, MachineState.STARTING)
+    node = nodes.get(before.node)
+    return was_running and row.state == "PENDING" and node is not None and node.responds
+
+
 _UNREACHABLE = (
     "Unable to contact slurm controller",
     "Could not establish a configuration source",
@@ -335,7 +393,3 @@ _UNREACHABLE = (
     "unable to load munge",
     "Munge encode failed",
 )
-
-
-def _number(name: str) -> int:
-    return int(name.rpartition("-")[2])

@@ -30,6 +30,14 @@ class Node:
         return types.pop() if len(types) == 1 else ""
 
     @property
+    def gpus(self) -> dict[str, int]:
+        """The node's GPUs by type. The type is empty if Slurm does not know it."""
+        found: dict[str, int] = {}
+        for gpu_type, gpus in re.findall(r"\bgpu(?::([A-Za-z_][^:,(\s]*))?:(\d+)", self.gres):
+            found[gpu_type] = found.get(gpu_type, 0) + int(gpus)
+        return found
+
+    @property
     def rack(self) -> str:
         return next((f for f in self.features if f.startswith("rack")), "")
 

@@ -14,13 +14,14 @@ TEMPLATE = """\
 set -u
 umask 077
 dir=$(mktemp -d "${TMPDIR:-/tmp}/shoal-agent.XXXXXX") || exit 1
-trap 'rm -rf "$dir"' EXIT
+trap 'cat "$dir/agent.log" 2>/dev/null; rm -rf "$dir"' EXIT
+mkdir "$dir/state"
 
 # Slurm signals this shell ahead of the time limit or of a preemption (--signal=B:TERM). The agent finds the deadline
 # in a file, in seconds since boot: /proc/uptime and CLOCK_BOOTTIME agree.
-signalled=0
+signalled=0 warned=0
 announce() {
-  signalled=1
+  signalled=1 warned=1
   local up_s rest end_s left_s=@WARN_S@
   read -r up_s rest </proc/uptime
   end_s=$(SLURM_TIME_FORMAT=%s timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
@@ -31,25 +32,60 @@ announce() {
 trap announce TERM
 
 @FILES@
-export SHOAL_ENGINE=slurm SHOAL_ENGINE_ID="$SLURM_JOB_ID" SHOAL_MACHINE="$SLURM_JOB_NAME"
-export SHOAL_NODE="$SLURMD_NODENAME" SHOAL_LEAVING_FILE="$dir/leaving"
+agent_name=slurm-${SLURM_JOB_NAME##*-}
+export SHOAL_ENGINE=slurm SHOAL_ENGINE_ID="$SLURM_JOB_ID" SHOAL_NODE="$SLURMD_NODENAME"
+export SHOAL_LEAVING_FILE="$dir/leaving"
+# The type of the node's GPUs, if it has only one, and its place in the topology.
+read -r gres features < <(timeout 20 sinfo --noheader -N -n "$SLURMD_NODENAME" -o "%G %f" 2>/dev/null)
+types=$(grep -oE 'gpu:[A-Za-z_][^:,(]*' <<<"${gres:-}" | sort -u)
+[[ $types && $types != *$'\n'* ]] && export SHOAL_GPU_TYPE="${types#gpu:}"
+IFS=, read -ra all <<<"${features:-}"
+for feature in "${all[@]}"; do
+  case $feature in
+    rack*) export SHOAL_RACK="$feature" ;;
+    domain*) export SHOAL_DOMAIN="$feature" ;;
+  esac
+done
 @ENV@
-@ARGV@ &
-agent=$!
 
 # A signal interrupts `wait`: wait again. 127 means that the end of the agent was seen before the signal.
+# An agent that was killed is started again and finds its workers in the state directory.
 while :; do
-  wait "$agent"
-  new=$?
-  ((new == 127)) || code=$new
-  ((signalled)) || exit "${code:-1}"
-  signalled=0
+  @ARGV@ >>"$dir/agent.log" 2>&1 &
+  agent=$! code=
+  while :; do
+    wait "$agent"
+    new=$?
+    ((new == 127)) || code=$new
+    ((signalled)) || break
+    signalled=0
+  done
+  ((${code:-1} > 128 && !warned)) || break
+  echo "the agent ended with code $code and is started again" >>"$dir/agent.log"
+  sleep 1
 done
+
+# Squeue shows the comment, so the launcher can tell why an agent failed on whatever node it ran.
+if ((${code:-1} != 0 && !warned)); then
+  words=$(grep -v '^ *$' "$dir/agent.log" | tail -n 1 | tr -dc '[:print:]' | tr "'|" '  ' | cut -c 1-300)
+  timeout 10 scontrol update JobId="$SLURM_JOB_ID" Comment=@COMMENT@": $words" >/dev/null 2>&1
+fi
+exit "${code:-1}"
 """
-_PLACEHOLDERS = {"{dir}": '"$dir"', "{machine}": '"$SLURM_JOB_NAME"', "{node}": '"$SLURMD_NODENAME"'}
+_PLACEHOLDERS = {
+    "{dir}": '"$dir"',
+    "{state}": '"$dir/state"',
+    "{agent}": '"$agent_name"',
+    "{node}": '"$SLURMD_NODENAME"',
+}
 
 
-def batch_script(agent: AgentCommand, *, warn_s: int) -> str:
+def agent_name(job_name: str) -> str:
+    """The name of the agent in a job, as the script makes it."""
+    return f"slurm-{job_name.rpartition('-')[2]}"
+
+
+def batch_script(agent: AgentCommand, comment: str, *, warn_s: int) -> str:
     """The script for one machine. Slurm shows it to its owner and to administrators only."""
     files = [
         f"base64 -d >\"$dir/{name}\" <<'END' || exit 1\n{base64.encodebytes(data).decode()}END"
@@ -58,6 +94,7 @@ def batch_script(agent: AgentCommand, *, warn_s: int) -> str:
     env = [f"export {name}={shlex.quote(value)}" for name, value in agent.env.items()]
     parts = {
         "@WARN_S@": str(warn_s),
+        "@COMMENT@": shlex.quote(comment),
         "@FILES@": "\n".join(files),
         "@ENV@": "\n".join(env),
         "@ARGV@": " ".join(_quote(argument) for argument in agent.argv),
@@ -67,5 +104,5 @@ def batch_script(agent: AgentCommand, *, warn_s: int) -> str:
 
 def _quote(argument: str) -> str:
     """An argument as bash reads it, with each placeholder as a variable of the script."""
-    pieces = re.split(r"(\{dir\}|\{machine\}|\{node\})", argument)
+    pieces = re.split(f"({'|'.join(map(re.escape, _PLACEHOLDERS))})", argument)
     return "".join(_PLACEHOLDERS.get(p) or shlex.quote(p) for p in pieces if p) or "''"

@@ -29,6 +29,45 @@ class NodeInfo:
     domain: str = "domain0"
     #: Memory of each GPU. Virtual GPUs are assumed to have the default.
     gpu_memory_mb: float = 16_384.0
+    #: What the workers of other nodes connect to.
+    address: str = "127.0.0.1"
+    #: True: its workers reach the control plane over the network and see none of its files.
+    remote: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUp:
+    """Workers can be started on the node."""
+
+    node: NodeInfo
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUnreachable:
+    """No connection. Its workers may go on; nothing can be started there."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLost:
+    """None of its workers can be alive. They have all been reported."""
+
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeaving:
+    """The machine will be taken away in `in_s` seconds."""
+
+    node: str
+    in_s: float
+    why: str
+
+
+NodeChange = NodeUp | NodeUnreachable | NodeLost | NodeLeaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +86,7 @@ class WorkerSpec:
     #: Where the executor keeps the worker's files. No other worker uses it, before or after.
     directory: Path
     node: str
-    #: Index of the GPU on the node.
+    #: Index of its own GPU on the node.
     gpu: int
     command: tuple[str, ...]
     workdir: str
@@ -56,6 +95,22 @@ class WorkerSpec:
     grace_s: float = 10.0
     #: The worker may start from a process that has already imported the training libraries.
     warm: bool = False
+    #: The content of its working directory, if that was uploaded. It then starts in a copy instead of `workdir`.
+    tree: str = ""
+    #: The GPUs that it sees, in this order. Empty: its own only.
+    gpus: tuple[int, ...] = ()
+    #: Files that only it can read, by the variable of its environment that names the path.
+    secret_files: dict[str, str] = field(default_factory=dict, repr=False)
+    #: It prepares only: `SHOAL_GO` names a file that appears when `go` is called.
+    waits_for_go: bool = False
+    #: The account of its machine under which it runs; empty: that of the executor.
+    account: str = ""
+    #: A port of `free_port` that it will listen on.
+    port: int | None = None
+
+    @property
+    def visible_gpus(self) -> tuple[int, ...]:
+        return self.gpus or (self.gpu,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +127,8 @@ class Exit:
     asked_to_end: bool = False
     #: How long ago by a monotonic clock. None: unknown.
     ago_s: float | None = None
+    #: True: its machine was lost. It cannot be alive, and nobody saw how it ended.
+    node_lost: bool = False
 
     @property
     def ok(self) -> bool:
@@ -92,9 +149,14 @@ class Executor(Protocol):
     name: str
     #: Receives the end of each worker, on the thread of the event loop. Set it before the first call.
     on_exit: Callable[[Exit], None]
+    #: Receives each change of a node, on the same thread. An executor whose nodes never change does not call it.
+    on_node: Callable[[NodeChange], None]
 
     def nodes(self) -> tuple[NodeInfo, ...]:
-        """The machines that this executor can start workers on."""
+        """The machines that this executor can start workers on now."""
+
+    def awaited_nodes(self) -> tuple[NodeInfo, ...]:
+        """Machines of an earlier executor that may come back, with workers that may be alive."""
 
     def start(self, worker: WorkerSpec) -> None:
         """Start a worker. If that fails, `on_exit` reports it with `began=False`."""
@@ -107,6 +169,15 @@ class Executor(Protocol):
 
     def wake(self, worker: str) -> None:
         """Let a suspended worker continue. Does nothing to a worker that runs."""
+
+    def warn(self, worker: str, signal: str) -> None:
+        """Send the worker's command a signal: `USR1`, one of those that `keeper.WARNINGS` has."""
+
+    def go(self, worker: str) -> None:
+        """Let a worker that was started with `waits_for_go` use its GPU."""
+
+    def free_port(self, node: str) -> int:
+        """A port of the node that nobody uses, for `WorkerSpec.port` of a worker that is started there next."""
 
     def adopt(self, worker: str, directory: Path) -> None:
         """Take over a worker that an earlier executor started. If it has ended, `on_exit` reports how."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 from dataclasses import dataclass
 from types import ModuleType
@@ -60,7 +61,7 @@ class UsageMeter:
 
 
 def find_gpus() -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs, and the reason if there are none."""
+    """Return the GPUs that this process may use, and the reason if there are none."""
     try:
         nvml = open_nvml()
     except NvmlError as error:
@@ -76,7 +77,29 @@ def find_gpus() -> tuple[tuple[Gpu, ...], str]:
         return (), f"the NVIDIA driver does not count its GPUs: {error}"
     finally:
         nvml.nvmlShutdown()
-    return tuple(gpus), "" if gpus else "the NVIDIA driver finds no GPU"
+    if not gpus:
+        return (), "the NVIDIA driver finds no GPU"
+    granted = granted_gpus(tuple(gpus), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return granted, "" if granted else "CUDA_VISIBLE_DEVICES grants this process no GPU"
+
+
+def granted_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, in its order: what an engine has granted of its machine.
+
+    It has indices among the GPUs that the process may open, or ids of GPUs. Like CUDA, stop at what is not there.
+    """
+    if visible is None:
+        return gpus
+    found: list[Gpu] = []
+    for word in (part.strip() for part in visible.split(",")):
+        if word.isdigit():
+            named = [gpus[int(word)]] if int(word) < len(gpus) else []
+        else:
+            named = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)]
+        if len(named) != 1 or named[0] in found:
+            break
+        found += named
+    return tuple(found)
 
 
 def _memory_bytes(nvml: ModuleType, handle: object) -> int:

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.executors.base import Exit, WorkerSpec
-from shoal.executors.local import LocalExecutor, read_json
+from shoal.executors.keeper_files import read_started
+from shoal.executors.local import LocalExecutor
 from shoal.executors.logs import read_lines
 
 GRACE_S = 5.0
@@ -51,8 +52,8 @@ class JobWorkers:
     @property
     def pids(self) -> dict[str, int]:
         """The pid of each running worker whose command has started."""
-        started = {w: read_json(self._directory / w / "started") for w in self.running}
-        return {w: int(found["pid"]) for w, found in started.items() if found is not None}
+        started = {w: read_started(self._directory / w) for w in self.running}
+        return {w: found.pid for w, found in started.items() if found is not None}
 
     def start(self, job: str, worker: str) -> None:
         used = Counter(self._slot_of.values())

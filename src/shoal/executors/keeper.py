@@ -10,7 +10,8 @@ Files in DIRECTORY: `started` (JSON, written when the command runs), `exit` (JSO
 ended), `log.OFFSET` (output; OFFSET is the position of the file's first byte in the whole output).
 With `lease_file` in the specification, the worker lives under a lease: the keeper kills it when CLOCK_BOOTTIME passes
 the number of seconds in that file.
-Signals to it: TERM stop with grace, QUIT stop at once, USR1 suspend, USR2 resume.
+Signals to it: TERM stop with grace, QUIT stop at once, USR1 suspend, USR2 resume. FIRST_WARNING + n sends the command
+signal n.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # these imports would slow down every start
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+#: Signals that a command may ask for as a warning. The keeper gets FIRST_WARNING + n to send n.
+WARNINGS = {name: int(getattr(signal, f"SIG{name}")) for name in ("USR1", "USR2", "HUP", "INT", "TERM")}
+FIRST_WARNING = int(signal.SIGRTMIN)
 AFTERMATH_S = 1.0
 """Time between the end of the command and the killing of processes that it left behind."""
 LONGEST_LINE = 16 * 1024
@@ -71,8 +75,8 @@ def write_json(path: str, value: object) -> None:
     os.replace(temporary, path)
 
 
-def descendants() -> list[int]:
-    """All processes below this one. As their reaper, this process inherits those whose parents ended."""
+def descendants(root: int | None = None) -> list[int]:
+    """All processes below `root`, by default below this one. A keeper inherits those whose parents ended."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -85,7 +89,7 @@ def descendants() -> list[int]:
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
     found: list[int] = []
-    todo = [os.getpid()]
+    todo = [os.getpid() if root is None else root]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
@@ -93,9 +97,23 @@ def descendants() -> list[int]:
     return found
 
 
+def confine(spec: dict[str, Any]) -> None:
+    """In a worker's process, before its command runs: enter its control group and become its account."""
+    if spec.get("cgroup") is not None:
+        with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
+            file.write("0")
+    if spec.get("account") is not None:
+        os.setgroups(spec["account"]["groups"])
+        os.setgid(spec["account"]["gid"])
+        os.setuid(spec["account"]["uid"])
+        os.umask(0o022)
+        prctl(PR_SET_DUMPABLE, 1)  # as for any other process of the account: /proc/self is its own
+        os.chdir(spec["workdir"])  # as this account, who may not enter every directory
+
+
 def send_signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
@@ -122,7 +140,7 @@ class Log:
         self.write(lines)
 
     def end(self) -> None:
-        if self.rest:
+        if self.rest or self.lost:  # an empty line carries the note about lost output
             self.write([self.rest])
         self.rest = b""
 
@@ -179,6 +197,7 @@ class Log:
 
 class Keeper:
     def __init__(self, directory: str, spec: dict[str, Any]) -> None:
+        self.umask = os.umask(0o077)  # nobody else reads what a job prints
         self.directory, self.spec = directory, spec
         self.log = Log(directory, spec["log_file_bytes"], spec["log_files"])
         self.pid = 0  # of the command
@@ -219,7 +238,7 @@ class Keeper:
             if self.reap():
                 break
             if self.kill_at is not None and time.monotonic() >= self.kill_at:
-                send_signal(descendants(), signal.SIGKILL)
+                self.kill_all()
         if is_open:
             self.drain(output)
         self.log.end()
@@ -229,7 +248,8 @@ class Keeper:
         """Note requests in `asked`. Return a file descriptor that wakes the main loop."""
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        warnings = [FIRST_WARNING + number for number in WARNINGS.values()]
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, *warnings):
             signal.signal(number, lambda n, _: self.asked.append(n))
         signal.signal(signal.SIGCHLD, lambda n, f: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -242,11 +262,24 @@ class Keeper:
         os.set_blocking(read, False)
 
         def prepare() -> None:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            os.umask(self.umask)
+            confine(self.spec)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the account has changed, which clears it
             for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, signal.SIG_DFL)
 
-        child = subprocess.Popen(
+        try:
+            child = self.popen(write, prepare)
+        except subprocess.SubprocessError:  # `prepare` failed
+            name = self.spec["workdir"]
+            raise PermissionError(13, "its account may not start in this directory", name) from None
+        os.close(write)
+        self.pid = child.pid
+        child.returncode = 0  # `reap` waits for it: Popen must not
+        return read
+
+    def popen(self, write: int, prepare: Callable[[], None]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
             self.spec["command"],
             cwd=self.spec["workdir"],
             env=self.spec["env"],
@@ -256,15 +289,13 @@ class Keeper:
             start_new_session=True,
             preexec_fn=prepare,
         )
-        os.close(write)
-        self.pid = child.pid
-        child.returncode = 0  # `reap` waits for it: Popen must not
-        return read
 
     def record_start(self) -> None:
         started = {"pid": self.pid, "start_time": start_time(self.pid)}
         keeper = {"keeper_pid": os.getpid(), "keeper_start_time": start_time(os.getpid())}
-        write_json(os.path.join(self.directory, "started"), started | keeper)
+        write_json(
+            os.path.join(self.directory, "started"), started | keeper | {"grace_s": self.spec["grace_s"]}
+        )
 
     def could_not_start(self, error: OSError) -> None:
         missing = isinstance(error, FileNotFoundError)
@@ -287,6 +318,8 @@ class Keeper:
                 send_signal(descendants(), signal.SIGSTOP)
             elif number == signal.SIGUSR2:
                 send_signal(descendants(), signal.SIGCONT)
+            elif number > FIRST_WARNING:
+                send_signal([self.pid] if self.status is None else [], number - FIRST_WARNING)
             else:
                 self.stop(self.spec["grace_s"] if number == signal.SIGTERM else 0.0)
 
@@ -295,9 +328,20 @@ class Keeper:
         self.kill_at = deadline if self.kill_at is None else min(self.kill_at, deadline)
         self.told = self.told or self.status is None
         # Only the command itself gets SIGTERM: it may need its children to save its state.
-        targets = [self.pid] if grace_s and self.status is None else descendants()
-        send_signal(targets, signal.SIGTERM if grace_s else signal.SIGKILL)
+        if grace_s:
+            send_signal([self.pid] if self.status is None else descendants(), signal.SIGTERM)
+        else:
+            self.kill_all()
         send_signal(descendants(), signal.SIGCONT)
+
+    def kill_all(self) -> None:
+        if self.spec.get("cgroup") is not None:
+            with (
+                contextlib.suppress(OSError),
+                open(os.path.join(self.spec["cgroup"], "cgroup.kill"), "w") as file,
+            ):
+                file.write("1")
+        send_signal(descendants(), signal.SIGKILL)
 
     def is_lease_over(self) -> bool:
         """Whether the lease has ended. The agent renews it: it replaces the file, which contains the new end."""

@@ -12,39 +12,33 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.executors import keeper
-from shoal.executors.base import Exit, GpuUsage, NodeInfo, WorkerSpec
+from shoal.executors.accounts import Private, find_account, remove_secrets_of
+from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, WorkerSpec
+from shoal.executors.cgroups import Cgroups
 from shoal.executors.gpus import UsageMeter, find_gpus, type_word
+from shoal.executors.guard import INTERVAL_S, Guarded, pid_of
+from shoal.executors.keeper_files import is_kept, open_keeper, read_ended, read_started
 from shoal.executors.logs import Line, read_lines, tail_position
-from shoal.executors.orphans import MARK, kill_orphans, new_mark
+from shoal.executors.orphans import MARK, new_mark
+from shoal.executors.passed_on import PASSED_ON
+from shoal.executors.secret_files import SecretFiles
 from shoal.executors.zygote import Zygote, may_start_warm
 
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
+GO, GO_AGAIN_S = "go", 0.5
 VIRTUAL_TYPE = "virtual"
 ZYGOTE_TIMEOUT_S = 30.0
 """How long a worker waits for the zygote's imports before it starts cold."""
-#: Variables of the control plane's own environment that a worker gets. All others come from the job.
-PASSED_ON = (
-    "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR",
-    "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH", "LD_LIBRARY_PATH", "CUDA_HOME",
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class _Kept:
-    """One worker under its keeper."""
-
-    directory: Path
-    pidfd: int
-    child: subprocess.Popen[bytes] | None  # the keeper, if this process started it
 
 
 class LocalExecutor:
@@ -64,22 +58,33 @@ class LocalExecutor:
         log_file_bytes: int = LOG_FILE_BYTES,
         log_files: int = LOG_FILES,
         lease_file: Path | None = None,
+        cgroups: Cgroups | None = None,
     ) -> None:
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
+        self.on_node: Callable[[NodeChange], None] = lambda change: None
         self._nodes, self.why_virtual = _find_nodes(virtual_gpus)
         self._log_file_bytes, self._log_files = log_file_bytes, log_files
         self._lease_file = lease_file
-        self._zygote, self._owns_zygote = zygote, False
+        self._zygote, self._owns_zygote, self._zygote_s = zygote, False, float("-inf")
         self._usage_meter = UsageMeter()
-        self._kept: dict[str, _Kept] = {}
+        self._cgroups = cgroups if cgroups is not None else Cgroups.find()
+        self._kept: dict[str, Guarded] = {}
+        #: Keepers that this process started.
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        #: What keepers were told, for commands next to their workers.
+        self._specs: dict[str, dict[str, Any]] = {}
+        self._guard: asyncio.Task[None] | None = None
         #: Workers that wait for the zygote.
         self._delayed: dict[str, asyncio.Task[None]] = {}
         #: Workers that are being adopted, with the signals to send them afterwards.
-        self._adopting: dict[str, list[signal.Signals]] = {}
+        self._adopting: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         return self._nodes
+
+    def awaited_nodes(self) -> tuple[NodeInfo, ...]:
+        return ()
 
     def usage(self) -> dict[tuple[str, int], GpuUsage]:
         return {
@@ -100,20 +105,35 @@ class LocalExecutor:
         if self._zygote is None:
             self._zygote, self._owns_zygote = Zygote(), True
 
+    def session_spec(self, worker: str) -> dict[str, Any] | None:
+        """What a command next to this worker needs; None if the worker is not here or an earlier process started it."""
+        return self._specs.get(worker) if worker in self._kept else None
+
     def close(self) -> None:
         if self._zygote is not None and self._owns_zygote:
             self._zygote.close()
         self._zygote = None
+        if self._guard is not None:
+            self._guard.cancel()
 
     # Starting
 
     def start(self, worker: WorkerSpec) -> None:
+        self._renew_zygote()
         if worker.warm and self._zygote is not None and self._zygote.warming:
             # Its imports end soon, and sooner than all the workers of a job could do their own.
             task = asyncio.get_running_loop().create_task(self._start_when_warm(worker, self._zygote))
             self._delayed[worker.worker] = task
             return
         self._start_now(worker)
+
+    def _renew_zygote(self) -> None:
+        """Replace a zygote that was killed, at most once in `ZYGOTE_TIMEOUT_S`."""
+        dead = self._zygote is not None and self._owns_zygote and self._zygote.has_ended
+        if dead and time.monotonic() - self._zygote_s > ZYGOTE_TIMEOUT_S:
+            assert self._zygote is not None
+            self._zygote.close()
+            self._zygote, self._zygote_s = Zygote(), time.monotonic()
 
     async def _start_when_warm(self, worker: WorkerSpec, zygote: Zygote) -> None:
         deadline_s = time.monotonic() + ZYGOTE_TIMEOUT_S
@@ -136,7 +156,19 @@ class LocalExecutor:
             self._emit_soon(Exit(worker.worker, None, None, why, began=False))
 
     def _start_keeper(self, worker: WorkerSpec, lock: int) -> None:
-        env = self._env(worker) | {MARK: new_mark(worker.directory)}
+        account, own = find_account(worker.account) if worker.account else None, {}
+        if account is not None and account.uid == os.geteuid():
+            account = None  # its own
+        if account is not None:
+            private = Private(account, worker.directory, worker.worker)
+            own = account.env() | private.make(worker.secret_files)
+            if worker.tree:
+                worker = replace(worker, workdir=str(private.copy_of(Path(worker.workdir))))
+            worker = replace(worker, secret_files={})
+        files = SecretFiles(worker.directory)
+        files.write(worker.secret_files)
+        env = self._env(worker, own) | files.env(worker.secret_files) | {MARK: new_mark(worker.directory)}
+        group = None if self._cgroups is None else self._cgroups.make(worker.directory)
         spec = {
             "command": list(worker.command),
             "workdir": worker.workdir,
@@ -145,7 +177,10 @@ class LocalExecutor:
             "log_file_bytes": self._log_file_bytes,
             "log_files": self._log_files,
             "lease_file": None if self._lease_file is None else str(self._lease_file),
+            "cgroup": None if group is None else str(group),
+            "account": None if account is None else account.ids(),
         }
+        self._specs[worker.worker] = spec
         # The specification is passed in memory: neither as an argument, which `ps` shows, nor on disk.
         spec_fd = os.memfd_create("worker", os.MFD_CLOEXEC)
         try:
@@ -158,22 +193,36 @@ class LocalExecutor:
                 pid = child.pid
         finally:
             os.close(spec_fd)
-        self._keep(worker.worker, worker.directory, os.pidfd_open(pid), child)
+        try:
+            self._keep(worker.worker, worker.directory, os.pidfd_open(pid), worker.grace_s)
+        except OSError:  # too many open files: nothing may run that nobody watches
+            os.kill(pid, signal.SIGKILL)
+            raise
+        if child is not None:
+            self._children[worker.worker] = child
 
     def _start_warm(self, worker: WorkerSpec, env: dict[str, str], spec_fd: int, lock: int) -> int | None:
         if self._zygote is None or not worker.warm or not may_start_warm(worker.command, env):
             return None
         return self._zygote.start(str(worker.directory), spec_fd, lock)
 
-    def _env(self, worker: WorkerSpec) -> dict[str, str]:
+    def _env(self, worker: WorkerSpec, own: dict[str, str]) -> dict[str, str]:
+        """`own`: what the worker's account has of its own."""
         node = next(n for n in self._nodes if n.name == worker.node)
         env = {k: os.environ[k] for k in PASSED_ON if k in os.environ} | {"PYTHONUNBUFFERED": "1"}
         if node.virtual:
             threads = max((os.cpu_count() or 1) // node.gpus, 1)
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(threads), "SHOAL_DEVICE": "cpu"}
         else:
-            env |= {"CUDA_VISIBLE_DEVICES": node.devices[worker.gpu], "SHOAL_DEVICE": "cuda:0"}
-        return env | worker.env
+            seen = worker.visible_gpus
+            env |= {
+                "CUDA_VISIBLE_DEVICES": ",".join(node.devices[gpu] for gpu in seen),
+                "SHOAL_DEVICE": f"cuda:{seen.index(worker.gpu)}",
+            }
+        if worker.waits_for_go:
+            env["SHOAL_GO"] = str(worker.directory / GO)
+        # The home of the account counts, not that of the shell that submitted the job.
+        return env | worker.env | own
 
     # Stopping and suspending
 
@@ -182,6 +231,8 @@ class LocalExecutor:
             why = "it was ended before it began"
             self._emit_soon(Exit(worker, None, None, why, began=False, asked_to_end=True))
             return
+        if worker in self._kept:
+            self._kept[worker].told_to_end(kill=kill)
         self._signal(worker, signal.SIGQUIT if kill else signal.SIGTERM)
 
     def suspend(self, worker: str) -> None:
@@ -190,7 +241,28 @@ class LocalExecutor:
     def wake(self, worker: str) -> None:
         self._signal(worker, signal.SIGUSR2)
 
-    def _signal(self, worker: str, number: signal.Signals) -> None:
+    def warn(self, worker: str, signal: str) -> None:
+        number = keeper.WARNINGS.get(signal)
+        if number is not None:
+            self._signal(worker, keeper.FIRST_WARNING + number)
+
+    def go(self, worker: str) -> None:
+        kept = self._kept.get(worker)
+        if kept is None and worker not in self._adopting:
+            return  # it has ended
+        try:
+            if kept is None:
+                raise FileNotFoundError  # its directory is known when it is adopted
+            (kept.directory / GO).touch()
+        except OSError:  # a disk that is full may have room again by then
+            asyncio.get_running_loop().call_later(GO_AGAIN_S, self.go, worker)
+
+    def free_port(self, node: str) -> int:
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return int(probe.getsockname()[1])
+
+    def _signal(self, worker: str, number: int) -> None:
         kept = self._kept.get(worker)
         if kept is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -200,27 +272,50 @@ class LocalExecutor:
 
     # Watching keepers
 
-    def _keep(self, worker: str, directory: Path, pidfd: int, child: subprocess.Popen[bytes] | None) -> None:
-        self._kept[worker] = _Kept(directory, pidfd, child)
-        asyncio.get_running_loop().add_reader(pidfd, self._ended, worker)
+    def _keep(self, worker: str, directory: Path, pidfd: int, grace_s: float) -> None:
+        group = None if self._cgroups is None else self._cgroups.of(directory)
+        self._kept[worker] = Guarded(directory, pid_of(pidfd), pidfd, grace_s, group)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(pidfd, self._ended, worker)
+        if self._guard is None:
+            self._guard = loop.create_task(self._look())
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(INTERVAL_S)
+            for kept in list(self._kept.values()):
+                kept.look()
 
     def _ended(self, worker: str) -> None:
         kept = self._kept.pop(worker)
+        self._specs.pop(worker, None)
         asyncio.get_running_loop().remove_reader(kept.pidfd)
         os.close(kept.pidfd)
-        if kept.child is not None:
-            kept.child.wait()
-        self._emit(self._exit_of(worker, kept.directory))
+        # A keeper that ends by itself has left nothing behind. How other processes' children end is not known.
+        status = self._children.pop(worker).wait() if worker in self._children else None
+        if status is not None and status < 0:
+            with contextlib.suppress(OSError):
+                (kept.directory / "exit").unlink()  # it was killed: somebody else wrote this
+        if status != 0:
+            kept.clean_up()
+        self._report(worker, kept)
+
+    def _report(self, worker: str, kept: Guarded) -> None:
+        """Report the end of a worker once none of its processes is left."""
+        if kept.is_clean():
+            SecretFiles(kept.directory).remove()
+            remove_secrets_of(kept.directory)
+            self._emit(self._exit_of(worker, kept.directory))
+        else:
+            kept.clean_up()
+            asyncio.get_running_loop().call_later(0.05, self._report, worker, kept)
 
     def _exit_of(self, worker: str, directory: Path) -> Exit:
-        found = read_json(directory / "exit")
+        found = read_ended(directory)
         if found is not None:
-            same_boot = found["boot"] and found["boot"] == keeper.boot_id()
-            ago_s = max(time.monotonic() - found["steady_s"], 0.0) if same_boot else None
             return Exit(
-                worker, found["code"], found["signal"], found["why"], asked_to_end=found["told"], ago_s=ago_s
+                worker, found.code, found.signal, found.why, asked_to_end=found.told, ago_s=found.ago_s
             )
-        kill_orphans(directory)
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"
         return Exit(worker, None, None, why, began=began)
@@ -241,13 +336,16 @@ class LocalExecutor:
         # A keeper that holds its lock but has not written `started` yet was started this moment.
         while is_kept(directory) and not (directory / "started").exists():
             await asyncio.sleep(0.02)
-        started = read_json(directory / "started")
-        pidfd = _open_keeper(started) if started is not None and is_kept(directory) else None
+        started = read_started(directory)
+        pidfd = open_keeper(started) if started is not None and is_kept(directory) else None
         signals = self._adopting.pop(worker)
-        if pidfd is None:
-            self._emit(self._exit_of(worker, directory))
+        if started is None or pidfd is None:
+            group = None if self._cgroups is None else self._cgroups.of(directory)
+            kept = Guarded(directory, 0, -1, 0.0, group)
+            kept.clean_up()
+            self._report(worker, kept)
             return
-        self._keep(worker, directory, pidfd, None)
+        self._keep(worker, directory, pidfd, started.grace_s)
         for number in signals:
             self._signal(worker, number)
 
@@ -255,6 +353,8 @@ class LocalExecutor:
 def _find_nodes(virtual_gpus: int | None) -> tuple[tuple[NodeInfo, ...], str]:
     """The nodes of this machine, and why they are virtual if nobody asked for that."""
     why = ""
+    if virtual_gpus == 0:
+        return (), ""
     if virtual_gpus is None:
         gpus, why = find_gpus()
         if gpus:
@@ -288,37 +388,3 @@ def _start_cold(directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[by
         cwd="/",
         env={},
     )
-
-
-def _open_keeper(started: dict[str, Any]) -> int | None:
-    """A pidfd of the keeper that wrote `started`, if it still runs."""
-    with contextlib.suppress(OSError):
-        pidfd = os.pidfd_open(started["keeper_pid"])
-        if keeper.start_time(started["keeper_pid"]) == started["keeper_start_time"]:
-            return pidfd
-        os.close(pidfd)
-    return None
-
-
-def is_kept(directory: Path) -> bool:
-    """Whether the keeper of the worker in this directory lives."""
-    try:
-        fd = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(fd)
-    return False
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a file that a keeper writes. Return None if it is not there."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None

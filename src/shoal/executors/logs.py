@@ -6,8 +6,12 @@ A position is an offset in bytes from the beginning of the whole output, includi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+STAMP = "%Y-%m-%dT%H:%M:%S.%fZ"
+SAME_CLOCK_S = 0.005
+"""Clocks of two machines that differ by less are taken to be the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,7 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list[Line]:
-    """Read whole lines from position `begin` on. Output that was rotated away is skipped."""
+    """Read whole lines from position `begin` on. In place of output that was dropped, a line says how much it was."""
     found: list[Line] = []
     for start, path in segments(directory):
         try:
@@ -42,6 +46,9 @@ def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list
         except OSError:  # rotated away meanwhile
             continue
         whole = data[: data.rfind(b"\n") + 1]
+        if whole and at > begin:
+            first = _line(whole[: whole.find(b"\n") + 1], at)
+            found.append(Line(first.at_s, _dropped(at - begin), at))
         for raw in whole.splitlines(keepends=True):
             at += len(raw)
             found.append(_line(raw, at))
@@ -50,6 +57,13 @@ def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list
         if max_bytes <= 0 or len(whole) < len(data):
             break
     return found
+
+
+def _dropped(size: int) -> str:
+    words = (
+        f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size} bytes"
+    )
+    return f"[{words} of earlier output were dropped: only the newest files of a worker's output are kept]"
 
 
 def tail_position(directory: Path, lines: int) -> int:
@@ -74,6 +88,45 @@ def tail_position(directory: Path, lines: int) -> int:
     return found[0][0] if found else 0
 
 
+def position_at(directory: Path, since_s: float) -> int:
+    """The position of the first line that was printed at `since_s` or later. A worker's lines are in order of time."""
+    found = segments(directory)
+    for start, path in reversed(found):
+        try:
+            first = _line_at(path, 0)
+        except OSError:  # rotated away meanwhile
+            continue
+        if first is not None and first[1].at_s < since_s:
+            return start + _bisect(path, since_s)
+    return 0  # what was dropped may be later than that
+
+
+def _bisect(path: Path, since_s: float) -> int:
+    """The offset of the first line at `since_s` or later in a file whose first line is earlier."""
+    low, high = 0, path.stat().st_size  # a line that is earlier begins at `low`; none does from `high` on
+    while low < high:
+        middle = (low + high) // 2
+        found = _line_at(path, middle)
+        if found is None or found[0] >= high:
+            high = middle
+        elif found[1].at_s < since_s:
+            low = found[1].end
+        else:
+            high = found[0]
+    return low
+
+
+def _line_at(path: Path, offset: int) -> tuple[int, Line] | None:
+    """(offset, line) of the first whole line that begins at `offset` or later."""
+    with path.open("rb") as file:
+        file.seek(max(offset - 1, 0))
+        if offset > 0:
+            file.readline()
+        begin = file.tell()
+        raw = file.readline()
+        return (begin, _line(raw, file.tell())) if raw.endswith(b"\n") else None
+
+
 def end_position(directory: Path) -> int:
     found = segments(directory)
     if not found:
@@ -85,10 +138,27 @@ def end_position(directory: Path) -> int:
         return start
 
 
+def with_our_clock(data: bytes, ahead_s: float) -> bytes:
+    """Whole lines as if a clock that is not `ahead_s` ahead had stamped them. Their positions stay the same."""
+    if abs(ahead_s) < SAME_CLOCK_S:
+        return data
+    return b"".join(_restamped(raw, ahead_s) for raw in data.splitlines(keepends=True))
+
+
+def _restamped(raw: bytes, ahead_s: float) -> bytes:
+    stamp, space, text = raw.partition(b" ")
+    try:
+        at = datetime.strptime(stamp.decode(), STAMP) - timedelta(seconds=ahead_s)
+    except (ValueError, OverflowError):
+        return raw
+    made = at.strftime(STAMP).encode()
+    return made + space + text if len(made) == len(stamp) else raw
+
+
 def _line(raw: bytes, end: int) -> Line:
     stamp, _, text = raw.rstrip(b"\n").partition(b" ")
     try:
-        at_s = datetime.strptime(stamp.decode(), "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC).timestamp()
+        at_s = datetime.strptime(stamp.decode(), STAMP).replace(tzinfo=UTC).timestamp()
     except ValueError:
         at_s, text = 0.0, raw.rstrip(b"\n")
     return Line(at_s, text.decode(errors="replace"), end)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 MARK = "SHOAL_MARK"
 MARK_BYTES = 16
+END_S = 2.0
+"""How long a killed process may take to end. It usually takes milliseconds."""
 
 
 def new_mark(directory: Path) -> str:
@@ -27,7 +30,7 @@ def kill_orphans(directory: Path) -> None:
     """Kill the processes that carry the mark of the worker in this directory."""
     try:
         text = (directory / "mark").read_text()
-    except OSError:
+    except (OSError, ValueError):  # a job under this account may have changed it
         return
     if len(text) < 2 * MARK_BYTES:
         return
@@ -55,5 +58,6 @@ def _kill(pid: int, entry: bytes) -> None:
             # Check again now that the pidfd refers to one process: the pid cannot be reused any more.
             if entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                select.select([pidfd], [], [], END_S)
         finally:
             os.close(pidfd)

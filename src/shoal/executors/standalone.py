@@ -84,6 +84,7 @@ class LocalJob:
             "SHOAL_SECRET_FILE": str(secret_file),
             "SHOAL_CHECKPOINT": str(self.directory / "checkpoint.pt"),
             "SHOAL_PATIENCE_S": "20",  # this launcher does not come back
+            "SHOAL_GPUS": str(workers),
         }
         self.processes = JobWorkers(
             self.executor,
@@ -173,6 +174,7 @@ class LocalJob:
             timing=self._timing,
             pause_path=str(self.directory / "paused.pt"),
             on_request=self.request,
+            files=self.directory,
         )
         self.processes.env["SHOAL_CONTROL"] = address
         (self.directory / "address").write_text(address)
@@ -236,6 +238,11 @@ class LocalJob:
     def _resize(self, size: int) -> None:
         if size < 0:
             raise ValueError(f"a job cannot have {size} workers")
+        if size % self.handle.state.group:
+            group = self.handle.state.group
+            raise ValueError(
+                f"the model is sharded over groups of {group} workers: give a multiple of {group}"
+            )
         present, self.size = self._present(), size
         self.handle.set_target(present[:size] + self.new_workers(max(0, size - len(present))))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import array
 import atexit
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -31,6 +32,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shoal.executors import keeper
+from shoal.executors.orphans import MARK, MARK_BYTES
+from shoal.executors.passed_on import PASSED_ON
 
 MAX_REQUEST_BYTES = 4096
 ANSWER_TIMEOUT_S = 0.5
@@ -41,9 +44,11 @@ class Zygote:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        env = {k: v for k, v in os.environ.items() if not k.startswith("SHOAL_")}
+        # Workers are forks of it, under the accounts of their owners: it knows nothing that they may not.
+        env = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
         # One thread until after the fork: libgomp's thread pool does not survive it.
         env |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        env[MARK] = "0" * 2 * MARK_BYTES  # each worker writes its own mark in this place
         self._process = subprocess.Popen(
             [sys.executable, "-m", "shoal.executors.zygote", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -93,11 +98,15 @@ class Zygote:
                 return None
         return int(pid) if pid else None
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
     def close(self) -> None:
         """End it. The keepers that it has started live on."""
         self._ready = False
         self._sock.close()
-        self._process.terminate()
+        self._process.kill()  # it has nothing to save, and may be stopped
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
 
@@ -107,8 +116,14 @@ def may_start_warm(command: tuple[str, ...], env: dict[str, str]) -> bool:
     if len(command) < 2 or command[1].startswith("-") or not command[1].endswith(".py"):
         return False
     found = shutil.which(command[0], path=env.get("PATH"))
-    # Links are not resolved: the path of the link decides which packages there are.
-    return found is not None and os.path.abspath(found) == os.path.abspath(sys.executable)
+    if found is None:
+        return False
+    # `python` and `python3` of one directory are the same Python with the same packages. The directory counts too: the
+    # path of a link decides which packages there are.
+    here, there = os.path.abspath(sys.executable), os.path.abspath(found)
+    return os.path.dirname(here) == os.path.dirname(there) and os.path.realpath(here) == os.path.realpath(
+        there
+    )
 
 
 # The zygote process
@@ -131,6 +146,8 @@ def warm_up() -> None:
     import torch
 
     torch.set_num_threads(1)
+    import torch.distributed.fsdp  # for sharded models; it takes seconds, too
+
     # The first optimizer imports torch._dynamo: most of what a cold start costs after torch itself.
     weight = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
@@ -257,7 +274,10 @@ def _become_worker(spec_fd: int, output_fd: int) -> None:
         if not text:  # the keeper has ended, or could not start the worker
             return
         spec = json.loads(text)
+        keeper.confine(spec)
+        keeper.prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the account has cleared it
         _reset_signals()
+        _show_mark(spec["env"].get(MARK, ""))
         os.chdir(spec["workdir"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output_fd, 1)
@@ -270,6 +290,18 @@ def _become_worker(spec_fd: int, output_fd: int) -> None:
         code = _run_script(list(spec["command"][1:]), spec["env"])
     finally:
         os._exit(code)
+
+
+def _show_mark(mark: str) -> None:
+    """Write the worker's mark where the kernel shows this process's environment: a fork has that of the zygote.
+
+    Processes that the worker forks are then found by it (`orphans`), like those that it starts as commands.
+    """
+    getenv = ctypes.CDLL(None).getenv
+    getenv.restype = ctypes.c_void_p
+    place = getenv(MARK.encode())
+    if place is not None and len(mark) == 2 * MARK_BYTES:
+        ctypes.memmove(place, mark.encode(), len(mark))
 
 
 def _reset_signals() -> None:

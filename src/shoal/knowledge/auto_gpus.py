@@ -18,6 +18,7 @@ import numpy as np
 
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange
+from shoal.core.words import counted
 from shoal.knowledge.counts import is_count
 from shoal.knowledge.features import task_features
 from shoal.knowledge.marginal_utility import LEAST, RightShare, right_share
@@ -56,12 +57,14 @@ def choose_gpus(
     measured: Floats | Unknown,
     finished: Iterable[FinishedRun],
     resizes: bool = True,
+    resized: int = 0,
     least: float = LEAST,
 ) -> AutoGpus:
     """GPUs for a job. `measured` is the speed by share (entry 0 is 0) of jobs with the same command.
 
     An elastic job gets a range from one GPU to the right number. A fixed job gets exactly that number, or
-    one GPU if nothing is known.
+    one GPU if nothing is known. `resized` more jobs of the same program finished, whose times say nothing about one
+    size.
     """
     if not is_count(max_gpus):
         raise ShoalError(f"the most GPUs must be a whole number from 1 up, not {max_gpus}")
@@ -69,7 +72,10 @@ def choose_gpus(
     reasons = []
     if isinstance(found, Unknown):
         reasons.append(found.why)
-        found, basis = _by_times(command, finished, max_gpus, least), "running times of finished jobs like it"
+        found, basis = (
+            _by_times(command, finished, max_gpus, least, resized),
+            "running times of finished jobs like it",
+        )
     if isinstance(found, Unknown):
         reasons.append(found.why)
         gpus = GpuRange(1, max_gpus if resizes else 1)
@@ -92,13 +98,15 @@ def _by_speed(measured: Floats | Unknown, max_gpus: int, least: float) -> RightS
 
 
 def _by_times(
-    command: Sequence[str], finished: Iterable[FinishedRun], max_gpus: int, least: float
+    command: Sequence[str], finished: Iterable[FinishedRun], max_gpus: int, least: float, resized: int
 ) -> RightShare | Unknown:
     runs = [run for run in finished if is_count(run.gpus) and 0 < run.total_s < np.inf]
     sizes = sorted({run.gpus for run in runs})
     if len(sizes) < MIN_SIZES:
-        ran = f"all ran on {sizes[0]} GPU{'s' * (sizes[0] > 1)}" if sizes else "there are none"
-        return Unknown(f"finished jobs of the same program do not tell what more GPUs bring ({ran})")
+        ran = f"{len(runs)} ran on {counted(sizes[0], 'GPU')}" if sizes else ""
+        changed = f"{resized} changed size, shared a GPU or restarted" if resized else ""
+        known = "; ".join(part for part in (ran, changed) if part) or "there are none"
+        return Unknown(f"finished jobs of the same program do not tell what more GPUs bring ({known})")
     estimator = ResourceEstimator()
     for run in runs:
         example = Example(task_features(run.command, num_gpus=run.gpus), {"total_s": run.total_s})

@@ -42,10 +42,13 @@ def next_sample(
             return Unknown(f"there are {len(candidates)} candidates but {len(cost)} costs")
         if not bool(np.all(np.isfinite(cost) & (cost > 0))):
             return Unknown("a trial's cost must be a positive number")
-        best = int(np.argmax(gains / cost))
-    else:
-        best = int(np.argmax(gains))
+    best = best_of(gains, cost)
     return NextSample(best, float(gains[best] / total) if total > 0 else 0.0)
+
+
+def best_of(gains: Floats, cost: Floats | None = None) -> int:
+    """The candidate with the largest gain, or the largest gain per cost."""
+    return int(np.argmax(gains if cost is None else gains / cost))
 
 
 def variance_gains(fit: SpeedFit, candidates: Floats, table: Floats) -> tuple[Floats, float]:

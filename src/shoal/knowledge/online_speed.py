@@ -1,13 +1,14 @@
 """Online speed measurements of one kind of job, the model fitted to them, and its predictions.
 
-A measured configuration overrides the fit. With fewer distinct configurations than the model has terms, the fit
-depends on the assumed split of a step's time: such predictions are ASSUMED, not FITTED.
+A measured configuration overrides the fit, unless the job's speed has changed since. With fewer distinct
+configurations than the model has terms, the fit depends on what is assumed of a step's time: such predictions are
+ASSUMED, not FITTED.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +20,14 @@ from shoal.knowledge.speed_models import MODELS, Floats, SpeedModel
 from shoal.knowledge.unknown import Unknown
 
 Config = tuple[float, float, float]
+
+
+DRIFT = 0.25
+"""A measurement that differs by more than this part from what was measured before at its size ..."""
+DRIFT_AFTER = 3
+"""... so many times in a row, to the same side, means that the job's speed has changed."""
+STALE_STD = 0.2
+"""Relative uncertainty of sizes that were measured before the speed changed."""
 
 
 class Source(IntEnum):
@@ -46,6 +55,20 @@ class _Measured:
     count: int
     mean_s: float
     variance_s2: float
+    #: Measured before the job's speed changed, and scaled by that change.
+    is_stale: bool = False
+    #: The last measurements in a row that differ by more than `DRIFT`.
+    away_s: list[float] = field(default_factory=list)
+
+    def drifts(self, seconds: float) -> bool:
+        """Whether this measurement differs from those before. One that does is not added."""
+        if self.count < DRIFT_AFTER or abs(seconds / self.mean_s - 1.0) <= DRIFT:
+            self.away_s.clear()
+            return False
+        if self.away_s and (self.away_s[-1] > self.mean_s) != (seconds > self.mean_s):
+            self.away_s.clear()
+        self.away_s.append(seconds)
+        return True
 
     def add(self, seconds: float, memory: int) -> None:
         self.count += 1
@@ -66,13 +89,21 @@ class OnlineSpeed:
 
     Old measurements of a configuration lose weight after `memory` new ones. With `assume=False` there are no
     predictions before there are enough configurations. `reference` configurations give the scale of terms
-    that no measured configuration contains.
+    that no measured configuration contains. `prior` is as in `fit_speed`.
+
+    If a job's speed changes (`DRIFT`), the other sizes are scaled by the same factor and are estimates again.
     """
 
-    __slots__ = ("_fit", "_measured", "assume", "memory", "model", "reference")
+    __slots__ = ("_fit", "_measured", "assume", "memory", "model", "prior", "reference")
 
     def __init__(
-        self, model: SpeedModel, *, assume: bool = True, memory: int = 20, reference: Floats | None = None
+        self,
+        model: SpeedModel,
+        *,
+        assume: bool = True,
+        memory: int = 20,
+        reference: Floats | None = None,
+        prior: Floats | None = None,
     ) -> None:
         if memory < 1:
             raise ValueError("memory must be at least 1 measurement")
@@ -80,6 +111,7 @@ class OnlineSpeed:
         self.assume = assume
         self.memory = memory
         self.reference = reference
+        self.prior = prior
         self._measured: dict[Config, _Measured] = {}
         self._fit: SpeedFit | Unknown | None = None
 
@@ -96,12 +128,25 @@ class OnlineSpeed:
         if not is_duration(np.array(seconds)):
             return Unknown(f"a step cannot take {seconds} s")
         point = self._measured.get(config)
-        if point is None:
+        if point is None or point.is_stale:
             self._measured[config] = _Measured(1, seconds, 0.0)
-        else:
+        elif not point.drifts(seconds):
             point.add(seconds, self.memory)
+        elif len(point.away_s) >= DRIFT_AFTER:
+            self._drifted(config, point)
         self._fit = None
         return None
+
+    def _drifted(self, config: Config, point: _Measured) -> None:
+        """The speed has changed: assume by the same factor at the other sizes, until they are measured again."""
+        seconds = float(np.median(point.away_s))
+        factor = seconds / point.mean_s
+        for other in self._measured.values():
+            other.mean_s *= factor
+            other.variance_s2 *= factor**2
+            other.is_stale = True
+            other.away_s.clear()
+        self._measured[config] = _Measured(1, seconds, 0.0)
 
     def configs(self) -> Floats:
         """The measured configurations, one per row."""
@@ -110,6 +155,10 @@ class OnlineSpeed:
     def measured_s(self) -> Floats:
         """The mean measured seconds of each configuration."""
         return np.array([point.mean_s for point in self._measured.values()])
+
+    def samples(self, gpus: int) -> int:
+        """How often configurations with so many GPUs were measured since the speed last changed."""
+        return sum(p.count for c, p in self._measured.items() if c[0] == gpus and not p.is_stale)
 
     @property
     def is_enough(self) -> bool:
@@ -120,7 +169,12 @@ class OnlineSpeed:
         if self._fit is None:
             least = 1 if self.assume else len(self.model.terms)
             self._fit = fit_speed(
-                self.model, self.configs(), self.measured_s(), min_points=least, reference=self.reference
+                self.model,
+                self.configs(),
+                self.measured_s(),
+                min_points=least,
+                reference=self.reference,
+                prior=self.prior,
             )
         return self._fit
 
@@ -140,8 +194,8 @@ class OnlineSpeed:
             row = where.get(config)
             if row is not None:
                 predicted.seconds[row] = point.mean_s
-                predicted.relative_std[row] = point.spread()
-                predicted.source[row] = Source.MEASURED
+                predicted.relative_std[row] = STALE_STD if point.is_stale else point.spread()
+                predicted.source[row] = Source.ASSUMED if point.is_stale else Source.MEASURED
         return predicted
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,19 +205,24 @@ class OnlineSpeed:
             "assume": self.assume,
             "memory": self.memory,
             "measured": [
-                [*config, point.count, point.mean_s, point.variance_s2]
+                [*config, point.count, point.mean_s, point.variance_s2, int(point.is_stale)]
                 for config, point in self._measured.items()
             ],
         }
 
     @classmethod
-    def from_dict(cls, state: dict[str, Any], reference: Floats | None = None) -> OnlineSpeed:
+    def from_dict(
+        cls, state: dict[str, Any], reference: Floats | None = None, prior: Floats | None = None
+    ) -> OnlineSpeed:
         known = cls(
-            MODELS[state["model"]], assume=state["assume"], memory=state["memory"], reference=reference
+            MODELS[state["model"]],
+            assume=state["assume"],
+            memory=state["memory"],
+            reference=reference,
+            prior=prior,
         )
-        for *config, count, mean_s, variance_s2 in state["measured"]:
-            first, second, third = config
-            known._measured[first, second, third] = _Measured(count, mean_s, variance_s2)
+        for first, second, third, count, mean_s, variance_s2, *stale in state["measured"]:
+            known._measured[first, second, third] = _Measured(count, mean_s, variance_s2, any(stale))
         return known
 
 

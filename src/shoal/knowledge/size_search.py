@@ -8,6 +8,7 @@ every policy that resizes: it can make a job use fewer GPUs than its share, neve
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint
@@ -56,6 +57,10 @@ class Autoscale:
         if isinstance(made, Unknown):
             raise ShoalError(f"autoscale {word}: {made.why}")
         return cls(_make(name, made, given), **limits)
+
+    def in_steps_of(self, gpus: int) -> Autoscale:
+        """For a job that can have multiples of so many GPUs only."""
+        return self if gpus == 1 else replace(self, step=math.lcm(self.step, gpus))
 
     def options(self, base: Options, min_gpus: int, max_gpus: int, transition_s: float) -> Options:
         return replace(

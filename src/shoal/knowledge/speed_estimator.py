@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from shoal.core.profile import Uncertainty
 from shoal.knowledge.counts import MOST, is_count
-from shoal.knowledge.next_sample import next_sample
+from shoal.knowledge.next_sample import next_sample, variance_gains
 from shoal.knowledge.online_speed import OnlineSpeed, Prediction, Source
 from shoal.knowledge.speed_fit import SpeedFit
 from shoal.knowledge.speed_models import ALL_REDUCE, Floats
+from shoal.knowledge.speed_prior import WITHIN, all_reduce_prior
 from shoal.knowledge.unknown import Unknown
 
 Ints = npt.NDArray[np.int64]
@@ -36,13 +38,21 @@ class SpeedTable:
     relative_std: Floats
     source: npt.NDArray[np.uint8]
 
+    def interval(self) -> tuple[Floats, Floats]:
+        """The lowest and highest speed of a 90 % interval; 0 and infinity where nothing is known."""
+        with np.errstate(over="ignore"):
+            factor = np.exp(WITHIN * self.relative_std)
+        speed = np.nan_to_num(self.iterations_per_s, nan=0.0)
+        return speed / factor, np.where(np.isnan(self.iterations_per_s), np.inf, speed * factor)
+
 
 class SpeedEstimator:
     """Learns iterations per second by share and GPU type from measured seconds per iteration (all-reduce).
 
     `batch_size` is the global batch, split over the GPUs; with `max_batch_size` each GPU keeps `batch_size`
-    samples until the global batch reaches that limit. `assume` and `memory` are as in `OnlineSpeed`. A type
-    with few measurements uses the curve of the best-known type, scaled to its own measurements (ASSUMED).
+    samples until the global batch reaches that limit. `assume` and `memory` are as in `OnlineSpeed`, and the prior is
+    that of `speed_prior`. A type with few measurements uses the curve of the best-known type, scaled to its own
+    measurements (ASSUMED).
     """
 
     __slots__ = (
@@ -89,7 +99,11 @@ class SpeedEstimator:
         known = self._types.get(gpu_type)
         if known is None:
             known = OnlineSpeed(
-                ALL_REDUCE, assume=self.assume, memory=self.memory, reference=self._every_share()
+                ALL_REDUCE,
+                assume=self.assume,
+                memory=self.memory,
+                reference=self._every_share(),
+                prior=self._prior(),
             )
         refused = known.observe((float(gpus), float(nodes), self._local_batch(gpus)), seconds_per_iteration)
         if refused is None:
@@ -153,6 +167,30 @@ class SpeedEstimator:
         chosen = next_sample(fit, every[[n - 1 for n in allowed]], every)
         return chosen if isinstance(chosen, Unknown) else allowed[chosen.index]
 
+    def fitted(self, gpu_type: str) -> Floats | Unknown:
+        """Iterations per second for 0..max_gpus GPUs by the fitted curve, without the measurements that override it."""
+        known = self._types.get(gpu_type)
+        fit = Unknown(f"nothing was measured on {gpu_type}") if known is None else known.fit()
+        if isinstance(fit, Unknown):
+            return fit
+        return np.concatenate([[0.0], fit.steps_per_s(self._every_share())])
+
+    def samples(self, gpus: int, gpu_type: str) -> int:
+        """How often this share was measured since the job's speed last changed."""
+        return self._types[gpu_type].samples(gpus) if gpu_type in self._types else 0
+
+    def uncertainty(self, gpu_type: str) -> Uncertainty | Unknown:
+        """How well the speed is known for 0..max_gpus GPUs of a type."""
+        table, known = self.table(gpu_type), self._types.get(gpu_type)
+        if isinstance(table, Unknown) or known is None:
+            return Unknown(f"nothing was measured on {gpu_type}")
+        fit, every = known.fit(), self._every_share()
+        if isinstance(fit, Unknown):
+            return fit
+        gains, _ = variance_gains(fit, every, every)
+        samples = [known.samples(gpus) for gpus in range(self.max_gpus + 1)]
+        return Uncertainty(table.relative_std, np.array(samples, np.float64), np.concatenate([[0.0], gains]))
+
     def to_dict(self) -> dict[str, Any]:
         """The state as plain values."""
         return {
@@ -177,13 +215,16 @@ class SpeedEstimator:
         )
         reference = estimator._every_share()
         for gpu_type, saved in state["types"].items():
-            estimator._types[gpu_type] = OnlineSpeed.from_dict(saved, reference)
+            estimator._types[gpu_type] = OnlineSpeed.from_dict(saved, reference, estimator._prior())
         return estimator
 
     def _local_batch(self, gpus: int) -> float:
         if self.max_batch_size is None:
             return self.batch_size / gpus
         return min(self.batch_size, self.max_batch_size / gpus)
+
+    def _prior(self) -> Floats:
+        return all_reduce_prior(self._local_batch(1))
 
     def _every_share(self) -> Floats:
         """Configurations of 1..max_gpus GPUs on the fewest nodes."""

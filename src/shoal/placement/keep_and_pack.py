@@ -43,6 +43,7 @@ class Request:
     held: Held
     #: The placement chosen by the policy itself, if any.
     given: Placement | None = None
+    step: int = 1
 
     @property
     def missing(self) -> int:
@@ -141,7 +142,8 @@ class KeepAndPack:
             gpu_type = int(decision.gpu_type[row])
         else:
             gpu_type = -1 if len(view.gpu_types) == 1 else self._any_type(view, row, held)
-        return Request(row, job_id, want, int(view.min_gpus[row]), gpu_type, held, given)
+        least, step = int(view.min_gpus[row]), int(view.step_gpus[row])
+        return Request(row, job_id, want, least, gpu_type, held, given, step)
 
     def _is_of_other_type(self, request: Request) -> bool:
         return request.gpu_type >= 0 and any(self._types[n] != request.gpu_type for n in request.held)
@@ -162,11 +164,14 @@ class KeepAndPack:
 
     def _shrink(self, request: Request) -> None:
         """Give up GPUs where the job has the fewest first, so that it ends on fewer nodes."""
-        held, surplus = request.held, -request.missing
-        if self.whole_nodes and len(held) > 1:
+        if self.whole_nodes and len(request.held) > 1:
             # The rest must again be whole nodes or one node: place it again, on its own nodes first.
             self._regroup(request)
-            return
+        else:
+            self._give_up(request, -request.missing)
+
+    def _give_up(self, request: Request, surplus: int) -> None:
+        held = request.held
         for node in sorted(held, key=lambda n: (held[n], -n)):
             give = min(surplus, held[node])
             self._give(held, node, -give)
@@ -252,7 +257,7 @@ class KeepAndPack:
         kept = sum(before.values())
         self._release(request.held)
         best: Held = {}
-        for share in range(request.want, 0, -1):
+        for share in range(request.want, 0, -request.step):
             best = self._within_rule(share, request.gpu_type, before)
             if best:
                 break
@@ -282,6 +287,9 @@ class KeepAndPack:
         cut: dict[int, int] = {}
         for request in requests:
             got = request.want - request.missing
+            if got < request.want and got % request.step:
+                self._give_up(request, got % request.step)
+                got -= got % request.step
             if 0 < got < request.min_gpus and got < request.want:
                 self._release(request.held)  # never a partial gang
                 got = 0

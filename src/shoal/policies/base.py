@@ -33,6 +33,11 @@ class Policy(ABC):
     needs_lengths: ClassVar[bool] = False
     #: Whether it can decide on jobs of unknown length.
     takes_unknown_lengths: ClassVar[bool] = True
+    #: Whether shares of users follow their tickets, and shares of one user's jobs their weights.
+    uses_tickets: ClassVar[bool] = False
+    uses_weights: ClassVar[bool] = False
+    #: Whether shares depend on the speed curves of the jobs, so that it helps to measure jobs at other sizes.
+    uses_speeds: ClassVar[bool] = False
     #: A frozen dataclass. Each field is an option with its default.
     Options: ClassVar[type[Any]] = NoOptions
     #: Options of earlier versions that have no effect any more. They are accepted, so that saved settings stay valid.
@@ -41,6 +46,16 @@ class Policy(ABC):
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         self.options = self.Options() if options is None else options
         self.rng = np.random.default_rng(0) if rng is None else rng
+
+    @property
+    def uses_lengths(self) -> bool:
+        """Whether the known length of a job changes its share."""
+        return self.needs_lengths
+
+    @property
+    def quantum(self) -> str | None:
+        """How long jobs keep their GPUs before others get a turn, as a sentence; None without such a time."""
+        return None
 
     @property
     def backfills(self) -> bool:

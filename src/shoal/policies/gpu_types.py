@@ -116,8 +116,8 @@ def _give_types(
     for i in range(n):  # running jobs stay on their type if the share fits there
         t = type_now[i]
         if shares[i] > 0 and gpus_now[i] > 0 and shares[i] <= free[t]:
-            if resize and most[t, i] < need[i]:
-                continue  # its owner has raised its minimum above what it can use there
+            if most[t, i] < (need[i] if resize else 1):
+                continue  # its owner has raised its minimum above what it can use there, or a limit excludes it
             gpus[i] = min(shares[i], most[t, i]) if resize else shares[i]
             chosen[i] = t
             free[t] -= gpus[i]

@@ -11,6 +11,7 @@ from shoal.core.arrays import FloatArray, IntArray
 from shoal.core.compiled import kernel
 from shoal.core.options import at_least_a_second
 from shoal.core.view import View
+from shoal.core.words import spoken
 from shoal.policies.base import CountPolicy
 from shoal.policies.gpu_types import times_as_requested
 
@@ -64,6 +65,10 @@ class Themis(CountPolicy):
 
     def wish_gpus(self, view: View) -> IntArray:
         return view.requested_gpus
+
+    @property
+    def quantum(self) -> str:
+        return f"jobs keep their GPUs for a lease of {spoken(self.options.lease_s)}, then they are allocated anew"
 
     def rho(self, view: View, gpus: int, now_s: float) -> FloatArray:
         want = view.requested_gpus

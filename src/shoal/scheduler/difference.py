@@ -6,13 +6,24 @@ what such a job had, and `whole_difference` compares that with what it has in th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.core.plan import CHANGE_COLUMNS, GROW, JOB, MIGRATE, PAUSE, SHRINK, VERB, Cause, Placement
+from shoal.core.plan import (
+    CHANGE_COLUMNS,
+    GROW,
+    JOB,
+    MIGRATE,
+    PAUSE,
+    SHRINK,
+    START,
+    VERB,
+    Cause,
+    Placement,
+)
 from shoal.core.view import View
 
 
@@ -68,6 +79,23 @@ def whole_difference(
             verb = _verb(was.gpus, now.gpus)
             lines.append([now.row, job_id, now.gpus, now.gpu_type, now.servers, now.generation, verb])
     lines.sort(key=lambda line: (line[VERB] > SHRINK, line[JOB]))  # releases first
+    return np.array(lines, np.int64).reshape(-1, CHANGE_COLUMNS)
+
+
+def starts(
+    parts: Sequence[NDArray[np.int64]], before: Mapping[int, After], after: Mapping[int, After]
+) -> NDArray[np.int64]:
+    """Of the changes of several decisions in one cycle: those of jobs without GPUs before, as one line per job."""
+    verbs: dict[int, int] = {}
+    for part in parts:
+        for line in part.tolist():
+            if line[JOB] not in before and line[VERB] >= START:
+                verbs.setdefault(line[JOB], line[VERB])
+    lines = [
+        [now.row, job_id, now.gpus, now.gpu_type, now.servers, now.generation, verb]
+        for job_id, verb in sorted(verbs.items())
+        if (now := after[job_id]).gpus
+    ]
     return np.array(lines, np.int64).reshape(-1, CHANGE_COLUMNS)
 
 

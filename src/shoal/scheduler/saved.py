@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shoal.core.cluster import Cluster, User
+from shoal.core.cluster import Cluster, Group, User
 from shoal.core.events import Capped
-from shoal.core.job import GpuRange, Job
+from shoal.core.job import After, GpuRange, Job, When
+from shoal.core.limits import Limits
 from shoal.core.plan import Cause, CauseKind, Placement
 from shoal.core.profile import Profile
 from shoal.core.view_kernels import FLOATS, INTS
@@ -16,6 +17,9 @@ from shoal.placement.placer import Placer
 from shoal.policies.base import Policy
 from shoal.scheduler.difference import Before
 from shoal.scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from shoal.scheduler.exploration.exploration import Exploration
 
 #: Columns of the view that are points in time; `shift_s` moves them.
 _TIMES = ("settled_s", "first_start_s", "last_start_s", "changed_s")
@@ -27,8 +31,9 @@ def save(scheduler: Scheduler) -> dict[str, Any]:
     `columns` has one value per job of `ids`; jobs that are held come last.
     """
     view, held = scheduler.view, scheduler.held
+    barred = scheduler.admission.barred
     rows = [row for row, job_id in enumerate(view.job_ids.tolist()) if job_id in scheduler.jobs]
-    ids = [*view.job_ids[rows].tolist(), *held]
+    ids = [*view.job_ids[rows].tolist(), *held, *barred]
     ranges = [scheduler.jobs[job_id] for job_id in ids]
     return {
         "policy": scheduler.policy.name,
@@ -37,15 +42,27 @@ def save(scheduler: Scheduler) -> dict[str, Any]:
         "nodes": [node.name for node in scheduler.cluster.nodes],
         "gpu_types": list(scheduler.cluster.gpu_types),
         "ids": ids,
-        "ranges": [[job.gpus.min, job.gpus.max, job.requested_gpus] for job in ranges],
-        "columns": view.columns(rows, list(held.values())),
+        "ranges": [
+            [job.gpus.min, job.gpus.max, job.requested_gpus] for job in ranges
+        ],  # the step never changes
+        "columns": view.columns(rows, [*held.values(), *barred.values()]),
         "held": list(held),
+        "barred": list(barred),
+        "never": {i: [after.job_id, after.when.value] for i, after in scheduler.admission.never.items()},
+        "after": {
+            i: [[a.job_id, a.when.value] for a in scheduler.jobs[i].after]
+            for i in ids
+            if scheduler.jobs[i].after
+        },
+        "use": scheduler.admission.use.state(),
+        "people": _dump_people(scheduler.cluster),
         "placements": {i: [list(p) for p in where] for i, where in scheduler.placements.items()},
         "caps": {i: [cap.gpus, cap.why] for i, cap in scheduler.caps.items()},
         "lost_nodes": sorted(scheduler.lost_nodes),
         "plans": scheduler.plans,
         "events_seen": scheduler.events_seen,
         "unplanned": {i: _dump_before(before) for i, before in scheduler.unplanned.items()},
+        "exploration": None if scheduler.exploration is None else scheduler.exploration.state(),
     }
 
 
@@ -59,13 +76,27 @@ def restore(
     *,
     cool_down_s: float = 0.0,
     shift_s: float = 0.0,
+    week_begin_s: float | None = None,
+    exploration: Exploration | None = None,
 ) -> Scheduler:
     """The scheduler that was saved. `jobs` and `profiles` contain all its jobs; keys of `saved` may be strings.
 
     The cluster may have changed: a job whose GPUs no longer exist loses its share, and the next plan contains the
-    command. Another policy starts without a state of its own. `shift_s` is added to all times.
+    command. Another policy starts without a state of its own. `shift_s` is added to all times. A new `exploration`
+    continues from the saved state.
     """
-    scheduler = Scheduler(_with_users(cluster, saved["users"]), policy, placer, cool_down_s=cool_down_s)
+    scheduler = Scheduler(
+        _with_users(cluster, saved["users"], saved.get("people")),
+        policy,
+        placer,
+        cool_down_s=cool_down_s,
+        week_begin_s=week_begin_s,
+        exploration=exploration,
+    )
+    if exploration is not None and saved.get("exploration"):
+        exploration.restore(saved["exploration"], shift_s)
+    if "use" in saved:
+        scheduler.admission.use.restore(saved["use"], shift_s)
     view, cluster = scheduler.view, scheduler.cluster
     types = {i: _index(cluster.gpu_types, name) for i, name in enumerate(saved["gpu_types"])} | {-1: -1}
     names = [node.name for node in cluster.nodes]
@@ -73,11 +104,14 @@ def restore(
     rows = {job_id: row for row, job_id in enumerate(saved["ids"])}
     columns = saved["columns"]
     if saved["policy"] != policy.name:
-        columns = {name: columns[name] for name in (*FLOATS, *INTS)}
+        columns = {name: columns[name] for name in (*FLOATS, *INTS) if name in columns}
     for job_id in sorted(rows):
         low, high, requested = saved["ranges"][rows[job_id]]
-        job = replace(jobs[job_id], gpus=GpuRange(low, high), requested_gpus=requested)
+        after = _load_after(saved.get("after", {}), job_id)
+        gpus = GpuRange(low, high, jobs[job_id].gpus.step)
+        job = replace(jobs[job_id], gpus=gpus, requested_gpus=requested, after=after)
         scheduler.jobs[job_id], scheduler.profiles[job_id] = job, profiles[job_id]
+        scheduler.note_conditions(job_id)
         user = scheduler.user_index(job.user)
         row = view.add(job_id, job, profiles[job_id], user, job.submit_s)
         values = {name: column[rows[job_id]] for name, column in columns.items()}
@@ -93,6 +127,10 @@ def restore(
         scheduler.update_limits(job_id)
     for job_id in saved["held"]:
         scheduler.held[job_id] = view.park(job_id)
+    for job_id in saved.get("barred", ()):
+        scheduler.admission.take_out(scheduler, job_id)
+    for i, (other, when) in saved.get("never", {}).items():
+        scheduler.admission.never[int(i)] = After(other, When(when))
     scheduler.lose_nodes(node for i in saved["lost_nodes"] if (node := nodes[i]) is not None)
     scheduler.unplanned = {int(i): _load_before(before) for i, before in saved["unplanned"].items()}
     scheduler.continue_from(saved["plans"], saved["events_seen"])
@@ -105,11 +143,31 @@ def restore(
     return scheduler
 
 
-def _with_users(cluster: Cluster, saved: list[list[Any]]) -> Cluster:
+def _with_users(cluster: Cluster, saved: list[list[Any]], people: Mapping[str, Any] | None) -> Cluster:
     """Users go by position in policies and accounts, so those who were there before keep their place."""
     names = {name for name, _ in saved}
     others = [user for user in cluster.users if user.name not in names]
-    return cluster.with_users([*(User(name, tickets) for name, tickets in saved), *others])
+    people = people or {"users": {}, "groups": []}
+    users = []
+    for name, tickets in saved:
+        group, limits = people["users"].get(name, ["", {}])
+        users.append(User(name, tickets, Limits.from_plain(limits), group))
+    groups = [Group(name, tickets, Limits.from_plain(limits)) for name, tickets, limits in people["groups"]]
+    return replace(cluster, users=(*users, *others), groups=tuple(groups) or cluster.groups)
+
+
+def _dump_people(cluster: Cluster) -> dict[str, Any]:
+    """Groups, and the users that have a group or limits."""
+    return {
+        "users": {u.name: [u.group, u.limits.plain()] for u in cluster.users if u.group or u.limits},
+        "groups": [[g.name, g.tickets, g.limits.plain()] for g in cluster.groups],
+    }
+
+
+def _load_after(saved: Mapping[Any, Any], job_id: int) -> tuple[After, ...]:
+    """The jobs that a job still waits for. Keys are strings after JSON."""
+    found = saved.get(job_id, saved.get(str(job_id), ()))
+    return tuple(After(other, When(when)) for other, when in found)
 
 
 def _index(names: Any, name: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from shoal.core.events import (
     Measured,
     NodeBack,
     NodeLost,
+    PeopleChanged,
     Rescaled,
     Submitted,
     TicketsChanged,
@@ -29,6 +30,7 @@ from shoal.core.events import (
 )
 from shoal.core.job import GpuRange, Job
 from shoal.core.plan import (
+    DECIDED,
     GPUS,
     JOB,
     NO_CHANGES,
@@ -39,24 +41,36 @@ from shoal.core.plan import (
     Placement,
     Plan,
     Share,
+    TrialNote,
 )
 from shoal.core.profile import Profile
-from shoal.core.reason import Reason
+from shoal.core.reason import Code, Reason
 from shoal.core.supply import Supply
 from shoal.core.view import View
-from shoal.core.view_kernels import INTS
+from shoal.core.view_kernels import FLOATS, INTS
 from shoal.placement.placer import Placed, Placer, PoolPlacer
 from shoal.policies.base import Policy
 from shoal.scheduler.contract import checked
-from shoal.scheduler.difference import After, Before, share_of, whole_difference
+from shoal.scheduler.difference import After, Before, share_of, starts, whole_difference
 from shoal.scheduler.explain import Situation, explain, held_by_autoscaler
 from shoal.scheduler.left_over import give_left_over
+from shoal.scheduler.limits.admission import Admission
+from shoal.scheduler.limits.own_order import in_own_order
+from shoal.scheduler.limits.reasons import reason_of
+from shoal.scheduler.limits.shared_tickets import with_shared_tickets
+from shoal.scheduler.steps import in_steps, trimmed
+
+if TYPE_CHECKING:
+    from shoal.scheduler.exploration.exploration import Books, Exploration
 
 #: Speed tables are rebuilt when they hold more profiles than this and four per active job.
 _FEW_PROFILES = 1000
 #: Maximum rounds per decision in which GPUs that could not be placed are offered to other jobs.
 _ROUNDS = 4
 _GENERATION = INTS.index("generation")
+_PROGRESS = [FLOATS.index(name) for name in ("remaining", "rate", "settled_s")]
+#: Maximum decisions per step in which GPUs that a limit reserved in vain are offered to other jobs.
+_OFFERS = 8
 
 
 class Scheduler:
@@ -69,9 +83,15 @@ class Scheduler:
         placer: Placer | None = None,
         *,
         cool_down_s: float = 0.0,
+        week_begin_s: float | None = None,
+        exploration: Exploration | None = None,
     ) -> None:
+        """`exploration` measures jobs at other sizes; without it, shares are those of the policy.
+
+        `week_begin_s`: when some week begins. Without it, GPU time is counted only if the cluster has limits."""
         self.cluster = cluster
         self.policy = policy
+        self.exploration = exploration
         self.placer: Placer = placer or PoolPlacer()
         self.cool_down_s = cool_down_s
         self.supply = Supply.of(cluster)
@@ -91,6 +111,14 @@ class Scheduler:
         self._decision: Decision | None = None
         self._cut: dict[int, int] = {}
         self._planned_events = 0
+        #: Which jobs may run, and how large they may be.
+        self.admission = Admission(week_begin_s or 0.0)
+        self._counts_use = week_begin_s is not None
+        #: Jobs with a priority other than 0.
+        self._ranked: set[int] = set()
+        #: Jobs whose shares are multiples of a step above 1.
+        self._stepped: set[int] = set()
+        self._cools_until_s = -np.inf
         #: Jobs that lost GPUs to an event since the last plan, with what they had before.
         self.unplanned: dict[int, Before] = {}
 
@@ -103,11 +131,26 @@ class Scheduler:
             self.take_in(event, now_s)
         view = self.view
         view.now_s = now_s
-        if self.cool_down_s and (wake_s := self._cooling_until(now_s, events)) > now_s:
-            return self._plan(now_s, NO_CHANGES, wake_s, {})
+        self._cools_until_s = self._cooling_until(now_s, events) if self.cool_down_s else now_s
+        if self._cools_until_s > now_s:
+            return self._plan(now_s, NO_CHANGES, self._cools_until_s, {})
+        self._share_tickets()
+        if self.admission.is_needed(self.cluster):
+            return self._plan(now_s, *self._decide_within_limits(now_s))
+        return self._plan(now_s, *self._decide(now_s))
+
+    def _decide(self, now_s: float) -> tuple[NDArray[np.int64], float, dict[int, Placement]]:
+        """(the changes, when to decide again, the placements of the jobs that change)."""
+        view = self.view
         # 3. ask the policy for shares
         decision = self.policy.decide(view, self.supply, now_s)
         decision = checked(self.policy, decision, view, self.supply, now_s)
+        if self._stepped:
+            decision = in_steps(view, decision, self.supply, self.policy, now_s)
+        if self._ranked:
+            decision = in_own_order(view, decision, self.supply.gpus_of_type, elastic=self.policy.elastic)
+        if self.exploration is not None:
+            decision = self._explore(self.exploration, decision, now_s)
         # 4. ask the placement for GPUs, keeping what can be kept
         decision, placed = self._place(decision)
         # 5. compare with what was before the events: the difference is the plan
@@ -117,13 +160,94 @@ class Scheduler:
         # 6. emit commands; reasons are read off the same state, see `outcome`
         self._decision, self._cut = decision, placed.cut
         where = self._put(changes, placed.placements) if self.placements or placed.placements else {}
-        return self._plan(now_s, changes, decision.wake_s, where)
+        return changes, decision.wake_s, where
+
+    def _explore(self, exploration: Exploration, decision: Decision, now_s: float) -> Decision:
+        """Give jobs other sizes for some steps, where the next decision depends on their speed there."""
+        if not self.policy.uses_speeds or decision.placements is not None or decision.servers is not None:
+            return decision
+        return exploration.apply(self._books(), decision, now_s, self.events_seen)
+
+    def _books(self) -> Books:
+        from shoal.scheduler.exploration.exploration import Books
+
+        admission = self.admission
+        return Books(
+            self.view, self.supply, self.jobs, self.profiles, admission.sizes,
+            admission.is_needed(self.cluster), self.cool_down_s,
+        )  # fmt: skip
+
+    def _decide_within_limits(self, now_s: float) -> tuple[NDArray[np.int64], float, dict[int, Placement]]:
+        """Decide on the jobs that may run. GPUs that a limit reserves in vain are offered to others."""
+        admission, view = self.admission, self.view
+        barred = set(admission.barred)
+        admission.begin()
+        before = {j: share_of(view, j, self.placements) for j in view.job_ids[view.gpus > 0].tolist()}
+        rates = {j: float(view.rate[had.row]) for j, had in before.items()}
+        forced = dict(self.unplanned)
+        parts: list[NDArray[np.int64]] = []
+        where: dict[int, Placement] = {}
+        for _ in range(_OFFERS):
+            admission.apply(self, now_s)
+            changes, wake_s, moved = self._decide(now_s)
+            parts.append(changes)
+            where |= moved
+            if not admission.offer_again(self, self.supply.total_gpus - int(view.gpus.sum())):
+                break
+        for job_id in sorted(admission.barred.keys() - barred):
+            self.policy.left(job_id, now_s)
+        for job_id in sorted(barred - admission.barred.keys()):
+            self.policy.joined(job_id, now_s)
+        changes = parts[0] if len(parts) == 1 else self._merged(parts, before, forced)
+        for job_id in self.unplanned.keys() & before.keys():
+            had, now = before[job_id], self._after(job_id)
+            if (had.gpus, had.gpu_type, had.placement) == (now.gpus, now.gpu_type, now.placement):
+                view.rate[now.row] = rates[job_id]  # it lost its GPUs and got them back: it runs on
+        return changes, min(wake_s, admission.wake_s(self, now_s)), where
+
+    def _merged(
+        self, parts: Sequence[NDArray[np.int64]], before: dict[int, After], forced: dict[int, Before]
+    ) -> NDArray[np.int64]:
+        """The changes of several decisions as one. `forced`: of jobs that lost GPUs to the events of this step."""
+        touched = {int(line[JOB]) for part in parts for line in part} | self.unplanned.keys()
+        for job_id in sorted(touched):
+            had = before.get(job_id)
+            late = self.unplanned.pop(job_id, None)
+            if job_id in forced:
+                self.unplanned[job_id] = forced[job_id]
+            elif had is not None:
+                cause = DECIDED if late is None else late.cause
+                self.unplanned[job_id] = Before(had.gpus, had.gpu_type, had.servers, had.placement, cause)
+        return starts(parts, before, {job_id: self._after(job_id) for job_id in touched})
+
+    def release(self, job_id: int) -> None:
+        """Take the GPUs of a job that may not run any more."""
+        self._release(self.view.row(job_id), Cause(CauseKind.LIMIT), self.view.now_s)
+
+    def _share_tickets(self) -> None:
+        """Divide the tickets of groups among their users who have jobs."""
+        if any(g.tickets is not None for g in self.cluster.groups):
+            active = {self._users[job.user] for job in self.jobs.values()}
+            users = with_shared_tickets(self.cluster, active)
+            if users != self.supply.cluster.users:
+                self.supply = replace(self.supply, cluster=self.cluster.with_users(users))
+
+    def gpu_seconds_of_week(self, users: Iterable[int], now_s: float) -> float:
+        """GPU time that the users with these indexes got this week, by the shares that were decided."""
+        if self._counts_use or self.cluster.has_limits:
+            self._settle_use(now_s)
+        return self.admission.use.of(users)
+
+    def _settle_use(self, now_s: float) -> None:
+        self.admission.use.settle(now_s, self.view.gpus, self.view.user, len(self.cluster.users))
 
     def take_in(self, event: Event, now_s: float) -> None:
         """Take in an event without deciding. The changes that it forces are in the next plan."""
         handler = _HANDLERS.get(type(event))
         if handler is None:
             raise TypeError(f"not an event: {event!r}")
+        if self._counts_use or self.cluster.has_limits:
+            self._settle_use(now_s)
         handler(self, event, now_s)
         self.events_seen += 1
 
@@ -168,20 +292,26 @@ class Scheduler:
             where = where | {job_id: now.placement for job_id, now in after.items() if now.placement}
             forced = {job_id: was.cause for job_id, was in self.unplanned.items()}
             self.unplanned = {}
+        notes: tuple[TrialNote, ...] = ()
+        if self.exploration is not None:
+            forced, notes = self.exploration.causes() | forced, self.exploration.take_notes()
         causes = range(self._planned_events, self.events_seen)
         self._planned_events = self.events_seen
         self.plans += 1
-        return Plan(self.plans - 1, now_s, changes, wake_s, causes, self.cluster.gpu_types, where, forced)
+        types = self.cluster.gpu_types
+        return Plan(self.plans - 1, now_s, changes, wake_s, causes, types, where, forced, notes)
 
     def _after(self, job_id: int) -> After:
-        if job_id not in self.held:
+        if job_id in self.view:
             return share_of(self.view, job_id, self.placements)
-        _, ints = self.held[job_id]
+        _, ints = self.held[job_id] if job_id in self.held else self.admission.barred[job_id]
         return After(-1, int(ints[_GENERATION]))
 
     def _cooling_until(self, now_s: float, events: Sequence[Event]) -> float:
         """The end of the cool-down: measurements alone do not resize jobs that were just resized."""
         if not events or not all(type(e) is Measured for e in events):
+            return now_s
+        if self.exploration is not None and self.exploration.is_complete(self._books()):
             return now_s
         running = self.view.gpus > 0
         if not running.any():
@@ -222,17 +352,35 @@ class Scheduler:
         self.view.add(event.job_id, job, event.profile, user, now_s)
         self.jobs[event.job_id] = job
         self.profiles[event.job_id] = event.profile
+        self.note_conditions(event.job_id)
         self.policy.joined(event.job_id, now_s)
         self._forget_old_profiles()
 
+    def note_conditions(self, job_id: int) -> None:
+        """Remember that something besides the policy decides on the job."""
+        job = self.jobs[job_id]
+        if job.has_conditions:
+            self.admission.conditional.add(job_id)
+        if job.priority:
+            self._ranked.add(job_id)
+        if job.gpus.step > 1:
+            self._stepped.add(job_id)
+
     def _on_finished(self, event: Finished, now_s: float) -> None:
+        if self.exploration is not None and not event.succeeded:
+            self.exploration.job_failed(event.job_id)
         self._remove(event.job_id, now_s)
+        self.admission.ended(event.job_id, event.succeeded, self.jobs)
 
     def _on_cancelled(self, event: Cancelled, now_s: float) -> None:
         self._remove(event.job_id, now_s)
+        if event.ended:
+            self.admission.ended(event.job_id, False, self.jobs)
 
     def _on_held(self, event: Held, now_s: float) -> None:
-        if event.held and event.job_id in self.view:
+        if event.held and event.job_id in self.admission.barred:
+            self.held[event.job_id] = self.admission.barred.pop(event.job_id)
+        elif event.held and event.job_id in self.view:
             row = self.view.row(event.job_id)
             self._release(row, Cause(CauseKind.HELD, self.events_seen), now_s)
             self.held[event.job_id] = self.view.park(event.job_id)
@@ -250,8 +398,8 @@ class Scheduler:
             return  # it has ended meanwhile
         if event.profile is not None:
             self.profiles[event.job_id] = event.profile
-        gpus = GpuRange(event.min_gpus, event.max_gpus)
-        requested = min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max)
+        gpus = GpuRange(event.min_gpus, event.max_gpus, job.gpus.step)
+        requested = gpus.floor(min(max(event.requested_gpus or job.requested_gpus, gpus.min), gpus.max))
         self.jobs[event.job_id] = replace(job, gpus=gpus, requested_gpus=requested)
         if event.job_id in self.view:
             self.update_limits(event.job_id)
@@ -282,18 +430,31 @@ class Scheduler:
 
     def update_limits(self, job_id: int) -> None:
         """Let a job's row follow its profile and its range, as far as the autoscaler lets it grow."""
-        row, job, profile = self.view.row(job_id), self.jobs[job_id], self.profiles[job_id]
-        cap = self.caps.get(job_id)
+        row, profile = self.view.row(job_id), self.profiles[job_id]
+        job = self._within_cap(job_id)
+        self.view.step_gpus[row] = job.gpus.step
         self.view.set_profile(row, job, profile)
         self.view.min_gpus[row], self.view.requested_gpus[row] = job.gpus.min, job.requested_gpus
+        sizes = self.admission.sizes.get(job_id)
+        if sizes is not None:
+            self.view.limit_sizes(row, sizes, elastic=self.policy.elastic)
+
+    def _within_cap(self, job_id: int) -> Job:
+        """The job with the range that the autoscaler leaves it."""
+        job, cap = self.jobs[job_id], self.caps.get(job_id)
         if cap is None or cap.gpus is None or not self.policy.elastic:
-            return
-        most = min(max(cap.gpus, job.gpus.min), job.gpus.max)
-        held = replace(job, gpus=GpuRange(job.gpus.min, most), requested_gpus=min(job.requested_gpus, most))
+            return job
+        most = job.gpus.floor(min(max(cap.gpus, job.gpus.min), job.gpus.max))
+        held = replace(job, gpus=replace(job.gpus, max=most), requested_gpus=min(job.requested_gpus, most))
         # Where no share up to the cap is faster than ones below the minimum, it cannot be held there.
-        if self.view.most_useful(held, profile) >= job.gpus.min:
-            self.view.set_profile(row, held, profile)
-            self.view.requested_gpus[row] = held.requested_gpus
+        return held if self.view.most_useful(held, self.profiles[job_id]) >= job.gpus.min else job
+
+    def most_by_type(self, job_id: int) -> IntArray:
+        """By GPU type: the most GPUs that the job can use, without limits of users and groups."""
+        return self.view.most_by_type(self._within_cap(job_id), self.profiles[job_id])
+
+    def least_size(self, job_id: int, gpu_type: int) -> int:
+        return self.view.least_size(self._within_cap(job_id), self.profiles[job_id], gpu_type)
 
     def _on_node_lost(self, event: NodeLost, now_s: float) -> None:
         self.lose_nodes([event.node])
@@ -308,8 +469,16 @@ class Scheduler:
     def _on_tickets_changed(self, event: TicketsChanged, now_s: float) -> None:
         index = self.user_index(event.user)
         users = list(self.cluster.users)
-        users[index] = User(event.user, event.tickets)
+        users[index] = replace(users[index], tickets=event.tickets)
         self.cluster = self.cluster.with_users(users)
+        self.supply = self._supply()
+
+    def _on_people_changed(self, event: PeopleChanged, now_s: float) -> None:
+        for user in event.users:
+            self.user_index(user.name)
+        changed = {user.name: user for user in event.users}
+        users = tuple(changed.get(user.name, user) for user in self.cluster.users)
+        self.cluster = replace(self.cluster, users=users, groups=event.groups)
         self.supply = self._supply()
 
     def _on_timer(self, event: Timer, now_s: float) -> None:
@@ -334,8 +503,8 @@ class Scheduler:
         return index
 
     def _remove(self, job_id: int, now_s: float) -> None:
-        if job_id in self.held:
-            del self.held[job_id]
+        if job_id in self.held or job_id in self.admission.barred:
+            self.held.pop(job_id, None)
         elif job_id in self.view:
             self.view.remove(job_id)
             self.policy.left(job_id, now_s)
@@ -344,6 +513,9 @@ class Scheduler:
         self.placements.pop(job_id, None)
         self.caps.pop(job_id, None)
         self.unplanned.pop(job_id, None)
+        self.admission.forget(job_id)
+        self._ranked.discard(job_id)
+        self._stepped.discard(job_id)
         del self.jobs[job_id], self.profiles[job_id]
 
     def revoke(self, job_id: int, node: int | None, now_s: float) -> None:
@@ -370,7 +542,7 @@ class Scheduler:
     def _lose(self, row: int, node: int, now_s: float) -> None:
         """Take the row's GPUs on a lost node. The job keeps the others if they are enough for it."""
         job_id = int(self.view.job_ids[row])
-        rest = tuple((n, g) for n, g in self.placements[job_id] if n != node)
+        rest = trimmed(self.placements[job_id], node, int(self.view.step_gpus[row]))
         left = sum(g for _, g in rest)
         gpu_type = self.view.gpu_type[row]
         self._release(row, Cause(CauseKind.NODE_LOST, self.events_seen, node), now_s)
@@ -383,6 +555,10 @@ class Scheduler:
 
     def observe(self, job_id: int, remaining: float, rate: float, at_s: float) -> None:
         """Set the progress of a job at `at_s` and its speed from then on. Nothing else updates the progress."""
+        parked = self.admission.barred.get(job_id) or self.held.get(job_id)
+        if parked is not None:
+            parked[0][_PROGRESS] = remaining, rate, at_s
+            return
         row, view = self.view.row(job_id), self.view.cells
         view.remaining[row] = remaining
         view.rate[row] = rate
@@ -397,25 +573,39 @@ class Scheduler:
     def outcome(self, job_id: int, now_s: float) -> Outcome:
         """What the last plan means for a job, and why it does not have all it could use."""
         situation = Situation(self.view, self.policy, self.supply, self._cut, self._decision, now_s)
-        if job_id in self.held:
-            job = self.jobs[job_id]
+        job, obstacle = self.jobs[job_id], self.admission.obstacles.get(job_id)
+        if job_id not in self.view:
             wish = job.gpus.max if self.policy.elastic else job.requested_gpus
-            return Outcome(job_id, NO_SHARE, wish, situation.held(job))
+            reason = situation.held(job) if job_id in self.held else reason_of(self, job_id, obstacle, now_s)
+            return Outcome(job_id, NO_SHARE, wish, reason)
         row = self.view.row(job_id)
         gpus = int(self.view.gpus[row])
         wish = int(self.policy.wish_gpus(self.view)[row])
         share = NO_SHARE
         if gpus:
             share = Share(gpus, self.cluster.gpu_types[self.view.gpu_type[row]], int(self.view.servers[row]))
+        measuring = self.exploration and self.exploration.reason(job_id, self.cluster.gpu_types)
+        if measuring:
+            return Outcome(job_id, share, wish, measuring)
         if gpus < wish:
-            reason: Reason | None = explain(situation, row)
+            found: Reason | None = self._cooling(explain(situation, row), now_s)
+        elif obstacle is not None and gpus:
+            found = reason_of(self, job_id, obstacle, now_s)
         else:
-            reason = held_by_autoscaler(self.jobs[job_id], gpus, self.caps.get(job_id), self.policy)
-        return Outcome(job_id, share, wish, reason)
+            found = held_by_autoscaler(job, gpus, self.caps.get(job_id), self.policy)
+        return Outcome(job_id, share, wish, found)
+
+    def _cooling(self, reason: Reason, now_s: float) -> Reason:
+        """The reason, unless the job could grow and only waits for the end of the cool-down."""
+        wait_s = self._cools_until_s - now_s
+        if reason.code is not Code.NOT_WORTH_IT or not wait_s > 0 or not reason.evidence.get("free_gpus"):
+            return reason
+        text = f"jobs were just resized; new measurements are decided on in {wait_s:.0f} s"
+        return Reason(Code.COOL_DOWN, text, {**reason.evidence, "wait_s": wait_s})
 
     def outcomes(self, now_s: float) -> Iterable[Outcome]:
         """The outcome of every active job, in order of submission."""
-        for job_id in sorted([*self.view.job_ids.tolist(), *self.held]):
+        for job_id in sorted(self.jobs):
             yield self.outcome(job_id, now_s)
 
 
@@ -430,5 +620,6 @@ _HANDLERS: dict[type[Any], Callable[[Scheduler, Any, float], None]] = {
     NodeLost: Scheduler._on_node_lost,
     NodeBack: Scheduler._on_node_back,
     TicketsChanged: Scheduler._on_tickets_changed,
+    PeopleChanged: Scheduler._on_people_changed,
     Timer: Scheduler._on_timer,
 }

@@ -7,99 +7,175 @@ import contextlib
 import logging
 import os
 import socket
+from collections.abc import Sequence
 
 from shoal import __version__
+from shoal.agents.fleet_state import Link
+from shoal.agents.main import versions
+from shoal.agents.services import AgentServices
+from shoal.agents.shared import SharedProof
+from shoal.core.cluster import User
 from shoal.core.errors import ShoalError
 from shoal.core.options import make_options
 from shoal.core.words import counted
 from shoal.executors.base import Executor
-from shoal.executors.local import LocalExecutor
+from shoal.executors.unknown_workers import end_unknown_workers
 from shoal.policies.registry import policy_class
+from shoal.server import virtual_cluster
 from shoal.server.api.app import make_app
 from shoal.server.api.auth import Gate
 from shoal.server.api.hub import Hub
-from shoal.server.api.models import Role
+from shoal.server.api.models import Check, Role
 from shoal.server.api.routes.common import Services
+from shoal.server.connections import Connections
+from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks
+from shoal.server.engine.ground import Ground
+from shoal.server.engine.setup import ServerEngine
 from shoal.server.gauges import Gauges
 from shoal.server.home import Home, write_atomically
-from shoal.server.loop.clock import go_on
+from shoal.server.loop.clock import go_on, warn_of_clock
 from shoal.server.loop.control_loop import ControlLoop
-from shoal.server.options import DEFAULT_POLICY, Options, warn_of_address
+from shoal.server.loop.idle import IdleRule
+from shoal.server.machines import Machines
+from shoal.server.notify.address import Allowed
+from shoal.server.notify.notifier import Notifier
+from shoal.server.notify.sender import Sender
+from shoal.server.options import DEFAULT_POLICY, Options, control_host, warn_of_address
+from shoal.server.record_check import check_record, refuse_missing_database
+from shoal.server.services.accounts import Accounts
+from shoal.server.services.arrays import Arrays
 from shoal.server.services.change import ChangeJob
 from shoal.server.services.events import Events
 from shoal.server.services.history import History
 from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
+from shoal.server.services.join_tokens import JoinTokens
+from shoal.server.services.limits_use import LimitsUse
 from shoal.server.services.nodes import Nodes
 from shoal.server.services.policy import PolicyInForce
 from shoal.server.services.reasons import Reasons
+from shoal.server.services.sessions import Sessions
 from shoal.server.services.shares import Shares
 from shoal.server.services.status import Process, Status
 from shoal.server.services.submit import Submit
 from shoal.server.services.tokens import Tokens
 from shoal.server.services.users import Users
+from shoal.server.services.webhooks import Webhooks
 from shoal.server.services.what_if import WhatIf
 from shoal.server.services.why import Why
+from shoal.server.services.workdirs import Workdirs, uploads_in_use
 from shoal.server.store.store import Store
+from shoal.server.virtual_cluster import VirtualCluster
+from shoal.sim.inputs.cluster_file import read_cluster
 
 log = logging.getLogger("shoal.server")
 
 ADMIN = "admin"
 #: Interval between checks that the home directory exists.
 HOME_S = 2.0
+#: How long to wait for the agents of a virtual cluster.
+JOIN_S = 30.0
 
 
 class Control:
     """Makes all parts of a server. `start` and `close` are its lifetime."""
 
-    def __init__(self, options: Options, executor: Executor | None = None, home: Home | None = None) -> None:
-        """A `home` that is given is already locked by this process."""
+    def __init__(
+        self,
+        options: Options,
+        executor: Executor | None = None,
+        home: Home | None = None,
+        connections: Connections | None = None,
+    ) -> None:
+        """A `home` that is given is already locked by this process. `connections` are those of the HTTP server."""
         self.options = options
+        self._described_users: Sequence[User] = ()
         if home is None:
             home = Home(options.home)
             home.take()
         self.home = home
         try:
+            if options.database is None:
+                refuse_missing_database(self.home)
             url = options.database or f"sqlite:///{self.home.database}"
             self.store = Store(url, where=str(options.home))
-            self.clock = go_on(self.store)
+            self.clock = go_on(self.store, reset=options.reset_clock)
+            unknown = check_record(self.home, self.store, self.clock.now_s())
             policy, policy_options = self._policy()
-            self.executor = executor or self._executor()
+            self.engine = ServerEngine(self.store, self.clock.now_s, options.engine, options.gpus)
+            self.cluster = self._virtual_cluster() if executor is None else None
+            self.machines = self._machines() if executor is None else None
+            self.accounts = Accounts(self.store, enforced=executor is None)
+            self.executor: Executor = executor or self.machines.executor  # type: ignore[union-attr]
             self.loop = ControlLoop(
                 self.store, self.executor, self.home, self.clock,
-                policy=policy, policy_options=policy_options, placement=options.placement, **self._sharing(),
+                policy=policy, policy_options=policy_options, placement=options.placement,
+                explore=options.explore, idle=self._idle_rule(), account_of=self.accounts.of,
+                addresses=None if self.machines is None else self.machines.addresses, **self._sharing(),
             )  # fmt: skip
         except BaseException:
             self.home.release()
             raise
+        if (warning := warn_of_clock(self.clock)) is not None:
+            self.loop.warnings.append(warning)
+        if unknown:
+            shown = ", ".join(map(str, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+            self.loop.warnings.append(
+                f"the record does not know {counted(len(unknown), 'job')} of this home ({shown}): it is an older "
+                "backup; their directories stay, their workers are ended, submit them again to continue"
+            )
         self.hub = Hub()
         self.store.on_events = self.hub.publish
         self.hub.last_id = self.store.last_event()[0]
+        self.sender = Sender(Allowed(self._webhook_hosts()))
+        self.notifier = Notifier(self.store, self.hub, self.sender, self.clock.now_s)
         self.done = asyncio.Event()
         self.stop_jobs = False
         self._watcher: asyncio.Task[None] | None = None
+        self._tidier: asyncio.Task[None] | None = None
         self.process = Process(self.home.path, os.getpid(), self.clock.now_s())
         self.services = self._make_services()
-        self.app = make_app(self.services)
+        proved = (lambda client: None) if connections is None else connections.proved
+        self.app = make_app(self.services, hosts=options.allow_hosts, proved=proved)
 
     def _make_services(self) -> Services:
         """Give each service the parts of the control loop that it needs."""
         loop, store, now_s = self.loop, self.store, self.clock.now_s
         profiles, searches, sharing = loop.profiles, loop.searches, loop.sharing
-        reasons = Reasons(loop, profiles, sharing.explanations)
-        what_if = WhatIf(loop, profiles)
-        shares = Shares(loop, loop.live_ledger)
-        nodes = Nodes(loop, store)
+        reasons = Reasons(loop, profiles, sharing.explanations, self.engine)
+        what_if = WhatIf(loop, profiles, self.engine)
+        shares = Shares(loop, loop.live_ledger, loop.idle.idle_s)
+        nodes = Nodes(loop, store, self.engine)
+        limit_bytes = self.options.upload_limit_bytes
+        workdirs = Workdirs(self.home.workdirs, limit_bytes, lambda: uploads_in_use(loop.jobs.values()))
+        limits_use = LimitsUse(loop, store)
+        change = ChangeJob(loop, store, profiles, searches, self.engine)
+        local = None if self.machines is None else self.machines.local
+        self.sessions = Sessions(
+            loop,
+            lambda worker: None if local is None else local.session_spec(worker),
+            lambda job, why: change.cancel(job, why),
+        )
         return Services(
             gate=Gate(store, now_s),
             hub=self.hub,
             metrics=loop.metrics,
-            gauges=Gauges(loop, store, shares, reasons, lambda: self.hub.last_id),
-            jobs=Jobs(loop, store, profiles, reasons, loop.worker_directory),
+            gauges=Gauges(loop, store, shares, reasons, lambda: self.hub.last_id, loop.idle.idle_s),
+            jobs=Jobs(loop, store, profiles, reasons, loop.worker_directory, loop.idle.idle_s),
             logs=Logs(store, loop.worker_directory),
             events=Events(store, lambda: self.hub.last_id),
-            submit=Submit(loop, store, self.home, profiles, searches, learns_needs=lambda: sharing.on),
-            change=ChangeJob(loop, store, profiles, searches),
+            submit=Submit(
+                loop,
+                store,
+                self.home,
+                profiles,
+                searches,
+                learns_needs=lambda: sharing.on,
+                workdirs=workdirs,
+                engine=self.engine,
+                accounts=self.accounts,
+            ),
+            change=change,
             reasons=reasons,
             why=Why(loop, profiles, sharing.explanations, reasons, what_if),
             what_if=what_if,
@@ -107,16 +183,67 @@ class Control:
             shares=shares,
             policy=PolicyInForce(loop, store),
             nodes=nodes,
-            users=Users(store, now_s, loop.jobs, loop.post),
+            join_tokens=JoinTokens(self.machines, store, nodes, now_s),
+            users=Users(store, now_s, loop.jobs, lambda: loop.scheduler.cluster, loop.post, self.accounts),
+            accounts=self.accounts,
+            sessions=self.sessions,
+            arrays=Arrays(store, loop.jobs),
+            webhooks=Webhooks(store, self.notifier, self.sender, now_s),
+            limits_use=limits_use,
             tokens=Tokens(store, now_s),
-            status=Status(loop, store, nodes, self.clock, self.process),
+            status=Status(
+                loop,
+                store,
+                nodes,
+                self.clock,
+                self.process,
+                limit_bytes,
+                limits_use.ignored,
+                self._machine_checks,
+                self.accounts,
+            ),
+            workdirs=workdirs,
             shut_down=self.shut_down,
         )
+
+    def _serve_agents(self, machines: Machines) -> None:
+        """Provide what agents ask for, and ask them what they share."""
+        proof = None
+        try:
+            proof = SharedProof(self.home.jobs)
+        except OSError as error:
+            self.loop.warnings.append(f"cannot write to {self.home.jobs}: {error.strerror}")
+        addresses = machines.addresses
+        addresses.shares_state = machines.shares_state
+        machines.executor.services = AgentServices(
+            self.services.workdirs.find, proof, lambda: (addresses.elsewhere,) if addresses.elsewhere else ()
+        )
+
+    def _machine_checks(self) -> list[Check]:
+        """Of the machines that agents run on, and of the engine that provides them."""
+        if self.machines is None:
+            return []
+        services = self.machines.executor.services
+        agents = [
+            AgentFacts(
+                name, agent.versions, agent.wall_offset_s, services.sharing(name),
+                services.unreachable.get(name, {}),
+            )
+            for name, agent in self.machines.known().items()
+            if agent.link is Link.CONNECTED
+        ]  # fmt: skip
+        found = machine_checks(agents, versions())
+        if agents:
+            found.append(StateDirectory(str(self.home.jobs)).check(agents))
+        return found + self.engine.checks()
 
     def make_admin(self) -> None:
         """Make the first admin and its token, unless they exist. Only the owner of the home may read the token."""
         if self.store.user(ADMIN) is None:
             self.services.users.add(ADMIN, Role.ADMIN, 1.0, "system")
+        for user in self._described_users:
+            if self.store.user(user.name) is None:
+                self.services.users.add(user.name, Role.USER, user.tickets, "system")
         if not self.home.admin_token.exists():
             _, token = self.services.tokens.add(ADMIN, "made at the first start", None, "system")
             write_atomically(self.home.admin_token, token + "\n")
@@ -139,6 +266,23 @@ class Control:
             change.put("policy", saved)
         return saved["name"], saved["options"]
 
+    def _webhook_hosts(self) -> list[str]:
+        """Hosts inside that notifications may go to: as given, else as at the last start."""
+        given = self.options.webhook_hosts
+        found = list(given) if given is not None else self.store.get("webhook_hosts", [])
+        with self.store.change(self.clock.now_s()) as change:
+            change.put("webhook_hosts", found)
+        return found
+
+    def _idle_rule(self) -> IdleRule:
+        """When jobs count as idle and what follows: as given, else as at the last start, else the default."""
+        before = self.store.get("idle") or {}
+        given = {"after_s": self.options.idle_after_s, "action": self.options.idle_action}
+        found = before | {k: v for k, v in given.items() if v is not None}
+        with self.store.change(self.clock.now_s()) as change:
+            change.put("idle", found)
+        return IdleRule(**found)
+
     def _sharing(self) -> dict[str, bool]:
         """Whether GPUs are shared and jobs pre-scheduled: as given, else as at the last start, else not."""
         given = {"share": self.options.share, "pre_schedule": self.options.pre_schedule}
@@ -148,12 +292,55 @@ class Control:
             change.put("sharing", found)
         return found
 
-    def _executor(self) -> LocalExecutor:
+    def _machines(self) -> Machines:
         """GPUs as given, else as at the last start: a restarted server must find its workers on the same GPUs."""
-        gpus = self.options.gpus
-        if gpus is None and "executor" in (self.store.get("server") or {}):
-            gpus = self.store.get("server")["executor"].get("virtual_gpus")
-        return LocalExecutor(gpus)
+        gpus, last = self.options.gpus, self.store.get("server") or {}
+        if self.engine.settings is not None or self.cluster is not None:
+            gpus = 0  # machines come from the engine, and this one may be a login node
+        elif gpus is None and "executor" in last:
+            gpus = last["executor"].get("virtual_gpus")
+        advertise = self.options.advertise or self.store.get("advertise")
+        with self.store.change(self.clock.now_s()) as change:
+            change.put("advertise", advertise)  # agents go on connecting to it after a restart
+        return Machines(
+            self.home,
+            virtual_gpus=gpus,
+            host=control_host(self.options.host, advertise, has_engine=self.engine.settings is not None),
+            port=self.options.control_port,
+            last_port=int(self.store.get("agents_port", 0)),
+            advertise=advertise,
+            lease_s=self.options.lease_s,
+        )
+
+    def _virtual_cluster(self) -> VirtualCluster | None:
+        """Of the file that was given, else as at the last start, unless a number of GPUs was given."""
+        rows = self.store.get(virtual_cluster.KEY)
+        if self.options.cluster is not None:
+            described = read_cluster(self.options.cluster)
+            rows, self._described_users = virtual_cluster.rows_of(described.nodes), described.users
+        elif self.options.gpus is not None:
+            rows = None
+        with self.store.change(self.clock.now_s()) as change:
+            change.put(virtual_cluster.KEY, rows)
+        return None if rows is None else VirtualCluster(self.home.path / "nodes", rows)
+
+    async def _nodes_are_up(self) -> None:
+        """Wait for the agents that were started, for a while."""
+        deadline_s = asyncio.get_running_loop().time() + JOIN_S
+        while asyncio.get_running_loop().time() < deadline_s:
+            if self.cluster is not None and self.cluster.names <= self.loop.table.up_names:
+                return
+            await asyncio.sleep(0.05)
+
+    def _agent_refused(self, agent: str, why: str) -> None:
+        self.loop.outbox.event("node.refused", f"agent {agent} was refused: {why}", None, agent=agent)
+        self.loop.settle_soon()
+
+    def _others_can_connect(self) -> None:
+        assert self.machines is not None
+        with self.store.change(self.clock.now_s()) as change:
+            change.put("agents_port", self.machines.port)
+        log.info("agents connect to %s", self.machines.address)
 
     async def _watch_home(self) -> None:
         """End the server when its home is removed: nobody could find it or its jobs any more."""
@@ -167,17 +354,33 @@ class Control:
         self.done.set()
 
     async def start(self, sock: socket.socket) -> None:
+        await self.engine.check()
         self.make_admin()
+        await self._end_unknown_workers()
+        if self.machines is not None:
+            self._serve_agents(self.machines)
+            self.machines.take_over(self.store.unended_workers(), self.loop.worker_directory)
         await self.loop.start()
+        self.notifier.start()
+        if self.machines is not None:
+            self.machines.executor.on_refused = self._agent_refused
+            self.machines.start(self.loop.elastic.service, self._others_can_connect)
+            if self.options.control_port or self.engine.settings is not None or self.cluster is not None:
+                await self.machines.listening
+            await self.engine.start(Ground(self.loop, self.machines))
+            if self.cluster is not None:
+                self.cluster.start(self.machines)
+                await self._nodes_are_up()
         self._watcher = asyncio.create_task(self._watch_home())
+        self._tidier = asyncio.create_task(self.services.workdirs.tidy_forever())
         bound = sock.getsockname()
         host = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self.process.address = f"http://{host}:{bound[1]}"
-        virtual = next((n.gpus for n in self.executor.nodes() if n.virtual), None)
+        virtual = self.machines.virtual_gpus if self.machines is not None else None
         with self.store.change(self.clock.now_s()) as change:
             change.put("server", {"port": bound[1], "executor": {"virtual_gpus": virtual}})
             change.event(
-                "server.started", f"version {__version__} with {counted(self.loop.cluster.total_gpus, 'GPU')}",
+                "server.started", f"version {__version__} with {counted(self.loop.table.gpus, 'GPU')}",
                 data={"policy": self.loop.policy_name, "address": self.process.address},
             )  # fmt: skip
         warning = warn_of_address(bound[0])
@@ -185,14 +388,33 @@ class Control:
             self.loop.warnings.append(warning)
             log.warning(warning)
 
+    async def _end_unknown_workers(self) -> None:
+        """A restored backup does not know the workers that were started after it, but they use GPUs."""
+        known = {row["id"] for row in self.store.unended_workers()}
+        ended = await end_unknown_workers(self.home.jobs, known)
+        if ended:
+            text = f"ended {counted(len(ended), 'worker')} that the record does not know: {', '.join(ended[:20])}"
+            self.loop.warnings.append(text)
+            with self.store.change(self.clock.now_s()) as change:
+                change.event("worker.unknown", text, data={"workers": ended})
+
     async def close(self) -> None:
-        if self._watcher is not None:
-            self._watcher.cancel()
+        self.sessions.close()
+        for task in (self._watcher, self._tidier):
+            if task is not None:
+                task.cancel()
+        await self.notifier.close()
         await self.loop.close(stop_jobs=self.stop_jobs)
+        await self.engine.close(return_machines=self.stop_jobs)
         with contextlib.suppress(ShoalError), self.store.change(self.clock.now_s()) as change:
             jobs = "jobs were stopped" if self.stop_jobs else "jobs run on"
             change.event("server.stopped", f"ended as asked; {jobs}")
         self.hub.close()
-        self.executor.close()
+        if self.cluster is not None and self.stop_jobs:
+            await self.cluster.stop()
+        if self.machines is not None:
+            await self.machines.close()
+        else:
+            self.executor.close()
         self.store.close()
         self.home.release()

@@ -12,6 +12,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily
 
 from shoal.executors.base import NodeInfo
 from shoal.server.loop.devices import Devices
+from shoal.server.loop.live_job import LiveJob
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.reasons import Reasons
 from shoal.server.services.shares import Shares
@@ -43,7 +44,10 @@ class Gauges:
         shares: Shares,
         reasons: Reasons,
         last_event: Callable[[], int],
+        idle_s: Callable[[LiveJob], float | None],
     ) -> None:
+        """`idle_s`: how long a job has held GPUs without using them."""
+        self._idle_s = idle_s
         self._loop, self._store, self._shares = loop, store, shares
         self._reasons, self._last_event = reasons, last_event
 
@@ -51,6 +55,7 @@ class Gauges:
         jobs, fragmented = await self._jobs()
         lines = self._shares.show().items
         held: Values = {(line.user,): line.gpus for line in lines}
+        unused: Values = {(line.user,): line.unused_gpus for line in lines}
         ratio: Values = {
             (line.user,): line.gpus / line.entitled_gpus for line in lines if line.entitled_gpus > 0
         }
@@ -69,6 +74,10 @@ class Gauges:
             _gauge("fair_share_ratio", "GPUs held by a user over GPUs due; 1 is fair.", ratio, ("user",)),
             _gauge("agent_heartbeat_age_seconds", "Age of a node's oldest heartbeat.", ages, ("node",)),
             _gauge("guest_jobs", "Jobs on a GPU of another job.", self._colocated(), ("user", "as")),
+            _gauge("unused_gpus", "GPUs held by jobs that do not use them.", unused, ("user",)),
+            _gauge(
+                "job_idle_seconds", "How long a job has not used its GPUs.", self._idle(), ("user", "job")
+            ),
             _gauge("unmet_jobs", "Jobs given GPUs that others still hold.", {(): len(self._loop.unmet)}),
             _gauge("store_bytes", "Size of the store.", {(): self._store.size_bytes()}),
             _gauge("last_event", "Id of the last event.", {(): self._last_event()}),
@@ -88,6 +97,10 @@ class Gauges:
             fragmented = fragmented or (code == "Fragmented" and not job.gpus)
             found[job.user, job.life.state.value, code] += 1
         return found, fragmented
+
+    def _idle(self) -> Values:
+        jobs = self._loop.jobs.values()
+        return {(j.user, j.name): idle_s for j in jobs if (idle_s := self._idle_s(j)) is not None}
 
     def _colocated(self) -> Counter[tuple[str, ...]]:
         jobs = [job for job in self._loop.jobs.values() if job.colocated]
@@ -109,7 +122,7 @@ class Gauges:
         for job in self._loop.jobs.values():
             for worker in job.workers.values():
                 if worker.holds_gpu and worker.device[0] >= 0:
-                    add("allocated", nodes[worker.device[0]].gpu_type, job.user, 1)
+                    add("allocated", nodes[worker.device[0]].gpu_type, job.user, worker.gpus)
         for state in ("borrowed", "lent"):
             for user, gpu_type, gpus in self._shares.rates(state):
                 add(state, gpu_type, user, gpus)

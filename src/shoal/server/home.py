@@ -69,6 +69,7 @@ class Home:
         self.admin_token = path / "admin.token"
         self.server = path / "server.json"
         self.jobs = path / "jobs"
+        self.workdirs = path / "workdirs"
         self._lock_fd: int | None = None
 
     def job(self, job_id: int) -> Path:
@@ -78,6 +79,7 @@ class Home:
         """Make the home if it does not exist, and lock it until this process ends."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._close_to_others()
             self.jobs.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise ShoalError(f"cannot use {self.path} as home: {error.strerror}; choose another") from None
@@ -91,6 +93,23 @@ class Home:
             raise HomeInUse(f"{self.path} is in use{by}; stop that server, or give another --home") from None
         self._lock_fd = fd
         self._check_format()
+
+    def _close_to_others(self) -> None:
+        """Nobody else may own or enter the home: it contains tokens, secrets and the store."""
+        found = self.path.stat()
+        if found.st_uid != os.geteuid():
+            raise ShoalError(
+                f"{self.path} belongs to user id {found.st_uid}, who could replace the server's files; "
+                "choose another --home, or change its owner"
+            )
+        if found.st_mode & 0o077:
+            self.path.chmod(found.st_mode & 0o700)
+
+    def forget_secrets(self, job_id: int) -> None:
+        """Delete what only a running job needs: its secrets and the key of its workers' connections."""
+        for name in ("secrets.json", "secret"):
+            with contextlib.suppress(OSError):
+                (self.job(job_id) / name).unlink()
 
     def _check_format(self) -> None:
         mark = self.path / "format"

@@ -14,10 +14,10 @@ import sys
 from shoal import __version__
 from shoal.core.errors import ShoalError
 from shoal.server.home import Home
+from shoal.server.log_repetitions import limit_repetitions
 from shoal.server.options import Options, bind, parse
 
 log = logging.getLogger("shoal.server")
-MAX_CONNECTIONS = 2000
 
 
 async def serve(options: Options) -> None:
@@ -28,10 +28,12 @@ async def serve(options: Options) -> None:
         sock = bind(options.host, options.port, None) if options.port else None
         import uvicorn
 
+        from shoal.server.connections import BACKLOG, Connections, protocol_of, raise_file_limit
         from shoal.server.control import Control
         from shoal.server.http_server import HttpServer
 
-        control = Control(options, home=home)
+        connections = Connections(raise_file_limit())
+        control = Control(options, home=home, connections=connections)
         if sock is None:
             sock = bind(options.host, 0, (control.store.get("server") or {}).get("port"))
     except BaseException:
@@ -46,7 +48,8 @@ async def serve(options: Options) -> None:
             control.app,
             log_config=None,
             access_log=False,
-            limit_concurrency=MAX_CONNECTIONS,
+            http=protocol_of(connections),
+            backlog=BACKLOG,
             timeout_keep_alive=30,
             lifespan="off",
             server_header=False,
@@ -77,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parse(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    limit_repetitions()
     try:
         asyncio.run(serve(options))
     except ShoalError as error:

@@ -37,9 +37,9 @@ class SizeSearches:
         asked = {word: Autoscale.parse(word) for word in {job.autoscale for job in jobs} if word}
         self.searches = {
             j: SizeSearch(
-                asked[job.autoscale],
+                asked[job.autoscale].in_steps_of(job.gpus.step),
                 job.gpus.min,
-                min(job.gpus.max, cluster.total_gpus),
+                job.gpus.floor(min(job.gpus.max, cluster.total_gpus)),
                 transition_s=transition_s,
             )
             for j, job in enumerate(jobs)

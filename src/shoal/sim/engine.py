@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shoal.core.cluster import Cluster
-from shoal.core.events import Event, Finished, Measured, Submitted, Timer
+from shoal.core.events import Cancelled, Event, Finished, Measured, Submitted, Timer
 from shoal.core.job import Job, Kind
 from shoal.core.ledger import Ledger
 from shoal.core.plan import PAUSE, START, Placement, Plan, Reconfigure
@@ -27,13 +27,14 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.sim.costs import Costs
 from shoal.sim.fragmentation_meter import FragmentationMeter
 from shoal.sim.interrupts import Interrupt, is_interrupt
-from shoal.sim.known_profiles import Knowledge, KnownProfiles, known_profiles_for
+from shoal.sim.job_ends import JobEnds
+from shoal.sim.known_profiles import Knowledge, KnownProfiles, exploration_for, known_profiles_for
 from shoal.sim.run_record import RunRecord
 
 if TYPE_CHECKING:
     from shoal.sim.autoscaling import SizeSearches
 
-FINISH, _SWITCH, _MEASURE, _SEARCH = 0, 1, 2, 3
+FINISH, _SWITCH, _MEASURE, _SEARCH, _TIME_LIMIT = 0, 1, 2, 3, 4
 _INF = math.inf
 
 #: A share and its placement: (GPUs, type, placement, servers).
@@ -67,8 +68,10 @@ class Simulation:
         self.known = known_profiles_for(
             knowledge or Knowledge(), self.jobs, self.profiles, cluster, np.random.default_rng(seed)
         )
-        self.scheduler = Scheduler(cluster, policy, placer)
         self.costs = costs or Costs()
+        self.scheduler = Scheduler(
+            cluster, policy, placer, exploration=exploration_for(knowledge or Knowledge(), self.costs)
+        )
         self._searches = self._searches_for(policy, seed)
         self.whole_seconds = whole_seconds
         self.timeline = timeline
@@ -101,6 +104,8 @@ class Simulation:
         #: Whether parameter servers run on a node of their own instead of beside their workers.
         self.servers_apart = servers_apart
         self._meter = None if cluster.pooled else FragmentationMeter(cluster)
+        #: Which jobs are refused, can never run or reach their time limit.
+        self._ends = JobEnds(self.jobs, self.scheduler)
 
     def _searches_for(self, policy: Policy, seed: int) -> SizeSearches | None:
         """The autoscaler, if jobs request it and the policy resizes jobs."""
@@ -143,9 +148,12 @@ class Simulation:
         if self._meter:
             self._meter.settle(record.end_s)
             record.extra.update(self._meter.figures())
+        if self.scheduler.exploration is not None:
+            record.extra["exploration"] = self.scheduler.exploration.figures()
         if self._searches:
             record.extra["autoscaler"] = self._searches.figures()
         record.extra.update(self.scheduler.policy.report())
+        record.extra.update(self._ends.figures(record.finish_s))
         record.decisions = self.scheduler.plans
         record.events = self.scheduler.events_seen
         return record
@@ -166,9 +174,13 @@ class Simulation:
             if next_end <= now:
                 done += self._process_due(now, events)
             while arrived < total and submit_s[arrived] <= now:
-                events.append(Submitted(arrived, jobs[arrived], self.known.profile(arrived)))
-                if self._searches:
-                    events += self._searches.begin(arrived)
+                job = self._ends.submitted(arrived)
+                if job is None:
+                    done += 1
+                else:
+                    events.append(Submitted(arrived, job, self.known.profile(arrived)))
+                    if self._searches:
+                        events += self._searches.begin(arrived)
                 arrived += 1
             if not events:
                 if wake_s > now:
@@ -176,7 +188,12 @@ class Simulation:
                 events.append(Timer())
             plan = scheduler.step(now, events)
             apply(plan, now)
+            self._ends.decided()
+            withdrawn = self._withdraw(now) if self._ends.never else 0
+            done += withdrawn
             wake_s = self._tick(min(plan.wake_s, self._after_plan(now)))
+            if withdrawn:
+                wake_s = now  # jobs may have waited for those
             if len(heap) > 4 * self._running + 256:
                 self._drop_stale_entries()
             if self.ledger:
@@ -187,7 +204,8 @@ class Simulation:
                 record.active.append(arrived - done)
                 record.waiting.append(arrived - done - self._running)
             record.end_s = now
-            if not (self._running or heap or len(plan.changes) or arrived < total):
+            waits = self._ends.limited and scheduler.admission.wake_s(scheduler, now) < _INF
+            if not (self._running or heap or len(plan.changes) or arrived < total or waits or withdrawn):
                 break  # no job runs or will arrive: further timers of the policy would change nothing
             stop = interrupt.asked
             if not stop and progress is not None and scheduler.plans % every == 0:
@@ -205,7 +223,13 @@ class Simulation:
                 continue  # a newer command has replaced this entry
             if kind == FINISH:
                 self._finish(j, now)
+                self._ends.ended(j, succeeded=True)
                 events.append(Finished(j))
+                finished += 1
+            elif kind == _TIME_LIMIT:
+                self._finish(j, now)
+                self._ends.timed_out(j)
+                events.append(Finished(j, succeeded=False))
                 finished += 1
             elif kind == _SWITCH:
                 self._switch(j, now)
@@ -214,6 +238,16 @@ class Simulation:
             else:
                 events += self._search(j, now)
         return finished
+
+    def _withdraw(self, now: float) -> int:
+        """Withdraw the jobs that can never run, and return their number."""
+        gone = 0
+        while jobs := sorted(self._ends.never):
+            for j in jobs:
+                self._ends.withdrawn(j)
+                self.scheduler.take_in(Cancelled(j), now)
+                gone += 1
+        return gone
 
     def _after_plan(self, now: float) -> float:
         """Hook for subclasses, called after each plan. Returns when it wants to be called again."""
@@ -238,7 +272,7 @@ class Simulation:
         assert self.ledger is not None
         self.ledger.observe(
             scheduler.view,
-            self._tickets,
+            self._ends.tickets(self._tickets),
             scheduler.supply.gpus_of_type,
             now,
             want_gpus=policy.wish_gpus(scheduler.view),
@@ -259,6 +293,7 @@ class Simulation:
             self._meter.settle(now)
             self._meter.observe(command)
         record = self.record
+        self._ends.holds(j, share.gpus, now)
         self._settle(j, now)
         self._version[j] += 1
         pending = self._target.pop(j, None) if self._target else None
@@ -278,11 +313,19 @@ class Simulation:
             record.wait_s[j] += now - self._waiting_from[j]
         allocation = (share.gpus, share.gpu_type, command.placement, share.servers)
         self._change_share(j, allocation, verb, pending, now)
+        self._push_time_limit(j, now)
+
+    def _push_time_limit(self, j: int, now: float) -> None:
+        at_s = self._ends.limit_at(j, now)
+        if at_s is not None:
+            self._push(at_s, _TIME_LIMIT, j)
 
     def _is_simple(self) -> bool:
         """Whether shares change without delay or cost, and the scheduler knows the true speeds: most large runs."""
         added = self._meter or self._searches or type(self.known) is not KnownProfiles
         if type(self) is not Simulation or added or self.costs.kind != "none" or not self.cluster.pooled:
+            return False
+        if any(job.time_limit_s is not None for job in self.jobs):
             return False
         return all(job.kind is Kind.ALL_REDUCE and job.iterations for job in self.jobs)
 
@@ -364,6 +407,7 @@ class Simulation:
         self._version[j] += 1
         self.record.paused_s[j] += self.costs.pause_s
         self._train(j, allocation, now + self.costs.pause_s)
+        self._push_time_limit(j, now)
 
     def _train(self, j: int, allocation: Allocation, at_s: float) -> None:
         """The job trains with this share from `at_s`."""
@@ -389,8 +433,11 @@ class Simulation:
         gpus, gpu_type, placement, servers = self._allocation[j]
         if self._rate[j] <= 0:
             return []
-        estimate = self.known.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers)
-        return [] if estimate is None else [Measured(j, estimate)]
+        if not self.known.measure(j, gpus, len(placement), gpu_type, self._rate[j], servers):
+            return []
+        model, scheduler = self.jobs[j].model, self.scheduler
+        others = [i for i in scheduler.jobs if self.jobs[i].model == model and i != j]
+        return [Measured(i, self.known.profile(i)) for i in (j, *others)]
 
     def _search_after(self, j: int, at_s: float) -> None:
         assert self._searches

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,31 +18,55 @@ from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
 from shoal.core.job import Job
 from shoal.core.profile import Profile, SpeedCurve
+from shoal.core.words import counted
+from shoal.sim.costs import Costs
+
+if TYPE_CHECKING:
+    from shoal.scheduler.exploration.exploration import Exploration
+
+#: The part of the GPU time in which jobs are measured at other sizes, with learned profiles.
+EXPLORED = 0.02
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """How much the scheduler knows: `true`, `wrong:0.3` (error), `learned:0.05` (noise of a measurement)."""
+    """How much the scheduler knows: `true`, `wrong:0.3` (error), `learned:0.05` (noise of a measurement).
+
+    `learned:0.05:0.02` also gives the part of the GPU time in which jobs may be measured at other sizes.
+    """
 
     kind: str = "true"
     error: float = 0.0
+    explore: float = 0.0
 
     @classmethod
     def parse(cls, word: str) -> Knowledge:
-        kind, _, number = word.partition(":")
-        default = {"true": 0.0, "wrong": 0.3, "learned": 0.05}
+        kind, *numbers = word.split(":")
+        default = {"true": [], "wrong": [0.3], "learned": [0.05, EXPLORED]}
         if kind not in default:
-            raise ShoalError(f"--knowledge {word}: use true, wrong:ERROR or learned:NOISE")
-        try:
-            error = float(number) if number else default[kind]
-        except ValueError:
-            raise ShoalError(f"--knowledge {word}: {number!r} is not a number") from None
-        if not 0 <= error < 10 or (kind == "true" and number):
-            raise ShoalError(f"--knowledge {word}: the error must be from 0 to 10, and true has none")
-        return cls(kind, error)
+            raise ShoalError(f"--knowledge {word}: use true, wrong:ERROR or learned:NOISE:EXPLORED")
+        if len(numbers) > len(default[kind]):
+            raise ShoalError(
+                f"--knowledge {word}: {kind} takes {counted(len(default[kind]), 'number')} at most"
+            )
+        given = list(default[kind])
+        for i, number in enumerate(numbers):
+            try:
+                given[i] = float(number) if number else given[i]
+            except ValueError:
+                raise ShoalError(f"--knowledge {word}: {number!r} is not a number") from None
+        error, explore = [*given, 0.0, 0.0][:2]
+        if not 0 <= error < 10:
+            raise ShoalError(f"--knowledge {word}: the error must be from 0 to 10")
+        if not 0 <= explore <= 1:
+            raise ShoalError(f"--knowledge {word}: the part of the GPU time must be from 0 to 1")
+        return cls(kind, error, explore)
 
     def __str__(self) -> str:
-        return self.kind if self.kind == "true" else f"{self.kind}:{self.error:g}"
+        if self.kind == "true":
+            return self.kind
+        usual = self.kind == "wrong" or self.explore == EXPLORED
+        return f"{self.kind}:{self.error:g}" + ("" if usual else f":{self.explore:g}")
 
 
 class KnownProfiles:
@@ -62,11 +87,9 @@ class KnownProfiles:
         """The remaining work as the scheduler knows it, given the true value."""
         return left
 
-    def measure(
-        self, j: int, gpus: int, nodes: int, gpu_type: str, rate: float, servers: int = 0
-    ) -> Profile | None:
-        """Measure a job that has trained for some time: its new profile, or None if nothing was learned."""
-        return None
+    def measure(self, j: int, gpus: int, nodes: int, gpu_type: str, rate: float, servers: int = 0) -> bool:
+        """Measure a job that has trained for some time. True if the profiles of its model have changed."""
+        return False
 
 
 class WrongProfiles(KnownProfiles):
@@ -118,6 +141,20 @@ def _slower(estimate: FloatArray, packed: FloatArray, spread: FloatArray, off: f
     packed = packed[: len(spread)]
     loss = np.divide(spread, packed, out=np.ones_like(spread), where=(packed > 0) & (spread > 0))
     return np.asarray(estimate * loss ** (off - 1.0))
+
+
+def exploration_for(knowledge: Knowledge, costs: Costs) -> Exploration | None:
+    """What measures jobs at other sizes in a run, if profiles are learned."""
+    if knowledge.kind != "learned" or not knowledge.explore:
+        return None
+    from shoal.scheduler.exploration.budget import Budget
+    from shoal.scheduler.exploration.exploration import Exploration
+    from shoal.scheduler.exploration.worth import Sampling
+    from shoal.sim.learned_profiles import LearnedProfiles
+
+    sample_s = LearnedProfiles.measure_after_s
+    sampling = Sampling(1, sample_s, 1, sample_s, pause_s=costs.move_s, prepare_s=costs.prepare_s)
+    return Exploration(Budget(knowledge.explore), sampling)
 
 
 def known_profiles_for(

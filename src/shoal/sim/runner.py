@@ -149,7 +149,9 @@ def _with_right_share(job: Job, profile: Profile, cluster: Cluster) -> Job:
     allowed = [t for t in job.gpu_types or cluster.gpu_types if t in cluster.gpu_types and profile.knows(t)]
     speed = profile.curve(allowed[0]).speed
     found = right_share(np.where(speed > 0, speed, np.nan), min_gpus=job.gpus.min, max_gpus=job.gpus.max)
-    return job if isinstance(found, Unknown) else replace(job, requested_gpus=found.gpus)
+    if isinstance(found, Unknown):
+        return job
+    return replace(job, requested_gpus=max(job.gpus.floor(found.gpus), job.gpus.min))
 
 
 def _pool(gpus: int, profiles: dict[str, Profile]) -> Cluster:

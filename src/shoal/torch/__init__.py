@@ -17,11 +17,17 @@ from pathlib import Path
 if find_spec("torch") is None:
     raise ImportError("shoal.torch needs PyTorch: pip install torch")
 
+import torch
 from shoal.torch.gradients import Sync, all_reduce
 from shoal.torch.job import Job
+from shoal.torch.versions import check_oldest
 from shoal.torch.worker import Identity
 
-__all__ = ["Job", "init"]
+check_oldest(torch.__version__)
+
+__all__ = ["Job", "current", "init"]
+
+_job: Job | None = None
 
 
 def init(
@@ -43,7 +49,8 @@ def init(
         rehearse: if False, a newcomer joins without running one step of the script by itself first.
         sync: replaces the function that sums a flat bucket of gradients over the members.
     """
-    return Job(
+    global _job
+    _job = Job(
         Identity.from_environment(),
         seed=seed,
         checkpoint=checkpoint,
@@ -52,3 +59,9 @@ def init(
         rehearse=rehearse,
         sync=sync,
     )
+    return _job
+
+
+def current() -> Job | None:
+    """The job that `init` has made in this process."""
+    return _job

@@ -1,13 +1,24 @@
-"""Checked mode: after each change of members, all workers' states are compared bit for bit."""
+"""Comparing the workers: what must be equal on all of them, at each epoch and after each change of members.
+
+Always: learning rates, schedules, `job.state` and the order of the data, by a hash. In checked mode also parameters,
+batch-norm statistics and optimizer state, bit for bit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from torch.optim.lr_scheduler import LRScheduler
 
 import torch
 from shoal.torch.data_order import DataOrder
+from shoal.torch.fingerprint import fingerprint, shown
+from shoal.torch.meeting import Meeting
 from shoal.torch.replica import Replica
+from shoal.torch.state import OWN
+from torch import Tensor
 
 
 class Membership(Protocol):
@@ -20,12 +31,34 @@ class Membership(Protocol):
     def generation(self) -> int: ...
 
     @property
+    def done(self) -> int: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def members(self) -> tuple[str, ...]: ...
+
+    @property
     def world_size(self) -> int: ...
 
     @property
     def vote_group(self) -> Any: ...
 
+    def arrived(self, step: int) -> None: ...
+
     def wait(self, work: Any) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One thing that must be equal: its fingerprint, and how it is shown in an error."""
+
+    digest: bytes
+    #: The value, or the values of a dictionary by their keys.
+    texts: dict[str, str]
+    #: An entry of `job.state` that is given to all if it differs, and not refused.
+    key: str | None = None
 
 
 class StateCheck:
@@ -34,36 +67,129 @@ class StateCheck:
         session: Membership,
         replica: Replica,
         order: DataOrder,
+        meeting: Meeting,
         note: Callable[[str], None],
         enabled: bool,
     ) -> None:
-        self._session, self._replica, self._order, self._note = session, replica, order, note
-        self._enabled = enabled
-        self._due = False
+        self._session, self._replica, self._order = session, replica, order
+        self._meeting, self._note = meeting, note
+        self._enabled = enabled  # checked mode
+        self._changed = False
         self._after = -1
+        self._epoch = -1
+        self._told: set[str] = set()  # entries of which a note was given
 
     def expect(self, after: int = -1) -> None:
-        """In this generation, compare once more than `after` steps are done and newcomers hold the state."""
-        self._due, self._after = self._enabled and self._session.world_size > 1, after
+        """The members have changed: compare once more than `after` steps are done and newcomers hold the state."""
+        self._changed, self._after = True, after
+
+    def postpone(self) -> None:
+        """Compare after one more step, which finds workers that are at different batches."""
+        self._after = max(self._after, self._session.done)
 
     def run_if_due(self) -> None:
         """Between two steps. All members reach it after the same step."""
-        if self._due and not self._session.growing and self._order.position.step > self._after:
-            self._due = False
-            self._compare()
+        session, epoch = self._session, self._order.position.epoch
+        due = self._changed or epoch != self._epoch
+        if not due or session.growing or session.done <= self._after:
+            return
+        changed, self._changed, self._epoch, self._after = self._changed, False, epoch, -1
+        if session.world_size > 1:
+            session.arrived(session.done + 1)  # it waits for the others here
+            self._compare(bits=changed and self._enabled)
 
-    def _compare(self) -> None:
-        digest = self._replica.state.digest((self._order.position, self._order.rule))
-        mine = torch.frombuffer(bytearray(digest), dtype=torch.uint8).to(torch.int64)
-        # All values are equal exactly if n times the sum of the squares is the square of the sum.
-        both = torch.cat([mine, mine * mine])
-        if not self._session.wait(self._session.vote_group.allreduce([both])):
+    def _compare(self, bits: bool) -> None:
+        state, size, generation = self._replica.state, self._session.world_size, self._session.generation
+        digests = [fingerprint({name: entry.digest for name, entry in self._entries().items()})]
+        if bits:
+            digests.append(state.digest((self._order.position, self._order.rule)))
+        equal = self._are_equal(digests)
+        if equal is None:
             return  # it broke for another reason, which the next step finds
-        size, generation = self._session.world_size, self._session.generation
-        total, squares = both[: len(mine)], both[len(mine) :]
-        if not torch.equal(squares * size, total * total):
+        if not equal[0]:
+            self._resolve(self._meeting.exchange(self._entries))
+        if bits and not equal[1]:
             raise RuntimeError(
                 f"generation {generation}: the members' states differ: "
                 "is all that the script keeps (schedules, scalers, averages) in job.state?"
             )
-        self._note(f"generation {generation}: state verified bit for bit on {size} members")
+        if bits:
+            self._note(f"generation {generation}: state verified bit for bit on {size} members")
+
+    def _are_equal(self, digests: list[bytes]) -> list[bool] | None:
+        """Which digests are equal on all members. None: it broke."""
+        mine = torch.frombuffer(bytearray(b"".join(digests)), dtype=torch.uint8).to(torch.int64)
+        # All values are equal exactly if n times the sum of the squares is the square of the sum.
+        both = torch.cat([mine, mine * mine])
+        if not self._session.wait(self._session.vote_group.allreduce([both])):
+            return None
+        total, squares = both[: len(mine)], both[len(mine) :]
+        same = squares * self._session.world_size == total * total
+        return [bool(part.all()) for part in same.split([len(d) for d in digests])]
+
+    def _entries(self) -> dict[str, Entry]:
+        state, box = self._replica.state, self._replica.box
+        entries: dict[str, Entry] = {}
+        for index, group in enumerate(state.groups()):
+            for name, value in group.items():
+                if isinstance(value, (bool, int, float, str, tuple, Tensor)):
+                    what = "the learning rate" if name == "lr" else f"{name!r}"
+                    entries[f"{what} of parameter group {index}"] = _entry(value)
+        entries["the order of the data"] = Entry(self._order.digest(), {"": "an order of its own"})
+        captured, live = box.capture(), {**box, **{OWN + k: v for k, v in box.own.items()}}
+        for key, value in captured.items():
+            schedule = isinstance(live[key], LRScheduler)
+            name = f"{key.removeprefix(OWN)} of job.wrap" if key.startswith(OWN) else f"job.state[{key!r}]"
+            entries[name] = _entry(value, None if schedule else key)
+        return entries
+
+    def _resolve(self, found: list[dict[str, Entry]]) -> None:
+        """The members' entries differ: stop, or give rank 0's values of `job.state` to all."""
+        given = []
+        for name in dict.fromkeys(name for entries in found for name in entries):
+            theirs = [entries.get(name) for entries in found]
+            if len({entry.digest if entry else None for entry in theirs}) == 1:
+                continue
+            values = _differences(self._session.members, theirs)
+            key = next((entry.key for entry in theirs if entry is not None), None)
+            if key is None:
+                raise RuntimeError(f"{name} differs between the workers: {values}. {_ADVICE}")
+            if theirs[0] is not None:
+                given.append(key)
+            if self._session.rank != 0 or name in self._told:
+                continue
+            self._told.add(name)
+            self._note(
+                f"{name} differed between the workers ({values}); all have the value of {self._session.members[0]} "
+                "now, and from now on at each epoch and change of workers. Set it on every worker: x = job.mean(x), or "
+                "x = job.broadcast(x)"
+            )
+        box = self._replica.box
+        values_of_main = self._meeting.exchange(
+            lambda: {k: v for k, v in box.capture().items() if k in given}
+        )
+        if self._session.rank != 0:
+            box.restore(values_of_main[0])
+
+
+_ADVICE = (
+    "Pass schedules to job.wrap(..., schedulers=[...]), and take decisions on all workers with the same numbers: "
+    "job.mean(x), job.broadcast(x), job.any(x)"
+)
+
+
+def _entry(value: Any, key: str | None = None) -> Entry:
+    if isinstance(value, dict):
+        return Entry(fingerprint(value), {str(name): shown(item) for name, item in value.items()}, key)
+    return Entry(fingerprint(value), {"": shown(value)}, key)
+
+
+def _differences(members: Sequence[str], theirs: Sequence[Entry | None]) -> str:
+    """What each member has, where they differ."""
+    texts = [entry.texts if entry is not None else {"": "nothing"} for entry in theirs]
+    every = dict.fromkeys(name for one in texts for name in one)
+    parts = []
+    for name in [n for n in every if len({one.get(n, "nothing") for one in texts}) > 1][:3]:
+        values = ", ".join(f"{one.get(name, 'nothing')} on {who}" for who, one in zip(members, texts))
+        parts.append(f"{name} {values}".strip())
+    return "; ".join(parts)

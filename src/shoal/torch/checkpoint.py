@@ -1,20 +1,29 @@
-"""Checkpoints: complete or absent. Written to a temporary file, synced, and renamed."""
+"""Checkpoints: when they are due, what they contain, and what a pause saves."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import os
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from shoal.torch.data_order import DataOrder
 from shoal.torch.meter import Meter
 from shoal.torch.order import Position
 from shoal.torch.replica import Replica
 from shoal.torch.state import random_state, set_random_state
+from shoal.torch.state_files import StateFiles, Write
+from shoal.wire.messages import Plan
+
+if TYPE_CHECKING:
+    from shoal.torch.sharding.shard_groups import ShardGroups
+    from shoal.torch.sharding.shard_set import ShardSet
+
+log = logging.getLogger("shoal.torch")
+
+RETRY_S, LONGEST_RETRY_S = 1.0, 15.0
 
 
 class Membership(Protocol):
@@ -30,6 +39,11 @@ class Membership(Protocol):
     def checkpoints_asked(self) -> int:
         """How many checkpoints the coordinator has asked for so far."""
         ...
+
+    @property
+    def job(self) -> str: ...
+
+    def saved(self, path: str) -> None: ...
 
     def set_away(self, away: bool) -> bool: ...
 
@@ -52,14 +66,17 @@ class Checkpoints:
         order: DataOrder,
         steps: Progress,
         meter: Meter,
+        files: StateFiles,
         path: str | None,
         every_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._session, self._replica, self._order = session, replica, order
-        self._steps, self._meter = steps, meter
+        self._steps, self._meter, self._files, self._sleep = steps, meter, files, sleep
         self.path, self._every_s, self._clock = path, every_s, clock
         self._saved_s = clock()
+        self._wanted: str | Path | None = None  # where the next checkpoint of a sharded model goes
         self._done = 0  # of those the coordinator has asked for
 
     def save(self, path: str | Path | None = None) -> bool:
@@ -68,19 +85,24 @@ class Checkpoints:
         if target is None:
             self._meter.note("checkpoint() has nowhere to write: give it a path, or init(checkpoint=...)")
             return False
+        if self._replica.sharded is not None:
+            # All workers save together, after the step whose vote shows that one of them wants it.
+            self._replica.sharded.wants_checkpoint = self._steps.counts
+            self._wanted = target
+            return True
         if not self._steps.counts or self._session.rank != 0:
             return True
         facts = self._facts()
         step = facts["position"].step
         before = self._session.set_away(True)
         try:
-            self._write(target, facts)
+            place = self._files.save(str(target), self._writing(facts))
         except OSError as error:
             self._meter.note(f"checkpoint at step {step} not written: {error}; the last one is kept")
             return False
         finally:
             self._session.set_away(before)
-        self._meter.saved.append((str(target), step))
+        self._meter.saved.append((place, step))
         self._saved_s = self._clock()
         return True
 
@@ -94,23 +116,66 @@ class Checkpoints:
             self._done = asked
             if self.path:
                 self.save()
+        sharded = self._replica.sharded
+        if sharded is not None and (sharded.checkpoint_agreed or sharded.alone):
+            self._save_sharded(sharded)
 
-    def save_for_pause(self, path: str | None, job: str) -> str:
-        """Save the state from which the paused job resumes. Returns where it is."""
-        facts, places = self._facts(), (path or self.path, f"/dev/shm/{job}.{os.getpid()}.paused")
-        error: OSError | None = None
-        for place in filter(None, places):
+    def save_last(self) -> None:
+        """At the end of training, where no vote follows: save a sharded model if a worker wants it."""
+        sharded = self._replica.sharded
+        if sharded is not None and sharded.agree_now():
+            self._save_sharded(sharded)
+
+    def _save_sharded(self, sharded: ShardSet | ShardGroups) -> None:
+        if not (sharded.wants_checkpoint or sharded.checkpoint_agreed):
+            return
+        sharded.wants_checkpoint = sharded.checkpoint_agreed = False
+        before = self._session.set_away(True)
+        saved = sharded.gather(self._facts())
+        target, self._wanted = self._wanted or self.path, None
+        step = self._order.position.step
+        if saved is not None and target is not None:
             try:
-                self._write(place, facts)
-            except OSError as failed:
-                error = failed
+                place = self._files.save(str(target), lambda file: torch.save(saved, file))
+            except OSError as error:
+                self._meter.note(f"checkpoint at step {step} not written: {error}; the last one is kept")
             else:
-                return place
-        raise RuntimeError(f"the job cannot pause, because its state cannot be written: {error}")
+                self._meter.saved.append((place, step))
+        self._saved_s = self._clock()
+        self._session.set_away(before)
+
+    def save_sharded_for_pause(self, plan: Plan) -> None:
+        """All workers give their rows to the first, which saves them."""
+        sharded = self._replica.sharded
+        assert sharded is not None
+        saved = sharded.gather(self._facts())
+        if saved is not None:
+            self._session.saved(self._save_surely(plan.save, lambda file: torch.save(saved, file)))
+
+    def save_for_pause(self, path: str | None) -> str:
+        """Save the state from which the paused job resumes. Returns where it is, once it is safe."""
+        return self._save_surely(path, self._writing(self._facts()))
+
+    def _save_surely(self, path: str | None, write: Write) -> str:
+        """This worker may have the only copy. So it tries until it succeeds, or until the coordinator ends it."""
+        target, retry_s = path or self.path, RETRY_S
+        if target is None:
+            raise RuntimeError("the job cannot pause: it has nowhere to save its state")
+        before = self._session.set_away(True)
+        while True:
+            try:
+                place = self._files.save(target, write)
+                break
+            except OSError as error:
+                log.warning("the pause waits, because the state cannot be saved: %s; trying again", error)
+                self._sleep(retry_s)
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+        self._session.set_away(before)
+        return place
 
     def load(self, path: str) -> None:
         try:
-            with open(path, "rb") as file:
+            with self._files.open(path) as file:
                 facts = self._replica.state.load(file)
         except OSError as error:
             raise RuntimeError(f"cannot read the checkpoint {path}: {error}") from None
@@ -133,44 +198,5 @@ class Checkpoints:
             "random": random_state(self._session.on_gpu),
         }
 
-    def _write(self, path: str | Path, facts: dict[str, Any]) -> None:
-        write_atomically(path, lambda file: self._replica.state.save(facts, file))
-
-
-class _FailureWriter(io.BufferedWriter):
-    """Keeps the error of a failed write: the one that torch raises instead does not mention files or disks."""
-
-    failure: OSError | None = None
-
-    def write(self, data: Any, /) -> int:
-        try:
-            return super().write(data)
-        except OSError as error:
-            self.failure = error
-            raise
-
-
-def write_atomically(path: str | Path, write: Callable[[io.BufferedIOBase], None]) -> None:
-    """On any failure (a full disk, for example) the former file at `path` remains, and nothing else."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _FailureWriter(io.FileIO(temporary, "wb")) as file:
-            try:
-                write(file)
-            except RuntimeError as error:
-                raise file.failure or error from None
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
-    with contextlib.suppress(OSError):
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the rename itself
-        finally:
-            os.close(directory)
+    def _writing(self, facts: dict[str, Any]) -> Write:
+        return lambda file: self._replica.state.save(facts, file)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
+from shoal.torch.fingerprint import fingerprint
 from shoal.torch.order import BatchRule, Part, Position, permutation, step_parts, step_size, steps_in_epoch
 
 
@@ -50,6 +51,9 @@ class Batches:
     length: int | None  # None: an IterableDataset
     accumulate: int = 1
     shuffle: bool = True
+    drop_last: bool = False
+    sums: bool = False  # the loss is a sum, so gradients are added up as they are
+    sampler: Callable[[int], list[int]] | None = None  # the indices of an epoch, instead of a permutation
 
 
 class DataOrder:
@@ -93,8 +97,15 @@ class DataOrder:
         return [
             f"data set length {length}",
             f"batch size {b.rule.batch_size} (at most {b.rule.max_batch_size}), "
-            f"accumulate {b.accumulate}, shuffle {b.shuffle}, seed {self.seed}",
+            f"accumulate {b.accumulate}, shuffle {b.shuffle}, seed {self.seed}"
+            + (", drop_last" if b.drop_last else "")
+            + (", a sampler" if b.sampler else ""),
         ]
+
+    def digest(self) -> bytes:
+        """Of what decides the order of the samples in this epoch."""
+        order = self.permutation(self.position.epoch) if self.length is not None else None
+        return fingerprint((self.signature(), order))
 
     # Which samples
 
@@ -117,9 +128,13 @@ class DataOrder:
 
     def permutation(self, epoch: int) -> torch.Tensor:
         if self._permutation is None or self._permutation[0] != epoch:
-            length = self.length
+            length, sampler = self.length, self.batches.sampler
             assert length is not None
-            self._permutation = (epoch, permutation(length, self.seed, epoch, self.batches.shuffle))
+            if sampler is None:
+                order = permutation(length, self.seed, epoch, self.batches.shuffle)
+            else:
+                order = torch.tensor(sampler(epoch), dtype=torch.int64)
+            self._permutation = (epoch, order)
         return self._permutation[1]
 
     def ahead(self) -> Iterator[tuple[int, Part]]:
@@ -133,7 +148,7 @@ class DataOrder:
                 yield epoch, part
             cursor += self._samples_at(cursor, contributors) if parts else 0
             contributors = following
-            if cursor >= (self.length or 0):
+            if not self._parts_at(cursor, contributors):
                 epoch, cursor = epoch + 1, 0
 
     def _parts_at(self, cursor: int, contributors: tuple[int, ...]) -> list[Part]:
@@ -150,9 +165,12 @@ class DataOrder:
     def _end(self, cursor: int, batch: int) -> int:
         """Where the epoch's data end, as far as the step at `cursor` needs to know."""
         if self.length is not None:
-            return self.length
-        assert self._source is not None
-        return cursor + self._source.available(self.position.epoch, cursor, batch * self.batches.accumulate)
+            end = self.length
+        else:
+            assert self._source is not None
+            wanted = batch * self.batches.accumulate
+            end = cursor + self._source.available(self.position.epoch, cursor, wanted)
+        return end - max(0, end - cursor) % batch if self.batches.drop_last else end
 
     # Progress
 
@@ -165,7 +183,7 @@ class DataOrder:
         self.position.epoch, self.position.cursor = self.position.epoch + 1, 0
 
     def skip_finished_epoch(self) -> None:
-        if self.length is not None and self.position.cursor >= self.length:
+        if self.length is not None and self.position.cursor and self.exhausted():
             self.next_epoch()
 
     def lr_factor(self) -> float:
@@ -187,21 +205,29 @@ class DataOrder:
         if self._source is not None:
             self._source.replan()
 
+    def place(self) -> str:
+        at = self.position
+        return f"it stopped in epoch {at.epoch + 1} of {self.epochs}, after {at.step} steps"
+
     def progress(self) -> dict[str, int]:
         """For reports. Called from the control thread, too."""
         position, workers = self.position, self._members.world_size
         report = {"step": position.step, "epoch": position.epoch, "epochs": self.epochs, "workers": workers}
         if self._batches is None:
             return {**report, "total_steps": 0, "batch_size": 0}
-        length, batch, accumulate = self.length, self.batch_size, self._batches.accumulate
+        length, batch = self.length, self.batch_size
         if length is None:
             return {**report, "total_steps": 0, "batch_size": batch}
         left = 0
         if self.epochs:
-            left = max(0, self.epochs - position.epoch - 1) * steps_in_epoch(length, batch, accumulate)
+            left = max(0, self.epochs - position.epoch - 1) * self._steps_of(length, batch)
         if position.epoch < self.epochs:
-            left += steps_in_epoch(max(0, length - position.cursor), batch, accumulate)
+            left += self._steps_of(max(0, length - position.cursor), batch)
         return {**report, "total_steps": position.step + left, "batch_size": batch}
+
+    def _steps_of(self, samples: int, batch: int) -> int:
+        used = samples - samples % batch if self.batches.drop_last else samples
+        return steps_in_epoch(used, batch, self.batches.accumulate)
 
     # What travels
 

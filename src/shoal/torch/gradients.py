@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from shoal.torch.aside import WIDTH, Aside
 from torch import Tensor, nn
 
 MIB = 1024 * 1024
@@ -84,12 +85,15 @@ class GradientBuckets:
         first_mib: float = 1.0,
         complete: Callable[[], None] = lambda: None,
         others: Sequence[Tensor] = (),
+        part_complete: Callable[[], None] = lambda: None,
+        aside: Aside | None = None,
     ) -> None:
         parameters = [*model.parameters(), *others]
         self.params = [p for p in parameters if p.requires_grad]
         self.stats, self._counts = running_stats(model), batch_counts(model)
         self._frozen = [p for p in parameters if not p.requires_grad]
-        self._complete = complete
+        self._complete, self._part_complete = complete, part_complete
+        self.aside = aside or Aside()
         # The all-reduce of a small model costs latency, not bandwidth: one bucket instead of several.
         total_mib = sum(p.numel() * p.element_size() for p in self.params) / MIB
         self._sizes = (
@@ -107,8 +111,10 @@ class GradientBuckets:
         self.works: list[Any] = []
         self._group: Any = None
         self._sync: Sync = all_reduce
-        self._weight = 1.0
+        self._weight = self._share = 1.0
         self._last = True
+        self._scaled = True
+        self._when_begun: Callable[[], None] | None = None
         for param in self.params:
             param.register_post_accumulate_grad_hook(self._hook)
 
@@ -129,7 +135,7 @@ class GradientBuckets:
         self._slots = [self._home[id(p)][1] for p in self.params]
 
     def _close(self, run: list[Tensor], last: bool = False) -> None:
-        extra_size = len(self.params) + sum(s.numel() for s in self.stats) if last else 0
+        extra_size = WIDTH + len(self.params) + sum(s.numel() for s in self.stats) if last else 0
         separate = bool(run) and (run[0].dtype != torch.float32 or run[0].device.type != "cpu")
         if run:
             inside = 0 if separate else extra_size
@@ -154,15 +160,25 @@ class GradientBuckets:
             if self._observing or slot.param.grad is not None:
                 slot.param.grad = slot.view
 
-    def arm(self, group: Any, sync: Sync, weight: float, first: bool, last: bool) -> None:
-        """The next backward is summed in this group. `first`, `last`: of the step's micro-batches."""
+    def arm(
+        self, group: Any, sync: Sync, weight: float, first: bool, last: bool, share: float | None = None
+    ) -> None:
+        """The next backward is summed in this group. `first`, `last`: of the step's micro-batches.
+
+        `weight` is that of its gradients, `share` that of batch-norm statistics: this worker's share of the samples.
+        """
         self._group, self._sync, self._weight, self._last = group, sync, weight, last
+        self._share, self._scaled, self._when_begun = weight if share is None else share, False, None
         self._armed, self._observing, self._closed, self._queued = True, False, False, False
         self._next, self.works = 0, []
         for bucket in self.buckets:
             bucket.waiting = len(bucket.slots)
             for slot in bucket.slots:
                 slot.taken, slot.holds = False, slot.holds and not first
+
+    def reweigh(self, weight: float) -> None:
+        """Set the weight of the next backward's gradients."""
+        self._weight = weight
 
     def let_go(self) -> None:
         """The buckets receive the others' sums now: no gradient may be a view of them."""
@@ -177,13 +193,19 @@ class GradientBuckets:
             bucket.flat.zero_()
             self.works.append(sync(group, bucket.flat))
 
-    def watch(self) -> None:
+    def watch(self, last: bool = True) -> None:
         """Only call `complete` at the end of the next backward: all buckets are being summed already."""
         self._armed, self._observing, self._closed, self._queued = True, True, False, False
-        self._next, self._last, self._passing = len(self.buckets), True, None
+        self._next, self._last, self._passing = len(self.buckets), last, None
+        self._scaled, self._when_begun = False, None
 
     def disarm(self) -> None:
         self._armed = self._closed = False
+        self._when_begun = None
+
+    def report_next(self, begun: Callable[[], None]) -> None:
+        """Do not sum the next backward: call `begun` when it begins."""
+        self._armed, self._closed, self._when_begun = False, False, begun
 
     def check_frozen(self) -> None:
         """A parameter that requires gradients only later is in no bucket: the workers would diverge."""
@@ -199,6 +221,9 @@ class GradientBuckets:
                 "backward() was called twice for one batch: add the losses up and call it once "
                 "(and checkpoint activations with use_reentrant=False)"
             )
+        if self._when_begun is not None:
+            begun, self._when_begun = self._when_begun, None
+            begun()
         if not self._armed:
             return
         if not self._queued:
@@ -255,24 +280,26 @@ class GradientBuckets:
                 self._take(slot)
 
     def _pack_extra(self, extra: Tensor) -> None:
-        count = len(self.params)
-        extra[:count] = torch.tensor([slot.holds for slot in self._slots], dtype=extra.dtype)
-        offset = count
+        self.aside.write(extra[:WIDTH])
+        offset = WIDTH + len(self.params)
+        extra[WIDTH:offset] = torch.tensor([slot.holds for slot in self._slots], dtype=extra.dtype)
         for stat in self.stats:
             part = extra[offset : offset + stat.numel()]
-            if self._weight == 0.0:
+            if self._share == 0.0:
                 part.zero_()
             else:
-                torch.mul(stat.reshape(-1), self._weight, out=part)
+                torch.mul(stat.reshape(-1), self._share, out=part)
             offset += stat.numel()
 
     def _end_of_backward(self) -> None:
         if not self._armed:
             return
         if not self._last:
-            for bucket in self.buckets:
-                self._take_rest(bucket)
+            if not self._observing:
+                for bucket in self.buckets:
+                    self._take_rest(bucket)
             self._armed, self._closed = False, True
+            self._part_complete()
             return
         for bucket in self.buckets[self._next :]:
             self._launch(bucket)
@@ -280,17 +307,30 @@ class GradientBuckets:
         self._armed, self._closed = False, True
         self._complete()
 
-    def install(self) -> None:
-        """The sums are complete: make them the gradients that the optimizer sees."""
+    def install(self, keep_stats: bool = True) -> None:
+        """The sums are complete: make them the gradients that the optimizer sees.
+
+        `keep_stats`: a step that is done again starts from the statistics of now.
+        """
         extra = self.buckets[-1].extra
         assert extra is not None
-        count = len(self.params)
-        for slot, users in zip(self._slots, extra[:count].tolist()):
+        self.aside.read(extra[:WIDTH])
+        count = WIDTH + len(self.params)
+        for slot, users in zip(self._slots, extra[WIDTH:count].tolist()):
             # A parameter that no worker used has no gradient, as in a single process. That includes a gradient from
             # the shadow samples of a worker without a part of this batch.
             slot.param.grad = slot.view if users > 0 else None
-        self.good = extra[count:].clone(), self._counted()
+        if keep_stats:
+            self.good = extra[count:].clone(), self._counted()
         self._set_stats(extra[count:])
+
+    def scale(self) -> None:
+        """Divide the sums by what all workers' gradients count together, once nobody reads them any more."""
+        if self.aside.total and not self._scaled:
+            for bucket in self.buckets:
+                for slot in bucket.slots:
+                    slot.view.div_(self.aside.total)
+        self._scaled = True
 
     def _counted(self) -> Tensor | None:
         return torch.stack(self._counts) if self._counts else None

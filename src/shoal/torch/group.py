@@ -8,14 +8,13 @@ needed only while a group forms.
 from __future__ import annotations
 
 import base64
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-
-from shoal.wire.messages import Plan
 
 FORM_TIMEOUT_S = 30.0
 # The coordinator or a closed connection ends a collective, never its own timeout.
@@ -75,26 +74,26 @@ class BoardStore(dist.Store):  # type: ignore[misc]  # torch is not type-checked
         return False
 
 
-def form_gloo(store: BoardStore, plan: Plan, worker: str, host: str) -> Any:
-    """The gloo group of a plan. Its sockets listen on `host` only."""
+def form_gloo(store: dist.Store, members: Sequence[str], worker: str, host: str) -> Any:
+    """A gloo group of these members. Its sockets listen on `host` only."""
     options = dist.ProcessGroupGloo._Options()
     options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
     options._threads = 2
-    group = dist.ProcessGroupGloo(store, plan.members.index(worker), len(plan.members), options)
+    group = dist.ProcessGroupGloo(store, members.index(worker), len(members), options)
     group._set_default_timeout(COLLECTIVE_TIMEOUT)
     return group
 
 
-def form_nccl(gloo: Any, plan: Plan, worker: str, host: str) -> Any:
+def form_nccl(gloo: Any, members: Sequence[str], worker: str, host: str) -> Any:
     """The nccl group beside a gloo group, for models on GPUs. Not covered by our tests."""
     import torch
 
-    rank, size = plan.members.index(worker), len(plan.members)
+    rank, size = members.index(worker), len(members)
     address = torch.zeros(64, dtype=torch.uint8)
     store = None
     if rank == 0:
-        store = dist.TCPStore(host, 0, size, is_master=True, wait_for_workers=False)
+        store = listening_store(host, size)
         text = f"{host}:{store.port}".encode()
         address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     gloo.broadcast([address]).wait()
@@ -104,3 +103,12 @@ def form_nccl(gloo: Any, plan: Plan, worker: str, host: str) -> Any:
     group = dist.ProcessGroupNCCL(store, rank, size)
     group._shoal_store = store  # it must live as long as the group
     return group
+
+
+def listening_store(host: str, size: int) -> Any:
+    """A store that listens on this address only. By itself a TCPStore listens on all addresses of the machine."""
+    server = socket.create_server((host, 0))
+    port = server.getsockname()[1]
+    return dist.TCPStore(
+        host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()
+    )

@@ -46,7 +46,7 @@ class Handover:
     # Between two steps
 
     def send_first(self, plan: Plan) -> None:
-        """In a first generation: send everything now."""
+        """In a first generation, or with several optimizers: send everything now."""
         self.final = True
         self._send(plan)
 
@@ -60,7 +60,7 @@ class Handover:
         self._open_window(first=True)
 
     def receive_first(self, plan: Plan) -> bool:
-        """In a first generation: receive everything now. False if it did not arrive."""
+        """In a first generation, or with several optimizers: receive everything now. False if it did not arrive."""
         self.final = True
         return self.receiving.take_at_once(plan)
 
@@ -105,6 +105,8 @@ class Handover:
 
     def rest_fits(self, flag: int) -> bool:
         """What this worker says in the vote."""
+        if self._replica.shard_set is not None:
+            return self._replica.shard_set.said(flag)
         return not self.catching_up and self.sending.rest_fits(flag)
 
     def plan_window(self, flag: int) -> None:
@@ -113,7 +115,7 @@ class Handover:
 
     def wait_read(self) -> None:
         """At the end of backward: from here on the script may change parameters and gradients."""
-        if self._peers.growing:
+        if self.sending.busy:
             with self._pausing():
                 self.sending.wait_read(self.window_step)
 

@@ -138,7 +138,9 @@ def run(args: argparse.Namespace) -> int:
             for event in events:
                 print_event(event)
                 if isinstance(event, ev.JobFinished):
-                    print(f"finished after {event.step} steps")
+                    print(
+                        f"finished after {event.step} steps" + (f": {event.stopped}" if event.stopped else "")
+                    )
                     job.wait_gone()
                     return 0
                 if isinstance(event, ev.JobFailed):

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from shoal.wire.auth import AuthError
 from shoal.wire.channel import Channel
 from shoal.wire.messages import Hello, Order, Report, Status, WireError
+from shoal.wire.tls import PinnedTls
 
 log = logging.getLogger("shoal.torch")
 
@@ -21,7 +22,10 @@ RETRY_S = 0.3
 
 
 class ControlLink:
-    """Keeps the connection. If the control plane dies, it connects again at the same address until it is back."""
+    """Keeps the connection. If the control plane dies, it connects again at the same address until it is back.
+
+    If another process has taken that address meanwhile, the control plane writes its new one to `address_file`.
+    """
 
     def __init__(
         self,
@@ -34,8 +38,10 @@ class ControlLink:
         status: Callable[[], Status],
         report: Callable[[], Report],
         patience_s: float,
+        address_file: str | None = None,
+        tls: PinnedTls | None = None,
     ) -> None:
-        self._address = address
+        self._first_address, self._address_file, self._tls = address, address_file, tls
         self._secret, self._job = secret, job
         self._worker = worker
         self._on_order, self._on_connected = on_order, on_connected
@@ -64,14 +70,22 @@ class ControlLink:
                 if time.monotonic() - began_s > self._patience_s:
                     raise
                 if not warned:
-                    log.warning("no coordinator at %s yet (%s); waiting for it", self._address, error)
+                    log.warning("no coordinator at %s yet (%s); waiting for it", self.address, error)
                     warned = True
                 time.sleep(RETRY_S)
         self._reader.start()
         self._sender.start()
 
+    @property
+    def address(self) -> str:
+        with contextlib.suppress(OSError):
+            if self._address_file is not None:
+                with open(self._address_file) as file:
+                    return file.read().strip() or self._first_address
+        return self._first_address
+
     def _connect(self) -> None:
-        channel = Channel.open(self._address, self._secret, self._job, "worker")
+        channel = Channel.open(self.address, self._secret, self._job, "worker", tls=self._tls)
         channel.send(Hello(self._worker, os.getpid()))
         self._on_connected()
         channel.send(self._status())

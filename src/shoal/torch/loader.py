@@ -13,11 +13,35 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from shoal.torch.data_order import Batches, DataOrder
 from shoal.torch.meter import Meter
 from shoal.torch.order import BatchRule, Part
+from shoal.torch.samplers import SeededSampler
+from shoal.torch.shapes import mark_batch_dynamic
+from shoal.torch.sum_losses import refusing_sums
 
 SHADOW_SAMPLES = 2
 """Samples for a worker that has no part in a step, so that the script runs. Batch norm needs two."""
 
 Collate = Callable[[list[Any]], Any]
+Weigh = Callable[[Any], Any]
+"""What a batch counts: the number of its tokens, for example."""
+
+
+REFUSED = {
+    "batch_sampler": "give a sampler, and batch_size for all workers together",
+    "in_order": "batches always come in the order of the job",
+    "generator": "the order follows shoal.init(seed=...)",
+}
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Refuse options of DataLoader that make no sense here, and drop those that say what happens anyway."""
+    for name, advice in REFUSED.items():
+        if options.pop(name, None) is not None:
+            raise ValueError(f"job.loader() has no {name}: {advice}")
+    if options.pop("persistent_workers", None) is False:
+        raise ValueError(
+            "persistent_workers=False is not possible: loader processes live as long as their worker. "
+            "Leave it out, and define set_epoch(epoch) in a sampler for what differs between epochs"
+        )
 
 
 class Driver(Protocol):
@@ -42,6 +66,8 @@ class Driver(Protocol):
 
     def open_rehearsal(self) -> None: ...
 
+    def weigh_part(self, amount: float) -> None: ...
+
 
 class Loader:
     def __init__(
@@ -54,15 +80,25 @@ class Loader:
         *,
         accumulate: int = 1,
         shuffle: bool = True,
+        drop_last: bool = False,
+        sampler: Any = None,
+        loss: str | None = None,
+        weight: Weigh | None = None,
         num_workers: int = 0,
         collate_fn: Collate | None = None,
+        resizes: bool = True,
         **options: Any,
     ) -> None:
         if accumulate < 1:
             raise ValueError(f"accumulate must be at least 1, not {accumulate}")
+        if loss not in (None, "mean", "sum"):
+            raise ValueError(f"loss must be 'mean' or 'sum', not {loss!r}")
         self.dataset, self.rule, self.accumulate = dataset, rule, accumulate
         self._driver, self._order, self._meter = driver, order, meter
+        self._weigh, self._resizes = weight, resizes
+        self._checks_loss = loss is None and resizes
         collate = collate_fn or default_collate
+        indices = SeededSampler(sampler, order.seed) if sampler is not None else None
         self._source: _Mapped | _Stream
         self.length: int | None = None
         if isinstance(dataset, IterableDataset):
@@ -70,19 +106,26 @@ class Loader:
                 raise ValueError(
                     "an IterableDataset is read in the worker's own process: leave num_workers at 0"
                 )
+            if sampler is not None:
+                raise ValueError("an IterableDataset has its own order: leave out the sampler")
             self._source = _Stream(dataset, collate)
         else:
-            self.length = len(dataset)
+            self.length = len(dataset) if sampler is None else len(sampler)
             if self.length < 1:
-                raise ValueError("the data set is empty")
+                raise ValueError("the data set is empty" if sampler is None else "the sampler is empty")
+            if drop_last and self.length < (rule.max_batch_size or rule.batch_size):
+                raise ValueError(f"drop_last leaves nothing of {self.length} samples: choose a smaller batch")
             self._source = _Mapped(dataset, order, collate, num_workers, options)
-        order.read(Batches(rule, self.length, accumulate, shuffle), self._source)
+        order.read(
+            Batches(rule, self.length, accumulate, shuffle, drop_last, loss == "sum", indices), self._source
+        )
 
     def __len__(self) -> int:
         """Batches per epoch and worker at the present number of workers."""
         if self.length is None:
             raise TypeError("an IterableDataset has no length")
-        return -(-self.length // self._order.batch_size)
+        batch = self._order.batch_size
+        return self.length // batch if self._order.batches.drop_last else -(-self.length // batch)
 
     def __iter__(self) -> Iterator[Any]:
         driver = self._driver
@@ -106,14 +149,22 @@ class Loader:
             began_s = time.perf_counter()
             batch = self._source.fetch(self._order.position.epoch, part)
             self._meter.input_s += time.perf_counter() - began_s
-            yield batch
+            if self._weigh is not None:
+                self._driver.weigh_part(float(self._weigh(batch)))
+            if self._resizes:
+                mark_batch_dynamic(batch)
+            checks, self._checks_loss = self._checks_loss, False
+            with refusing_sums(checks):
+                yield batch
 
     def _rehearse(self) -> Iterator[Any]:
         """One step on some samples before joining: it warms everything up, and errors show while nobody waits."""
         size = max(SHADOW_SAMPLES, self.rule.batch_size // 2)
         for _ in range(self.accumulate):
             self._driver.open_rehearsal()
-            yield self._source.sample(size)
+            batch = self._source.sample(size)
+            mark_batch_dynamic(batch)
+            yield batch
 
 
 class _Mapped:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from shoal.torch.checked import StateCheck
 from shoal.torch.checkpoint import Checkpoints
 from shoal.torch.data_order import DataOrder
+from shoal.torch.meeting import Meeting
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part
 from shoal.torch.reconfigure import Reconfiguration
@@ -26,13 +28,16 @@ class Loop:
         steps: Steps,
         checkpoints: Checkpoints,
         reconfiguration: Reconfiguration,
+        meeting: Meeting,
+        check: StateCheck,
         meter: Meter,
         rehearse: bool,
     ) -> None:
         self._session, self._replica, self._order, self._steps = session, replica, order, steps
         self._checkpoints, self._reconfiguration, self._meter = checkpoints, reconfiguration, meter
-        self._rehearse = rehearse
+        self._meeting, self._check, self._rehearse = meeting, check, rehearse
         self._in_epochs = False
+        self._passes = 0  # over the loader, outside of `epochs`
 
     def epochs(self, count: int) -> Iterator[int]:
         order = self._order
@@ -46,11 +51,22 @@ class Loop:
             self._session.set_away(True)
             yield order.position.epoch
             if self.settle():
+                if order.has_loader and not order.exhausted():
+                    # Workers that have left their pass at different batches are found by the next step, not before.
+                    self._check.postpone()
                 order.next_epoch()
             else:  # its generation broke before this worker had the whole state
                 self._reconfiguration.join()
+        self._checkpoints.save_last()
+        self.finish()
+
+    def finish(self) -> None:
+        if self._in_epochs:
+            self.settle()  # the script may have left its loop after a step
+        stopped = self._in_epochs and self._order.position.epoch < self._order.epochs
         self._in_epochs = False
-        self._reconfiguration.finish()
+        if self._session.outside_shoal or self._session.training:
+            self._reconfiguration.finish(self._order.place() if stopped else None)
 
     def _should_rehearse(self) -> bool:
         """A newcomer rehearses one step before it joins."""
@@ -65,13 +81,21 @@ class Loop:
         return self._steps.rehearsing
 
     def begin_pass(self) -> None:
+        self._replica.check_unchanged()
         if self._replica.buckets is not None:
             self._replica.buckets.check_frozen()
         if not self._in_epochs:
+            self._passes += 1
+            if self._passes > 1 and not self._session.outside_shoal:
+                raise RuntimeError(
+                    "the script went through job.loader() a second time outside of job.epochs(): a worker that joins "
+                    "later would not know its epoch. Write `for epoch in job.epochs(n)` instead of range(n)"
+                )
             self._reconfiguration.join()
             self.settle()
             self._order.skip_finished_epoch()
         self._session.set_away(False)
+        self._meeting.begin_pass()
 
     def end_pass(self) -> None:
         self._session.set_away(True)
@@ -82,6 +106,9 @@ class Loop:
     def open_step(self, part: Part, first: bool, samples: int) -> None:
         self._steps.open(part, first, samples)
 
+    def weigh_part(self, amount: float) -> None:
+        self._steps.weigh_part(amount)
+
     def settle(self, asked: bool = False) -> bool:
         """The loop's body has run: the step is done, or has to be done again."""
         step = self._steps.settle(asked)
@@ -90,7 +117,8 @@ class Loop:
         return self._session.joined
 
     def boundary(self) -> bool:
-        self._checkpoints.save_if_due()
+        if not self._steps.redoes:
+            self._checkpoints.save_if_due()
         self._reconfiguration.boundary()
         return self._session.joined
 

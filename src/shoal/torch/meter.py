@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Meter:
         self._reported: Totals | None = None
         self.values: dict[str, Any] = {}
         self.notes: deque[str] = deque(maxlen=100)
+        #: Under a server, whose `shoal logs` shows what workers print.
+        self.prints = "SHOAL_USER" in os.environ
         self.pauses: deque[tuple[int, float]] = deque(maxlen=100)
         self.saved: deque[tuple[str, int]] = deque(maxlen=10)
 
@@ -53,6 +56,8 @@ class Meter:
         """A line for the job's log."""
         log.info(text)
         self.notes.append(text)
+        if self.prints:
+            print(f"shoal: {text}", file=sys.stderr, flush=True)
 
     def step_done(self, samples: int, began_s: float) -> None:
         """At the end of a step that began at `began_s` (of perf_counter)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
+import contextlib
 import socket
 import threading
 from dataclasses import dataclass, field
@@ -10,12 +10,15 @@ from typing import Any
 
 from shoal.torch.packing import as_bytes
 from shoal.torch.state import ModelState, Received
-from shoal.torch.transfer import PURPOSE, sources_of
-from shoal.wire.channel import MAX_STRANGERS, accept, receive_exactly, receive_into
-from shoal.wire.messages import Plan
+from shoal.torch.stream import Stream, Streams
+from shoal.torch.transfer import sources_of
+from shoal.wire.messages import Plan, WireError
+from shoal.wire.strangers import Strangers
 from torch import Tensor
 
-MAX_HEAD_BYTES = 1 << 32
+MAX_OPENING_BYTES = 4096
+MAX_STRANGERS = 64
+"""Connections that have not proved yet that they know the secret. Each has a thread."""
 
 
 @dataclass(slots=True)
@@ -69,22 +72,22 @@ class Incoming:
 class Receiver:
     """Listens for state. Accepts connections from peers that know the job's secret."""
 
-    def __init__(self, host: str, job: str, secret: bytes, changed: threading.Condition) -> None:
-        self._job, self._secret = job, secret
-        self._server = socket.create_server((host, 0))
-        self.address = f"{host}:{self._server.getsockname()[1]}"
+    def __init__(self, streams: Streams, changed: threading.Condition) -> None:
+        self._streams = streams
+        self._server = socket.create_server((streams.host, 0))
+        self.address = f"{streams.host}:{self._server.getsockname()[1]}"
         self.changed = changed
         self._incoming: dict[int, Incoming] = {}
-        self._early: dict[int, dict[str, socket.socket]] = {}
+        self._early: dict[int, dict[str, Stream]] = {}
         self._over = 0  # plans up to this number are dropped or complete
-        self._strangers = threading.BoundedSemaphore(MAX_STRANGERS)
+        self._strangers, self._places = Strangers(MAX_STRANGERS), threading.Lock()
         threading.Thread(target=self._listen, name="shoal-receive", daemon=True).start()
 
     def expect(self, plan: Plan, me: str) -> None:
         with self.changed:
             incoming = self._incoming[plan.number] = Incoming(plan, sources_of(plan, me))
-            for source, sock in self._early.pop(plan.number, {}).items():
-                self._serve(incoming, source, sock)
+            for source, stream in self._early.pop(plan.number, {}).items():
+                self._serve(incoming, source, stream)
 
     def forget(self, number: int) -> None:
         with self.changed:
@@ -93,8 +96,8 @@ class Receiver:
             if incoming is not None:
                 incoming.broken = "the plan was dropped"
             for early in [n for n in self._early if n <= number]:
-                for sock in self._early.pop(early).values():
-                    sock.close()
+                for stream in self._early.pop(early).values():
+                    stream.close()
             self.changed.notify_all()
 
     def finished(self, number: int) -> None:
@@ -118,56 +121,55 @@ class Receiver:
     def _listen(self) -> None:
         while True:
             try:
-                sock, _ = self._server.accept()
+                sock, peer = self._server.accept()
             except OSError:
                 return
-            if self._strangers.acquire(blocking=False):
-                threading.Thread(target=self._greet, args=(sock,), name="shoal-greet", daemon=True).start()
-            else:
-                sock.close()
+            with self._places:
+                place = self._strangers.enter(str(peer[0]), lambda sock=sock: _cut(sock))  # type: ignore[misc]
+            threading.Thread(target=self._greet, args=(sock, place), name="shoal-greet", daemon=True).start()
 
-    def _greet(self, sock: socket.socket) -> None:
+    def _greet(self, sock: socket.socket, place: int) -> None:
+        stream: Stream | None = None
         try:
-            accept(
-                sock, lambda job, purpose: self._secret if (job, purpose) == (self._job, PURPOSE) else None
-            )
-            head = receive_head(sock, 4096)
+            stream = self._streams.accept(sock)
+            head = stream.receive_head(MAX_OPENING_BYTES)
             number, source = int(head["plan"]), str(head["source"])
         except Exception:
-            sock.close()
+            (stream or sock).close()
             return
         finally:
-            self._strangers.release()
+            with self._places:
+                self._strangers.leave(place)
         with self.changed:
             incoming = self._incoming.get(number)
             if number <= self._over:
-                sock.close()
+                stream.close()
             elif incoming is None:
-                self._early.setdefault(number, {})[source] = sock
+                self._early.setdefault(number, {})[source] = stream
             else:
-                self._serve(incoming, source, sock)
+                self._serve(incoming, source, stream)
 
-    def _serve(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
+    def _serve(self, incoming: Incoming, source: str, stream: Stream) -> None:
         threading.Thread(
-            target=self._receive, args=(incoming, source, sock), name="shoal-receive", daemon=True
+            target=self._receive, args=(incoming, source, stream), name="shoal-receive", daemon=True
         ).start()
 
-    def _receive(self, incoming: Incoming, source: str, sock: socket.socket) -> None:
+    def _receive(self, incoming: Incoming, source: str, stream: Stream) -> None:
         try:
-            while not self._receive_window(incoming, source, sock):
+            while not self._receive_window(incoming, source, stream):
                 pass
         except Exception as error:
             with self.changed:
-                if not isinstance(error, OSError):
+                if not isinstance(error, (OSError, WireError)):
                     incoming.failure = incoming.failure or error
                 incoming.broken = incoming.broken or f"from {source}: {error}"
                 self.changed.notify_all()
         finally:
-            sock.close()
+            stream.close()
 
-    def _receive_window(self, incoming: Incoming, source: str, sock: socket.socket) -> bool:
+    def _receive_window(self, incoming: Incoming, source: str, stream: Stream) -> bool:
         """Receive one window. Returns whether it was the last one."""
-        opening = receive_head(sock)
+        opening = stream.receive_head()
         step = int(opening["window"])
         with self.changed:
             incoming.windows.setdefault(step, {})[source] = opening
@@ -176,14 +178,14 @@ class Receiver:
             state = incoming.state
             if incoming.is_broken() or state is None:
                 return True
-        while "end" not in (head := receive_head(sock)):
+        while "end" not in (head := stream.receive_head()):
             if "sum" in head:
                 index, low, high = head["sum"]
-                receive_into(sock, as_bytes(incoming.flats[index][low:high]))
+                stream.receive_into(as_bytes(incoming.flats[index][low:high]))
                 continue
             received, homes = state.unpack(head["pieces"])
             for home in homes:
-                receive_into(sock, as_bytes(home))
+                stream.receive_into(as_bytes(home))
             with self.changed:
                 if incoming.is_broken():
                     return True  # nothing more may be written into the state
@@ -197,12 +199,7 @@ class Receiver:
         return bool(opening["final"])
 
 
-def receive_head(sock: socket.socket, limit: int = MAX_HEAD_BYTES) -> dict[str, Any]:
-    size = int.from_bytes(receive_exactly(sock, 8), "big")
-    if size > limit:
-        raise ValueError("the description of the state is too long")
-    # Unpickling is safe: the sender knows the job's secret.
-    head = pickle.loads(receive_exactly(sock, size))
-    if not isinstance(head, dict):
-        raise ValueError("malformed description")
-    return head
+def _cut(sock: socket.socket) -> None:
+    """End a connection that another thread reads from."""
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)

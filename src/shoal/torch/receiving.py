@@ -107,9 +107,10 @@ class Receiving:
         if description is None or not whole:
             self._note("the state arrived incomplete")
             return False
-        self._adopt(pickle.loads(description), incoming, step)
+        facts = pickle.loads(description)
+        self._adopt(facts, incoming, step)
         newcomer.receiver.finished(incoming.plan.number)
-        newcomer.state_complete(self._order.position.step)
+        newcomer.state_complete(facts["done"])
         return True
 
     def _adopt(self, facts: dict[str, Any], incoming: Incoming, step: int) -> None:
@@ -139,7 +140,7 @@ def received_only(state: ModelState, received: Collection[int]) -> Iterator[None
 
     The others are sent later, with this step already applied.
     """
-    hidden = [(p, p.grad) for i, p in enumerate(state.parameters) if i not in received]
+    hidden = [(p, p.grad) for i, p in enumerate(state.trained) if i not in received]
     for param, _ in hidden:
         param.grad = None
     try:

@@ -12,6 +12,7 @@ from shoal.torch.checked import StateCheck
 from shoal.torch.checkpoint import Checkpoints
 from shoal.torch.data_order import DataOrder
 from shoal.torch.handover import Handover
+from shoal.torch.meeting import Meeting
 from shoal.torch.meter import Meter
 from shoal.torch.replica import Replica
 from shoal.torch.session import Session
@@ -31,11 +32,12 @@ class Reconfiguration:
         steps: Steps,
         checkpoints: Checkpoints,
         check: StateCheck,
+        meeting: Meeting,
         meter: Meter,
     ) -> None:
         self._session, self._replica, self._order = session, replica, order
         self._handover, self._vote, self._steps = handover, vote, steps
-        self._checkpoints, self._check, self._meter = checkpoints, check, meter
+        self._checkpoints, self._check, self._meeting, self._meter = checkpoints, check, meeting, meter
 
     # Into a generation
 
@@ -57,8 +59,10 @@ class Reconfiguration:
 
     def _await_place(self) -> Plan:
         """The plan to enter. Before that, once a plan is committed: vote in its first step."""
+        if self._replica.shard_set is not None:
+            return self._session.next_entry()
         while True:
-            place = self._session.next_place(self._vote.early_generation)
+            place = self._session.next_place(self._vote.early_generation, self._replica.several)
             if not place.committed:
                 return place.plan
             with self._session.lock:
@@ -72,15 +76,26 @@ class Reconfiguration:
         self._steps.stop_observing()
         session.enter(plan)
         self._check.expect()
+        sharded = self._replica.sharded
+        gives_its_own = sharded is not None or plan.members[0] == session.name
+        if gives_its_own and not plan.restore and self._steps.altered:
+            # All holders of the state were lost, and the job begins again: not with the traces of a rehearsal.
+            session.be_replaced("it has rehearsed, and the job begins again without a checkpoint")
         if plan.members[0] == session.name:
             if plan.restore:
                 self._checkpoints.load(plan.restore)
                 session.restored(self._order.position.step)
             self._begin_training()
-            self._handover.send_first(plan)
-        elif self._handover.receive_first(plan):
-            self._begin_training()
+            begun = True
+            if sharded is None:
+                self._handover.send_first(plan)
+            else:
+                begun = sharded.begin_first(plan)
         else:
+            begun = self._handover.receive_first(plan) if sharded is None else sharded.begin_first(plan)
+            if begun:
+                self._begin_training()
+        if not begun:
             self.halt(holds=False)
         session.notify()
 
@@ -91,10 +106,25 @@ class Reconfiguration:
     def _begin_as_newcomer(self, plan: Plan) -> None:
         """The holders train. This worker catches up step by step until it has the whole state."""
         session, handover = self._session, self._handover
-        incoming = session.join(plan)
+        incoming = session.join(plan, at_once=self._replica.several)
         if incoming is None:
             return  # the plan was dropped at the last moment
+        self._steps.altered = True
         self._check.expect()
+        self._meeting.begin_as_newcomer()
+        if self._replica.shard_set is not None:
+            self._resharded(self._replica.shard_set.join(plan, incoming))
+            return
+        if self._replica.several:
+            if handover.receive_first(plan):
+                self._begin_training()
+                self._check.expect(after=session.done)  # the others have switched at this boundary
+            else:
+                self.halt(holds=False)
+            session.notify()
+            return
+        if self._replica.shard_groups is not None:
+            self._replica.shard_groups.place(plan)
         handover.begin_receiving(incoming)
         if self._vote.early_generation != plan.number:
             self._steps.observe(session.data_group, session.vote_group, plan.number)
@@ -133,7 +163,8 @@ class Reconfiguration:
         if session.outside_shoal:
             return
         self._check.run_if_due()
-        if session.interrupted:
+        shard_set = self._replica.shard_set
+        if session.interrupted or (shard_set is not None and not shard_set.copy_if_due()):
             self.halt(holds=False)
             if not session.joined:
                 return
@@ -146,29 +177,59 @@ class Reconfiguration:
 
     def _switch(self) -> None:
         session, handover, began_s = self._session, self._handover, time.perf_counter()
-        if pause := session.pause_to_save():
+        shard_set, sharded = self._replica.shard_set, self._replica.sharded
+        coming = session.agreed_plan()
+        if sharded is not None:
+            if coming is not None and coming.kind is Kind.PAUSE:
+                self._checkpoints.save_sharded_for_pause(coming)
+            elif coming is not None and not coming.newcomers and not sharded.release(coming):
+                self.halt(holds=False)
+                return
+        elif pause := session.pause_to_save():
             # Before anyone learns that this worker has left: the job resumes from what it reports.
-            session.saved(self._checkpoints.save_for_pause(pause.save, session.job))
-        plan = session.switch()
+            session.saved(self._checkpoints.save_for_pause(pause.save))
+        plan = session.switch(at_once=self._replica.several)
         if plan is None:
             return
         if session.name not in plan.members:
             session.leave()
         self._replica.keep_stats()
         self._check.expect()
-        if plan.newcomers:
+        if self._replica.shard_groups is not None:
+            self._replica.shard_groups.entered(plan)
+        if shard_set is not None:
+            self._resharded(shard_set.admit(plan) if plan.newcomers else shard_set.released())
+            self._meter.pauses.append((session.generation, time.perf_counter() - began_s))
+            return
+        if plan.newcomers and not self._replica.several:
             handover.begin_sending(plan)
             self._order.replan(self._following())
         else:
             self._order.resized()
+            if plan.newcomers:
+                handover.send_first(plan)
             self._meter.pauses.append((plan.number, time.perf_counter() - began_s))
         handover.pause_s = time.perf_counter() - began_s
         session.notify()
 
-    def halt(self, holds: bool) -> None:
+    def _resharded(self, done: bool) -> None:
+        """The rows of a sharded set have moved to the members of the new generation, or that broke."""
+        session = self._session
+        if not done:
+            self.halt(holds=False)
+            return
+        if session.growing:
+            session.newcomers_complete()
+        # A newcomer comes to a boundary before its first step, the others do not.
+        self._check.expect(after=self._order.position.step)
+        self._order.resized()
+        session.notify()
+
+    def halt(self, holds: bool, in_backward: bool = True) -> None:
         """The generation broke. Report how far this worker got, and continue in the generation that replaces it.
 
-        `holds`: this worker has the complete gradients of the present step.
+        `holds`: this worker has the complete gradients of the present step. `in_backward`: it broke at the end of a
+        backward pass, not in an exchange of the script.
         """
         session, began_s = self._session, time.perf_counter()
         self._steps.broke()
@@ -178,10 +239,32 @@ class Reconfiguration:
             return
         plan, apply = session.recover()
         self._check.expect(after=plan.resume)  # some members halted at a boundary, others within a step
+        groups = self._replica.shard_groups
+        if groups is not None and not groups.recover(plan):  # another worker was lost meanwhile
+            self.halt(holds=holds and apply, in_backward=in_backward)
+            return
+        if self._replica.shard_set is not None:
+            recovered = self._replica.shard_set.recover(plan, self._checkpoints.load)
+            if recovered is None:  # another worker was lost meanwhile
+                self.halt(holds=holds and apply, in_backward=in_backward)
+                return
+            if not recovered:
+                self._check.expect(after=self._order.position.step)
+                self._steps.returned()
+                self._order.resized()
+                if not self._meeting.align():
+                    self.halt(holds=False, in_backward=False)
+                    return
+                self._meter.pauses.append((plan.number, time.perf_counter() - began_s))
+                session.notify()
+                return
         session.notify()
         self._handover.end()
-        if self._steps.recover(apply):
+        if self._steps.recover(apply, in_backward):
             self._order.resized()
+        if not self._meeting.align():
+            self.halt(holds=False, in_backward=False)  # what it held is applied
+            return
         self._meter.pauses.append((plan.number, time.perf_counter() - began_s))
 
     def _retreat(self) -> None:
@@ -193,10 +276,10 @@ class Reconfiguration:
 
     # Out of the last one
 
-    def finish(self) -> None:
-        """The script is done."""
+    def finish(self, stopped: str | None = None) -> None:
+        """The script is done. `stopped`: where, if it ended before its last epoch."""
         if self._session.outside_shoal:
             return
         if self._handover.catching_up:
             self._session.give_up()
-        self._session.finish()
+        self._session.finish(stopped)

@@ -19,6 +19,9 @@ class Holder(Protocol):
     def name(self) -> str: ...
 
     @property
+    def done(self) -> int: ...
+
+    @property
     def on_gpu(self) -> bool: ...
 
     @property
@@ -54,6 +57,8 @@ class Sending:
     def rest_fits(self, flag: int) -> bool:
         """Whether one window is enough for what this worker has still to send; `flag` as in the vote."""
         state = self._replica.state
+        if self._replica.several:
+            return True
         if coming := self._holder.coming_links(flag):
             plan, links = coming
             self._load(plan, links)
@@ -80,7 +85,7 @@ class Sending:
         for link in links:
             link.open_window(Window(step, final, head if link.index == 0 else {}, sums))
             if at_once:
-                link.end_with(step, {})
+                link.end_with(step, {"random": (self._holder.name, random_state(self._holder.on_gpu))})
 
     def hold(self) -> None:
         """Begin no further piece, except in the final window: the optimizer step is near."""
@@ -128,4 +133,4 @@ class Sending:
             self._holder.release_links()
 
     def _facts(self) -> dict[str, Any]:
-        return {**self._order.facts(), "random": None}
+        return {**self._order.facts(), "random": None, "done": self._holder.done}

@@ -6,6 +6,9 @@ data: `Reconfiguration` calls its verbs and makes the other parts follow.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +41,7 @@ class Session:
         self._groups: Groups | None = None
         self._holders: Groups | None = None  # the holders' groups alone, while newcomers receive the state
         self._joined = worker is None
+        self._fresh: bool | None = None
         #: Its generation broke before this worker had the whole state. It has to join again.
         self.retreated = False
         self.contributors: tuple[int, ...] = (0,)
@@ -85,6 +89,15 @@ class Session:
         return 0 if self.outside_shoal else self._member.generation
 
     @property
+    def done(self) -> int:
+        """How many votes have completed. With one optimizer that is the number of steps."""
+        return 0 if self.outside_shoal else self._member.done
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return ("alone",) if self.outside_shoal else self._member.members
+
+    @property
     def growing(self) -> bool:
         """Newcomers receive the state. They have no part of the batch yet."""
         return self.contributors != self.next_contributors
@@ -93,9 +106,11 @@ class Session:
     def relays(self) -> bool:
         """While newcomers receive the state, the holders sum gradients among themselves and send them the sums.
 
-        Not on GPUs: there newcomers take part with zeros, as the sums would have to pass through the host.
+        Not on GPUs: there newcomers take part with zeros, as the sums would have to pass through the host. With shard
+        groups they do anyway.
         """
-        return self.growing and not self.on_gpu
+        grouped = self._groups is not None and self._groups.shard is not None
+        return self.growing and (grouped or not self.on_gpu)
 
     @property
     def on_gpu(self) -> bool:
@@ -114,6 +129,23 @@ class Session:
     @property
     def vote_group(self) -> Any:
         return self._groups.vote if self._groups is not None else None
+
+    @property
+    def meet_group(self) -> Any:
+        """For what the script exchanges."""
+        return self._groups.meet if self._groups is not None else None
+
+    @property
+    def shard_groups(self) -> tuple[Any, Any]:
+        """The workers that share one sharded model with this one: their group, and the one for host memory."""
+        assert self._groups is not None
+        return self._groups.shard, self._groups.shard_host
+
+    @property
+    def replica_group(self) -> Any:
+        """The workers that have the same shard and a part of the batch. None if there is no other."""
+        groups = self._holders or self._groups
+        return groups.replicas if groups is not None else None
 
     @property
     def links(self) -> list[Link]:
@@ -185,7 +217,13 @@ class Session:
 
     def arrived(self, step: int) -> None:
         """Entered the synchronization of this step."""
-        self._member.arrived = step
+        with self.lock:
+            self._member.arrived = step
+
+    def exchanges(self) -> None:
+        """Entered an exchange of the script's values."""
+        with self.lock:
+            self._member.exchanges += 1
 
     def flag(self) -> int:
         return self._member.flag()
@@ -221,23 +259,45 @@ class Session:
         self.wait_for(lambda: self._member.first is not None)
         return bool(self._member.first)
 
+    @property
+    def leads(self) -> bool:
+        """Before it joins: whether the job has no state yet and this worker is to be rank 0."""
+        return self.outside_shoal or (self.is_first_start() and self._member.lead)
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether this worker's script began the job, not a newcomer's or that of a job which was resumed."""
+        if not self.outside_shoal and self._fresh is None:
+            self._fresh = self.is_first_start() and self._member.fresh
+        return self._fresh is not False
+
     def announce(self, signature: tuple[str, ...]) -> None:
         """This worker is ready to join."""
         with self.lock:
             self._member.ready(signature, self._worker.receiver.address)
         self.notify()
 
-    def next_place(self, voted: int) -> Place:
-        """Wait for a place in a generation, or for a committed plan other than the one it has `voted` in."""
+    def next_place(self, voted: int, at_once: bool = False) -> Place:
+        """Wait for a place in a generation, or for a committed plan other than the one it has `voted` in.
+
+        `at_once`: it does not vote before it has a place.
+        """
 
         def place() -> Place | None:
             if plan := self._worker.entering or self.offered_plan():
                 return Place(plan)
+            if at_once:
+                return None
             coming = self.committed_plan()
             return Place(coming, committed=True) if coming and coming.number != voted else None
 
         found: Place = self.wait_for(place)
         return found
+
+    def next_entry(self) -> Plan:
+        """Wait for a generation to enter, without a part in a step before that."""
+        plan: Plan = self.wait_for(lambda: self._worker.entering or self.offered_plan())
+        return plan
 
     def committed_plan(self) -> Plan | None:
         """A plan with this worker as a newcomer that is committed and whose group is formed."""
@@ -269,8 +329,11 @@ class Session:
             self._use(plan, plan.members)
         return apply
 
-    def join(self, plan: Plan) -> Incoming | None:
-        """Enter a running generation as a newcomer. None: the plan was dropped at the last moment."""
+    def join(self, plan: Plan, at_once: bool = False) -> Incoming | None:
+        """Enter a running generation as a newcomer. None: the plan was dropped at the last moment.
+
+        `at_once`: it receives the whole state now and has its part of the next batch.
+        """
         with self.lock:
             incoming = self.receiver.get(plan.number)
             step = incoming.offered if incoming is not None else None
@@ -278,7 +341,7 @@ class Session:
                 self._joined = False
                 return None
             self._member.joined(plan, step)
-            self._use(plan, plan.holders)
+            self._use(plan, plan.members if at_once else plan.holders)
             return incoming
 
     def restored(self, step: int) -> None:
@@ -313,12 +376,15 @@ class Session:
         plan = self._member.plan
         return plan if plan is not None and plan.kind is Kind.PAUSE and plan.holders[0] == self.name else None
 
-    def switch(self) -> Plan | None:
+    def agreed_plan(self) -> Plan | None:
+        return self._member.plan if self._member.agreed else None
+
+    def switch(self, at_once: bool = False) -> Plan | None:
         """Switch to the agreed generation. This worker has left if it is not among its members."""
         with self.lock:
             plan = self._member.boundary()
             if plan is not None and self.name in plan.members:
-                self._use(plan, plan.holders)
+                self._use(plan, plan.members if at_once else plan.holders)
             return plan
 
     def halt(self, holds: bool) -> None:
@@ -361,6 +427,12 @@ class Session:
         self.wait_for_quit()
         raise SystemExit(0)
 
+    def be_replaced(self, why: str) -> NoReturn:
+        """End as a lost worker: the control plane starts another one in its place."""
+        print(f"this worker ends and is replaced: {why}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("a killed process goes on")
+
     # How the script ends
 
     @property
@@ -368,9 +440,9 @@ class Session:
         """Neither finished, failed nor left."""
         return self._member.phase in (Phase.STARTING, Phase.ACTIVE)
 
-    def finish(self) -> None:
+    def finish(self, stopped: str | None = None) -> None:
         with self.lock:
-            self._member.finish()
+            self._member.finish(stopped)
         self._worker.link.say_now()
 
     def fail(self, why: str) -> None:

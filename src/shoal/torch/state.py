@@ -7,10 +7,12 @@ import io
 import math
 import pickle
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import IO, Any
+
+from torch.optim.lr_scheduler import LRScheduler
 
 import torch
 from shoal.torch.gradients import batch_counts, parameter_lines, running_stats
@@ -32,6 +34,7 @@ from shoal.torch.packing import (
     unfit,
     window,
 )
+from shoal.wire.previous import CHECKPOINT_VERSION, READABLE_CHECKPOINTS
 from shoal.wire.signature import first_difference
 from torch import Tensor, nn
 
@@ -40,22 +43,37 @@ try:
 except ImportError:  # PyTorch runs without NumPy
     numpy_random = None  # type: ignore[assignment]  # a module or None
 
-CHECKPOINT_VERSION = 3
+OWN = "shoal:"
+"""Begins the names of the runtime's own entries among those that travel."""
 
 
 class StateBox(dict[str, Any]):
     """`job.state`: what else must travel. Objects with `state_dict` keep their identity, others are replaced."""
 
+    def __init__(self, *args: Any, **values: Any) -> None:
+        super().__init__(*args, **values)
+        #: What the runtime itself lets travel: the schedulers of `job.wrap`, for example.
+        self.own: dict[str, Any] = {}
+
     def capture(self) -> dict[str, Any]:
-        return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in self.items()}
+        everything = {**self, **{OWN + name: value for name, value in self.own.items()}}
+        return {k: v.state_dict() if hasattr(v, "state_dict") else v for k, v in everything.items()}
+
+    def capture_small(self) -> dict[str, Any]:
+        """Schedulers and plain values: what a script changes in a step, and what is copied in no time."""
+        everything = {**self, **{OWN + name: value for name, value in self.own.items()}}
+        small = {k: v for k, v in everything.items() if isinstance(v, (bool, int, float, str))}
+        schedulers = {k: v.state_dict() for k, v in everything.items() if isinstance(v, LRScheduler)}
+        return small | schedulers
 
     def restore(self, saved: dict[str, Any]) -> None:
         for key, value in saved.items():
-            mine = self.get(key)
+            home, name = (self.own, key.removeprefix(OWN)) if key.startswith(OWN) else (self, key)
+            mine = home.get(name)
             if mine is not None and hasattr(mine, "load_state_dict"):
                 mine.load_state_dict(value)
             else:
-                self[key] = value
+                home[name] = value
 
 
 def random_state(cuda: bool) -> dict[str, Any]:
@@ -108,47 +126,81 @@ ELEMENTWISE = (
 """torch's optimizers that update each element by itself: they can update a part of a parameter without the rest."""
 
 
+def _of_torch(optimizer: torch.optim.Optimizer) -> bool:
+    return type(optimizer).__module__.startswith("torch.optim")
+
+
 class ModelState:
-    """Reads and writes the state of a model and its optimizer.
+    """Reads and writes the state of models and their optimizers.
 
     It has two parts: parameters with their optimizer state, which only the optimizer step changes and which can be
     sent in *pieces*; and a *description* of everything else (buffers, hyperparameters, `job.state`, facts).
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, box: StateBox) -> None:
-        self.model, self.optimizer, self.box = model, optimizer, box
-        known = {id(p) for p in model.parameters()}
-        #: Parameters of the optimizer that are not of the model: those of a criterion, for example.
-        self.others: list[Tensor] = [
-            p for g in optimizer.param_groups for p in g["params"] if id(p) not in known
-        ]
-        self.parameters: list[Tensor] = [*model.parameters(), *self.others]
+    def __init__(
+        self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer], box: StateBox
+    ) -> None:
+        #: The model, or all of them as one.
+        self.model: nn.Module = models[0] if len(models) == 1 else nn.ModuleList(models)
+        self.optimizers, self.box = tuple(optimizers), box
+        known = {id(p) for p in self.model.parameters()}
+        #: Parameters of an optimizer that are not of a model: those of a criterion, for example.
+        self.others: list[Tensor] = []
+        self._owner: dict[int, torch.optim.Optimizer] = {}
+        for optimizer in self.optimizers:
+            for param in (p for g in optimizer.param_groups for p in g["params"]):
+                if id(param) in self._owner:
+                    raise ValueError("a parameter is in two optimizers: give each parameter to one of them")
+                self._owner[id(param)] = optimizer
+                if id(param) not in known:
+                    self.others.append(param)
+        self.parameters: list[Tensor] = [*self.model.parameters(), *self.others]
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """The parameters as the optimizer knows them, in the same order."""
+        return self.parameters
+
+    def slots(self, param: Tensor) -> dict[str, Any]:
+        """The optimizer state of a parameter."""
+        owner = self._owner.get(id(param))
+        found: dict[str, Any] = owner.state.get(param, {}) if owner is not None else {}
+        return found
+
+    def _set_slots(self, param: Tensor, slots: dict[str, Any]) -> None:
+        owner = self._owner.get(id(param))
+        if owner is not None:
+            owner.state.pop(param, None)
+            if slots:
+                owner.state[param] = slots
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def sizes(self) -> list[int]:
         """Bytes of each parameter with its optimizer state."""
         return [
-            size_bytes(p)
-            + sum(size_bytes(v) for v in self.optimizer.state.get(p, {}).values() if isinstance(v, Tensor))
+            size_bytes(p) + sum(size_bytes(v) for v in self.slots(p).values() if isinstance(v, Tensor))
             for p in self.parameters
         ]
 
     @property
     def divisible(self) -> bool:
-        """Whether the optimizer updates each parameter by itself, so that it can have some before others.
+        """Whether the optimizers update each parameter by itself, so that they can have some before others.
 
-        Adafactor is not: it uses the precision of the first parameter for all of them.
+        Adafactor does not: it uses the precision of the first parameter for all of them.
         """
-        kind = type(self.optimizer)
         together = (torch.optim.LBFGS, torch.optim.Adafactor)
-        return kind.__module__.startswith("torch.optim") and kind not in together
+        return all(_of_torch(o) and type(o) not in together for o in self.optimizers)
 
     def pieces(self, limit_bytes: float) -> list[tuple[Piece, int]]:
         """All parameters, cut where the optimizer allows it, with the bytes of each piece."""
-        kind, result = type(self.optimizer), []
-        elementwise = kind.__module__.startswith("torch.optim") and kind.__name__ in ELEMENTWISE
+        result = []
+        elementwise = all(_of_torch(o) and type(o).__name__ in ELEMENTWISE for o in self.optimizers)
         for index, size in enumerate(self.sizes()):
             param = self.parameters[index]
-            slots = [v for v in self.optimizer.state.get(param, {}).values() if isinstance(v, Tensor)]
+            slots = [v for v in self.slots(param).values() if isinstance(v, Tensor)]
             large = [param, *(v for v in slots if size_bytes(v) > SMALL_BYTES)]
             cut = elementwise and all(t.shape == param.shape and t.is_contiguous() for t in large)
             parts = max(1, min(param.numel(), -int(-size // limit_bytes))) if cut else 1
@@ -161,7 +213,7 @@ class ModelState:
         packed = []
         for piece in pieces:
             param = self.parameters[piece.index]
-            slot = self.optimizer.state.get(param, {})
+            slot = self.slots(param)
             ranges = {k: flattened(v)[piece.low : piece.high] for k, v in slot.items() if alike(v, param)}
             others = {k: v for k, v in slot.items() if k not in ranges}
             value = flattened(param)[piece.low : piece.high]
@@ -174,7 +226,7 @@ class ModelState:
         received = []
         for piece, value, ranges, others in pickle.loads(packed):
             param = self.parameters[piece.index]
-            slot = self.optimizer.state.get(param, {})
+            slot = self.slots(param)
             mine = {k: window(v, piece) for k, v in slot.items() if alike(v, param)}
             received.append(
                 Received(
@@ -193,12 +245,12 @@ class ModelState:
 
     def _install(self, received: Iterable[Received]) -> None:
         # A step counter stays on the CPU unless a kernel counts; other slots are on the parameter's device.
-        kernels = [g for g in self.optimizer.param_groups if g.get("fused") or g.get("capturable")]
+        kernels = [g for g in self._groups if g.get("fused") or g.get("capturable")]
         counting = {id(p) for g in kernels for p in g["params"]}
         for got in received:
             param = self.parameters[got.piece.index]
             put(param, got.piece, got.value)
-            before = self.optimizer.state.pop(param, {})
+            before = self.slots(param)
             slot = {
                 k: v.to(param.device)
                 if isinstance(v, Tensor) and (k != "step" or id(param) in counting)
@@ -207,24 +259,28 @@ class ModelState:
             }
             for name, value in got.ranges.items():
                 mine = before.get(name)
-                fits = alike(mine, param) and mine.dtype == value.dtype
-                slot[name] = mine if fits else torch.zeros_like(param, dtype=value.dtype)
+                if mine is None or not alike(mine, param) or mine.dtype != value.dtype:
+                    mine = torch.zeros_like(param, dtype=value.dtype)
+                slot[name] = mine
                 put(slot[name], got.piece, value)
-            if slot:
-                self.optimizer.state[param] = slot
+            self._set_slots(param, slot)
+
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates."""
+        return tuple(g["lr"] for g in self._groups if isinstance(g.get("lr"), float))
 
     def groups(self) -> list[dict[str, Any]]:
         """The hyperparameters of each group of parameters."""
-        return [{k: copied(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
+        return [{k: copied(v) for k, v in g.items() if k != "params"} for g in self._groups]
 
     def set_groups(self, groups: list[dict[str, Any]]) -> None:
-        mine = len(self.optimizer.param_groups)
-        if len(groups) != mine:
+        mine = self._groups
+        if len(groups) != len(mine):
             raise RuntimeError(
-                f"the optimizer has {mine} groups of parameters here, and {len(groups)} where the state comes from: "
-                "add all of them before job.epochs"
+                f"the optimizer has {len(mine)} groups of parameters here, and {len(groups)} where the state comes "
+                "from: add all of them before job.wrap"
             )
-        for group, saved in zip(self.optimizer.param_groups, groups):
+        for group, saved in zip(mine, groups):
             group.update(saved)
 
     def describe(self, facts: dict[str, Any], whole: bool = True) -> bytes:
@@ -260,7 +316,7 @@ class ModelState:
             sha.update(as_bytes(tensor))
         sha.update(repr((self.groups(), facts)).encode())
         for param in self.parameters:
-            for key, value in sorted(self.optimizer.state.get(param, {}).items()):
+            for key, value in sorted(self.slots(param).items()):
                 sha.update(key.encode())
                 sha.update(as_bytes(value) if isinstance(value, Tensor) else repr(value).encode())
         return sha.digest()
@@ -283,19 +339,13 @@ class ModelState:
             [(str(i), p) for i, p in enumerate(self.others)], "the optimizer's own parameter"
         )
         lines += parameter_lines(list(self.model.named_buffers()), "buffer")
-        sizes = [len(g["params"]) for g in self.optimizer.param_groups]
-        return *lines, f"optimizer {type(self.optimizer).__name__} with groups of {sizes} parameters"
+        for optimizer in self.optimizers:
+            sizes = [len(g["params"]) for g in optimizer.param_groups]
+            lines.append(f"optimizer {type(optimizer).__name__} with groups of {sizes} parameters")
+        return tuple(lines)
 
-    def load(self, file: io.BufferedIOBase) -> dict[str, Any]:
-        try:
-            saved = torch.load(file, weights_only=False, map_location="cpu")
-        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
-            raise ValueError(f"it is damaged, or not a checkpoint ({type(error).__name__})") from None
-        if not isinstance(saved, dict) or saved.get("shoal") != CHECKPOINT_VERSION:
-            raise ValueError("it is not a checkpoint of this version of Shoal")
-        difference = first_difference(saved["signature"], self.signature(), "it", "this script")
-        if difference is not None:
-            raise ValueError(difference)
+    def load(self, file: IO[bytes]) -> dict[str, Any]:
+        saved = self.read(file)
         received, homes = self.unpack(saved["pieces"])
         with torch.no_grad():
             for home, value in zip(homes, saved["large"]):
@@ -304,3 +354,16 @@ class ModelState:
         facts: dict[str, Any] = pickle.loads(saved["facts"])
         self.adopt(facts)
         return facts
+
+    def read(self, file: IO[bytes]) -> dict[str, Any]:
+        """What `save` has written, if it fits this script's model."""
+        try:
+            saved = torch.load(file, weights_only=True, map_location="cpu")
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+            raise ValueError(f"it is damaged, or not a checkpoint ({type(error).__name__})") from None
+        if not isinstance(saved, dict) or saved.get("shoal") not in READABLE_CHECKPOINTS:
+            raise ValueError("it is not a checkpoint of this version of Shoal")
+        difference = first_difference(saved["signature"], self.signature(), "it", "this script")
+        if difference is not None:
+            raise ValueError(difference)
+        return dict(saved)

@@ -6,13 +6,13 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Protocol
 
 import torch
 from shoal.torch.data_order import DataOrder
-from shoal.torch.gradients import Sync
+from shoal.torch.gradients import Sync, sum_of_one
 from shoal.torch.handover import Handover
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part, Position
@@ -33,14 +33,22 @@ class StepKind(Enum):
 @dataclass(slots=True)
 class Step:
     kind: StepKind
-    part: Part
+    part: Part  # that was drawn last
     samples: int  # of this worker
     began_s: float
     size: int = 0  # samples of all workers, by which the job advances, even if the members change within it
-    synced: bool = False
-    stepped: bool = False  # the optimizer step is applied
-    counted: bool = False  # the recovery has counted it already
+    parts: list[Part] = field(default_factory=list)  # micro-batches drawn so far
+    amounts: list[float] = field(default_factory=list)  # what each of them counts, if the loader weighs them
+    whole: float | None = None  # what all of them count, if the script weighs them
+    backwards: int = 0  # micro-batches whose backward is over
+    syncs: int = 0  # how often its gradients were summed
+    synced: bool = False  # its gradients are complete
+    stepped: bool = False  # an optimizer step is applied
+    counted: bool = False  # the membership has counted it already
     resized: bool = False  # the members changed within it: batch and learning rate follow after it
+    broken: bool = False  # the members changed within it: a further backward pass makes it void
+    updates: int = 0  # calls of optimizer steps, with several optimizers
+    kept: bytes | None = None  # with several optimizers: schedulers and learning rates at its start
     undo: bytes | None = None  # `job.state` and learning rates at the break
 
 
@@ -56,10 +64,19 @@ class Membership(Protocol):
     """What a step needs of the membership: a `Session`."""
 
     @property
+    def outside_shoal(self) -> bool: ...
+
+    @property
     def generation(self) -> int: ...
 
     @property
+    def done(self) -> int: ...
+
+    @property
     def retreated(self) -> bool: ...
+
+    @property
+    def rank(self) -> int: ...
 
     @property
     def on_gpu(self) -> bool: ...
@@ -73,6 +90,8 @@ class Membership(Protocol):
     def summing(self, sync: Sync) -> tuple[Any, Sync]: ...
 
     def arrived(self, step: int) -> None: ...
+
+    def applied(self) -> None: ...
 
     def wait(self, work: Any) -> bool: ...
 
@@ -94,9 +113,16 @@ class Steps:
         self._handover, self._vote, self._meter = handover, vote, meter
         self.sync = sync
         self.present: Step | None = None
+        #: Makes this worker continue in the generation of the survivors.
+        self.halt: Callable[[], None] = lambda: None
         #: Whether the optimizer step of the last step was applied: not between two micro-batches.
         self.stepped = True
         self.rehearsing = False
+        #: Model and optimizer are no longer as the script made them, though no step of the job was done on them.
+        self.altered = False
+        #: Optimizer steps of the present step that were applied before it broke and is done again.
+        self._applied = 0
+        self._outside: dict[int, int] = {}  # optimizer -> its steps since the last batch of the loader
 
     @property
     def counts(self) -> bool:
@@ -106,8 +132,44 @@ class Steps:
 
     @property
     def weight(self) -> float:
-        """This worker's share of the present batch."""
-        return self.present.part.weight if self.present is not None and self.counts else 0.0
+        """This worker's share of the present batch: of its samples or, once they are known, of what it weighs."""
+        step, buckets = self.present, self._replica.buckets
+        if step is None or not self.counts:
+            return 0.0
+        amount = self._amount(step)
+        if amount is not None and buckets is not None and step.synced and buckets.aside.total:
+            return amount / buckets.aside.total
+        return step.part.weight
+
+    @property
+    def amount(self) -> float | None:
+        """What this worker's part of the present batch counts, relative to the others. None: there is no batch."""
+        step = self.present
+        if step is None or not self.counts:
+            return None
+        amount = self._amount(step)
+        return float(step.samples) if amount is None else amount
+
+    @property
+    def is_void(self) -> bool:
+        """What the script does now has no effect: a step is done again, or this worker has to join again."""
+        void = self.present is not None and self.present.kind is StepKind.VOID
+        return void or self._session.retreated
+
+    @property
+    def observes(self) -> bool:
+        """A newcomer's step without a part of the batch."""
+        return self.present is not None and self.present.kind is StepKind.CATCH_UP
+
+    @property
+    def holds(self) -> bool:
+        """The gradients of the present step are complete, and the membership does not know yet that it is done."""
+        return self.present is not None and self.present.synced and not self.present.counted
+
+    @property
+    def redoes(self) -> bool:
+        """A step is done again of which some optimizer steps are applied already."""
+        return self._applied > 0
 
     @property
     def is_last_micro_batch(self) -> bool:
@@ -117,15 +179,29 @@ class Steps:
     def position(self) -> Position:
         """Where the job is, with the present step if its optimizer step is applied."""
         position, step = replace(self._order.position), self.present
-        if step is not None and step.stepped and step.kind is StepKind.REAL:
+        if step is not None and step.stepped and step.kind in (StepKind.REAL, StepKind.CATCH_UP):
             position.cursor, position.step = position.cursor + step.size, position.step + 1
         return position
+
+    def log(self, name: str, value: Any) -> None:
+        """Report a value: the mean over the workers if it is of a step that they share."""
+        step, buckets = self.present, self._replica.buckets
+        value = value.detach() if isinstance(value, torch.Tensor) else value
+        shared = buckets is not None and self._session.data_group is not None
+        if not shared:
+            self._meter.values[name] = value
+        elif step is None or isinstance(value, int):
+            if self._session.rank == 0:
+                self._meter.values[name] = value
+        else:
+            assert buckets is not None
+            buckets.aside.log(name, value, self.amount or 0.0)
 
     # Opening
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        self.rehearsing = True
+        self.rehearsing = self.altered = True
         try:
             yield
         finally:
@@ -139,25 +215,111 @@ class Steps:
         if first:
             kind = StepKind.CATCH_UP if self._handover.catching_up else StepKind.REAL
             self.present = Step(kind, part, samples, time.perf_counter(), self._order.step_samples())
-        step, buckets = self._present(), self._replica.buckets
+            self._outside.clear()
+            if self._replica.several:
+                self._keep_start(self.present)
+        step = self._present()
         step.part = part
+        step.parts.append(part)
+        # Before the first micro-batch: the others do not wait for the last.
+        if step.kind is StepKind.CATCH_UP and not self._vote.is_cast_early:
+            self.observe(self._session.data_group, self._session.vote_group, self._session.generation)
+        # Otherwise the script draws batches before it has used the former ones: each is armed when it is its turn.
+        if step.backwards == len(step.parts) - 1:
+            self._arm(step)
+
+    def weigh_part(self, amount: float) -> None:
+        """What the micro-batch that was drawn last counts."""
+        step = self.present
+        if step is None or step.kind is StepKind.REHEARSAL:
+            return
+        step.amounts.append(amount if step.part.end > step.part.begin else 0.0)
+        if step.backwards == len(step.parts) - 1:
+            self._reweigh(step)
+
+    def weigh(self, amount: float) -> None:
+        """What this worker's gradient of the whole step counts."""
+        step = self.present
+        if step is None or step.kind is StepKind.REHEARSAL:
+            return
+        if step.backwards or step.synced:
+            raise RuntimeError("call job.weigh() before the first backward() of a step")
+        step.whole = amount
+        self._reweigh(step)
+
+    def _reweigh(self, step: Step) -> None:
+        """What the batch counts is known only after the next backward was prepared."""
+        buckets = self._replica.buckets
+        if self._session.data_group is None:
+            self._arm(step)
+        elif step.kind is StepKind.REAL and buckets is not None:
+            buckets.reweigh(self._gradient_weight(step, step.parts[step.backwards]))
+            buckets.aside.amount = self._counted(step)
+
+    def _amount(self, step: Step) -> float | None:
+        """What this worker's gradient counts. None: it has the weight of its samples."""
+        if step.whole is not None:
+            return step.whole if step.samples else 0.0
+        return sum(step.amounts) if step.amounts else None
+
+    def _counted(self, step: Step) -> float | None:
+        """By what the sums are divided. None: they need not be."""
+        return None if self._order.batches.sums and step.whole is None else self._amount(step)
+
+    def _gradient_weight(self, step: Step, part: Part) -> float:
+        if part.end == part.begin:
+            return 0.0
+        if step.whole is not None:
+            return step.whole
+        if self._order.batches.sums:
+            return 1.0
+        return step.amounts[step.backwards] if step.backwards < len(step.amounts) else part.weight
+
+    def _arm(self, step: Step) -> None:
+        """Prepare the next backward."""
+        if step.kind is StepKind.VOID:
+            return
+        alone = self._session.data_group is None
+        sums = self._order.batches.sums
+        if alone and self._order.batches.accumulate > 1 and step.amounts and not sums:
+            self._arm_alone(step)
+            return
+        buckets = self._replica.buckets
         if buckets is None:
             return
-        if self._session.data_group is None:
+        if alone:
             buckets.disarm()
             buckets.good = None  # a single member never does a step again
-        elif step.kind is StepKind.CATCH_UP:
-            if (
-                not self._vote.is_cast_early
-            ):  # before the first micro-batch: the others do not wait for the last
-                self.observe(self._session.data_group, self._session.vote_group, self._session.generation)
-            if part.last:
-                buckets.watch()
-            else:
-                buckets.disarm()
+            return
+        part, place = step.parts[step.backwards], self._order.position
+        buckets.aside.set_place((place.epoch, place.cursor, step.syncs), self._replica.state.rates())
+        buckets.aside.amount = self._counted(step)
+        buckets.aside.checks = step.kind is StepKind.REAL
+        if step.kind is StepKind.CATCH_UP:
+            buckets.watch(part.last)
         else:
             group, sync = self._session.summing(self.sync)
-            buckets.arm(group, sync, part.weight, first, part.last)
+            weight = self._gradient_weight(step, part)
+            buckets.arm(group, sync, weight, step.backwards == 0, part.last, part.weight)
+
+    def _arm_alone(self, step: Step) -> None:
+        """A single worker has nothing to sum, but its micro-batches count differently."""
+        buckets, part = self._replica.required_buckets(), step.parts[step.backwards]
+        buckets.aside.amount, buckets.aside.checks = self._amount(step), False
+        buckets.arm(None, sum_of_one, self._gradient_weight(step, part), step.backwards == 0, part.last, 1.0)
+
+    def _keep_start(self, step: Step) -> None:
+        """A step with several updates is done again from its beginning: keep what the script changes in it."""
+        if self._session.data_group is not None:
+            step.kept = pickle.dumps((self._replica.box.capture_small(), self._replica.state.groups()))
+            self._replica.keep_stats()
+
+    def part_done(self) -> None:
+        """The backward of a micro-batch is over, and it is not the last one of its step."""
+        step = self._present()
+        step.backwards += 1
+        if step.backwards < len(step.parts):
+            self._arm(step)
 
     def observe(self, data_group: Any, vote_group: Any, generation: int) -> None:
         """For a newcomer: take part in a step with nothing. It votes at once, and on GPUs it adds zeros.
@@ -184,8 +346,12 @@ class Steps:
         """At the end of backward, when all buckets are being summed: wait for them, then vote."""
         step, buckets, handover = self._present(), self._replica.buckets, self._handover
         assert buckets is not None
+        if self._session.data_group is None:
+            self._install(step)
+            buckets.good = None
+            return Outcome.DONE
         catching_up = step.kind is StepKind.CATCH_UP
-        self._session.arrived(self._order.position.step + 1)
+        self._session.arrived(self._session.done + 1)
         handover.backward_ended()
         received = handover.take_window() if catching_up else True
         summed = True
@@ -202,13 +368,27 @@ class Steps:
             voted = self._vote.cast(handover.rest_fits)
         if voted:
             handover.rest_fits_next = self._vote.rest_fits
+            if self._replica.shard_set is not None:
+                self._replica.shard_set.heard(self._vote.fitting)
         holds = summed and received
         if not (holds and voted):
             return Outcome.HELD if holds else Outcome.LOST
-        step.synced = True
-        buckets.install()
-        handover.wait_read()
+        self._install(step)
+        if self._replica.several:
+            self._session.applied()
+            step.counted = True
+            self._arm(step)  # another backward pass may follow
         return Outcome.DONE
+
+    def _install(self, step: Step) -> None:
+        """The sums are complete: they become the gradients."""
+        buckets = self._replica.buckets
+        assert buckets is not None
+        step.synced, step.syncs = True, step.syncs + 1
+        buckets.install(keep_stats=not self._replica.several)
+        self._handover.wait_read()
+        buckets.scale()
+        self._meter.values.update(buckets.aside.means)
 
     # The optimizer
 
@@ -221,17 +401,44 @@ class Steps:
                 "optimizer.step(closure) is not supported: call backward() before it, and step() without one"
             )
         step = self.present
+        if step is None:
+            self._step_outside(optimizer)
         if step is None or step.kind is StepKind.REHEARSAL:
             return original(*args, **kwargs)
         if step.kind is StepKind.VOID:
             return None
+        if self._replica.several:
+            step.updates += 1
+            if step.updates <= self._applied:
+                return None
+        elif step.stepped and not self._session.outside_shoal:
+            raise RuntimeError(
+                "optimizer.step() was called twice for one batch of job.loader(): the second update is not that of all "
+                "workers. Call it once per batch (for several updates: job.wrap(models=[...], optimizers=[...]))"
+            )
+        if self._replica.is_broken:
+            self.halt()  # a worker was lost while the script clipped the gradients of a sharded model
+            if self.is_void:
+                return None
         self._handover.close_window(stepping=True)
         with self._handover.partial_step(), scaled_rates(optimizer, self._order.lr_factor()):
             result = original(*args, **kwargs)
         step.stepped = True
-        if self._replica.buckets is not None:
+        if self._replica.buckets is not None and not self._replica.several:
             self._replica.buckets.disarm()  # further backward passes are the script's own
         return result
+
+    def _step_outside(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer step without a batch of the loader: its gradients are this worker's alone."""
+        if self._session.outside_shoal or self.rehearsing:
+            return
+        count = self._outside[id(optimizer)] = self._outside.get(id(optimizer), 0) + 1
+        if count > 1:
+            raise RuntimeError(
+                "optimizer.step() was called twice without a batch of job.loader() in between: the gradients of other "
+                "data are not exchanged between the workers. Train on `for batch in job.loader(dataset, ...)` instead "
+                "of a DataLoader, within job.epochs()"
+            )
 
     # The end
 
@@ -244,6 +451,9 @@ class Steps:
             self._replica.buckets.disarm()
         if step.kind is StepKind.VOID:
             self._undo(step)
+            self._replica.mute(False)
+            self._applied = max(self._applied, step.updates) if step.kept is not None else 0
+            self.stepped = self.stepped and not self._applied
             return None
         if self._session.data_group is not None and not step.synced:
             if asked:
@@ -254,7 +464,7 @@ class Steps:
             return None  # the script has left its loop before this step
         self._handover.close_window(stepping=False)
         self._order.advance(step.size)
-        self.stepped = step.stepped
+        self.stepped, self._applied = step.stepped, 0
         if step.kind is StepKind.REAL:
             self._meter.step_done(step.samples, step.began_s)
         return step
@@ -266,34 +476,57 @@ class Steps:
             kept = self._replica.box.capture(), self._replica.state.groups()
             self.present.undo = pickle.dumps(kept)
 
-    def recover(self, apply: bool) -> bool:
+    def recover(self, apply: bool, in_backward: bool = True) -> bool:
         """In the generation of the survivors: `apply` the gradients held, or do the present step again.
 
-        Returns whether batch size and learning rate follow now; otherwise they do after the present step.
+        `in_backward`: it broke at the end of a backward pass, not later. Returns whether batch size and learning rate
+        follow now; otherwise they do after the present step.
         """
         step, buckets = self.present, self._replica.buckets
-        if step is not None and apply:
+        if step is None or not (apply or (step.synced and not in_backward)):
+            if step is not None:
+                self._make_void(step)
+            if buckets is not None and not apply:
+                buckets.renew()
+                buckets.restore_stats()
+                buckets.disarm()
+            return step is None or not step.resized
+        if not step.synced or in_backward:
+            self._install(step)
+        step.counted = step.resized = True
+        step.kind = StepKind.REAL
+        if self._replica.several:
+            # What the others have done since then is not known: the rest of the step until the next backward is the
+            # same on all, and then they do it again together, without the updates that are applied.
+            step.broken = True
             assert buckets is not None
-            buckets.install()
-            step.synced = step.counted = step.resized = True
-            step.kind = StepKind.REAL
-        elif step is not None:
-            step.kind = StepKind.VOID
-        if buckets is not None and not apply:
-            buckets.renew()
-            buckets.restore_stats()
-        return step is None or not step.resized
+            buckets.report_next(self._void)
+        return False
+
+    def _void(self) -> None:
+        """A backward pass began in a step whose members have changed."""
+        self._present().kind = StepKind.VOID
+
+    def returned(self) -> None:
+        """All workers returned to an earlier step: the rest of the loop's body has no effect."""
+        if self.present is not None:
+            self.broke()
+            self._make_void(self.present)
 
     def retreat(self) -> None:
         """This worker has only part of the state: the rest of the loop's body has no effect."""
         if self.present is not None:
-            self.present.kind = StepKind.VOID
+            self._make_void(self.present)
         if self._replica.buckets is not None:
             self._replica.buckets.renew()
 
+    def _make_void(self, step: Step) -> None:
+        step.kind = StepKind.VOID
+        self._replica.mute(True)
+
     def _undo(self, step: Step) -> None:
-        if step.undo is not None:
-            box, groups = pickle.loads(step.undo)
+        for kept in filter(None, (step.undo, step.kept)):
+            box, groups = pickle.loads(kept)
             self._replica.box.restore(box)
             self._replica.state.set_groups(groups)  # a scheduler has changed them
 

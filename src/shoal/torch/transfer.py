@@ -6,8 +6,8 @@ piece that is being sent and for the sums, as the script may change both from th
 next one continues with the rest. The newcomer applies each step's gradients to the pieces it has received, so each
 piece is sent once. The final window carries the rest, and at its end a description of everything else.
 
-After the handshake a link carries heads (8 bytes of length, a pickled dictionary): `window` opens a window, `pieces`
-is followed by the bytes of their large tensors, `sum` by a part of a bucket of gradients, `end` closes the window.
+A link carries heads (see stream.py): `window` opens a window, `pieces` is followed by the bytes of their large tensors,
+`sum` by a part of a bucket of gradients, `end` closes the window.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.torch.packing import Piece, as_bytes, dumps
+from shoal.torch.packing import Piece, as_bytes
 from shoal.torch.state import ModelState
-from shoal.wire.channel import connect
+from shoal.torch.stream import Stream, Streams
 from shoal.wire.messages import Plan
 from torch import Tensor
 
-PURPOSE = "state"
 MAX_SOURCES = 4
 # Large parameters are cut to this size where the optimizer allows it; small ones are sent together.
 PIECE_BYTES = 1 << 20
@@ -40,9 +39,13 @@ ONE_STEP_S = 0.05
 
 
 def sources_of(plan: Plan, newcomer: str) -> tuple[str, ...]:
-    """The holders that send to a newcomer: at most a few, and different ones for different newcomers."""
-    holders = plan.holders or plan.members[:1]
-    first = plan.members.index(newcomer) * MAX_SOURCES
+    """The holders that send to a newcomer: at most a few, and different ones for different newcomers.
+
+    With shard groups, those that have its shard. In a first generation rank 0 has everything.
+    """
+    rank = plan.members.index(newcomer)
+    holders = plan.holders[rank % plan.group :: plan.group] or plan.members[:1]
+    first = rank // plan.group * MAX_SOURCES
     count = min(MAX_SOURCES, len(holders))
     return tuple(holders[(first + i) % len(holders)] for i in range(count))
 
@@ -85,8 +88,8 @@ class Window:
 class Link:
     """A holder's connection to one newcomer for one plan, and the thread that sends on it."""
 
-    def __init__(self, newcomer: str, sock: socket.socket, limit_bytes_per_s: float | None = None) -> None:
-        self.newcomer, self._sock, self._limit = newcomer, sock, limit_bytes_per_s
+    def __init__(self, newcomer: str, stream: Stream, limit_bytes_per_s: float | None = None) -> None:
+        self.newcomer, self._stream, self._limit = newcomer, stream, limit_bytes_per_s
         self._changed = threading.Condition()
         self._state: ModelState | None = None
         self.index = 0  # among the newcomer's sources; the first one sends the description
@@ -102,11 +105,10 @@ class Link:
         self._sent_bytes, self._sending_s = 0, 0.0
 
     @staticmethod
-    def open(plan: Plan, newcomer: str, me: str, secret: bytes, job: str, limit: float | None) -> Link:
-        sock, _ = connect(plan.addresses[newcomer], secret, job, PURPOSE)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        send_head(sock, {"plan": plan.number, "source": me})
-        link = Link(newcomer, sock, limit)
+    def open(plan: Plan, newcomer: str, me: str, streams: Streams, limit: float | None) -> Link:
+        stream = streams.open(plan.addresses[newcomer], BUFFER_BYTES)
+        stream.send_head({"plan": plan.number, "source": me})
+        link = Link(newcomer, stream, limit)
         # Not at the switch: there the training thread would wait for the new thread.
         threading.Thread(target=link._run, name="shoal-state", daemon=True).start()
         return link
@@ -178,7 +180,7 @@ class Link:
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            self._stream.shutdown(socket.SHUT_RDWR)
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -188,7 +190,7 @@ class Link:
     def _run(self) -> None:
         try:
             while (window := self._next_window()) is not None:
-                send_head(self._sock, {"window": window.step, "final": window.final, **window.head})
+                self._stream.send_head({"window": window.step, "final": window.final, **window.head})
                 left_bytes = self._budget_bytes
                 while self._may_read(window, left_bytes):
                     pieces, size = self._rest[0]
@@ -200,7 +202,7 @@ class Link:
                 end = self._wait_for_end(window)
                 if end is None:
                     return
-                send_head(self._sock, {"end": window.step, **end})
+                self._stream.send_head({"end": window.step, **end})
                 with self._changed:
                     self._windows.popleft()
                     self._over = self._over or window.final
@@ -212,8 +214,8 @@ class Link:
                 self._over = True
                 self._changed.notify_all()
             with contextlib.suppress(OSError):
-                self._sock.shutdown(socket.SHUT_WR)
-            self._sock.close()
+                self._stream.shutdown(socket.SHUT_WR)
+            self._stream.close()
 
     def _next_window(self) -> Window | None:
         with self._changed:
@@ -245,8 +247,8 @@ class Link:
                 raise ConnectionError("the link was closed")
             flat = self._sums[0]
         low, high = (flat.numel() * i // self._sources for i in (self.index, self.index + 1))
-        send_head(self._sock, {"sum": (index, low, high)})
-        self._sock.sendall(as_bytes(flat[low:high]))
+        self._stream.send_head({"sum": (index, low, high)})
+        self._stream.send(as_bytes(flat[low:high]))
         with self._changed:
             self._sums.popleft()
             self._changed.notify_all()
@@ -255,14 +257,14 @@ class Link:
         assert self._state is not None
         capture = self._state.pack(pieces)
         began_s = time.monotonic()
-        send_head(self._sock, {"pieces": capture.description})
+        self._stream.send_head({"pieces": capture.description})
         sent_bytes = len(capture.description)
         self._keep_to_limit(began_s, sent_bytes)
         for tensor in capture.large:
             data = as_bytes(tensor)
             size = SLICE_BYTES if self._limit else max(1, len(data))
             for low in range(0, len(data), size):
-                self._sock.sendall(data[low : low + size])
+                self._stream.send(data[low : low + size])
                 sent_bytes += len(data[low : low + size])
                 self._keep_to_limit(began_s, sent_bytes)
         self._sent_bytes += sent_bytes
@@ -271,13 +273,3 @@ class Link:
     def _keep_to_limit(self, began_s: float, sent_bytes: int) -> None:
         if self._limit:
             time.sleep(max(0.0, began_s + sent_bytes / self._limit - time.monotonic()))
-
-
-def send_head(sock: socket.socket, head: dict[str, Any]) -> None:
-    body = dumps(head)
-    size = len(body).to_bytes(8, "big")
-    if len(body) > SLICE_BYTES:  # do not copy a large one
-        sock.sendall(size)
-        sock.sendall(body)
-    else:
-        sock.sendall(size + body)

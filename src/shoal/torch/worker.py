@@ -8,19 +8,27 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from shoal.torch.group import BoardStore, Cancelled, form_gloo, form_nccl
+from torch.distributed import PrefixStore
+
+import torch
+from shoal.torch.group import FORM_TIMEOUT_S, BoardStore, Cancelled, form_gloo, form_nccl
 from shoal.torch.link import ControlLink
 from shoal.torch.meter import Meter
 from shoal.torch.receiver import Receiver
+from shoal.torch.state_files import StateFiles
+from shoal.torch.stream import Streams
 from shoal.torch.transfer import Link, sources_of
 from shoal.wire import auth
+from shoal.wire.channel import Channel
+from shoal.wire.job_files import FILES, FileClient
 from shoal.wire.member import Build, Drop, Effect, Enter, Entries, Interrupt, Member, Quit
 from shoal.wire.messages import Kind, Order, Phase, Plan, Report, Status
+from shoal.wire.tls import PinnedTls
 
 log = logging.getLogger("shoal.torch")
 
@@ -37,17 +45,26 @@ class Identity:
     job: str
     worker: str
     control: str
-    secret: bytes
+    key: auth.JobKey
     host: str
     checkpoint: str | None
     patience_s: float
+    #: A directory with the job's own files that the control plane shares; None: they go through the control plane.
+    state_directory: str | None = None
     state_bytes_per_s: float | None = None
+    #: The fingerprint of the control plane's certificate; None: it is on this machine, and TLS is not needed.
+    certificate: str | None = None
+
+    @property
+    def tls(self) -> PinnedTls | None:
+        return None if self.certificate is None else PinnedTls(self.certificate)
 
     @staticmethod
     def from_environment() -> Identity | None:
         """None outside Shoal. See docs/wire.md for the variables."""
         env = os.environ
         if "SHOAL_CONTROL" not in env:
+            _refuse_to_train_alone(env)
             return None
         missing = [k for k in ("SHOAL_JOB", "SHOAL_WORKER") if k not in env]
         if missing:
@@ -56,11 +73,30 @@ class Identity:
             job=env["SHOAL_JOB"],
             worker=env["SHOAL_WORKER"],
             control=env["SHOAL_CONTROL"],
-            secret=_secret(env),
+            key=_key(env),
             host=env.get("SHOAL_HOST", "127.0.0.1"),
             checkpoint=env.get("SHOAL_CHECKPOINT"),
             patience_s=_number(env, "SHOAL_PATIENCE_S", 3600.0),
+            state_directory=env.get("SHOAL_STATE_DIR"),
             state_bytes_per_s=_number(env, "SHOAL_STATE_BYTES_PER_S", 0.0) or None,
+            certificate=env.get("SHOAL_CONTROL_CERTIFICATE"),
+        )
+
+
+def address_file_in(directory: str | None) -> str | None:
+    """Where the control plane writes its address if it had to change it."""
+    return None if directory is None else os.path.join(directory, "control")
+
+
+def _refuse_to_train_alone(env: Any) -> None:
+    """In a job of Shoal that has several GPUs but is not live, each process would train by itself."""
+    processes = max(
+        _number(env, "WORLD_SIZE", 1), _number(env, "SHOAL_GPUS", 1), _number(env, "SHOAL_NODES", 1)
+    )
+    if "SHOAL_JOB" in env and processes > 1:
+        raise RuntimeError(
+            "this script uses shoal.torch, but its job has several GPUs and a fixed size, so every process would "
+            "train alone: submit it with `--resize live` (in a job file `resize: live`) and without torchrun"
         )
 
 
@@ -74,26 +110,33 @@ def _number(env: Any, name: str, default: float) -> float:
     return number
 
 
-def _secret(env: Any) -> bytes:
+def _key(env: Any) -> auth.JobKey:
     if "SHOAL_SECRET_FD" in env:
         try:
             with os.fdopen(int(env["SHOAL_SECRET_FD"]), "rb") as file:
                 text = file.read()
         except (OSError, ValueError):
             raise RuntimeError(f"SHOAL_SECRET_FD: cannot read {env['SHOAL_SECRET_FD']!r}") from None
-        return auth.check_secret(text.strip())
+        return auth.JobKey.parse(text)
     if "SHOAL_SECRET_FILE" in env:
-        return auth.read_secret(env["SHOAL_SECRET_FILE"])
+        return auth.read_key(env["SHOAL_SECRET_FILE"])
     raise RuntimeError("neither SHOAL_SECRET_FILE nor SHOAL_SECRET_FD is set: start workers through Shoal")
 
 
 @dataclass(slots=True)
 class Groups:
-    """The process groups of one generation, for gradients and for the vote, and the links to its newcomers."""
+    """The process groups of one generation, for gradients, votes and exchanges, and the links to its newcomers."""
 
     data: Any
     vote: Any
     links: list[Link]
+    #: Newcomers vote early, so what the script exchanges must not depend on the order of votes.
+    meet: Any = None
+    #: With shard groups: the workers that share one sharded model, and those that have the same shard of it.
+    shard: Any = None
+    replicas: Any = None
+    #: The shard group's, for tensors in host memory.
+    shard_host: Any = None
 
 
 class Worker:
@@ -101,7 +144,8 @@ class Worker:
         self.identity = identity
         self.member = Member(identity.worker)
         self.lock = threading.Condition(threading.RLock())
-        self.receiver = Receiver(identity.host, identity.job, identity.secret, self.lock)
+        self._streams = Streams.of(identity.job, identity.host, identity.key)
+        self.receiver = Receiver(self._streams, self.lock)
         self.interrupted = False
         self.entering: Plan | None = None
         self.quit: str | None = None
@@ -111,9 +155,12 @@ class Worker:
         self._groups: dict[int, Groups] = {}
         self._retired: queue.SimpleQueue[tuple[float, Groups]] = queue.SimpleQueue()
         threading.Thread(target=self._close_retired, name="shoal-retire", daemon=True).start()
+        self.files = StateFiles(
+            FileClient(self._open_files, identity.patience_s), identity.state_directory, meter.note
+        )
         self.link = ControlLink(
             identity.control,
-            identity.secret,
+            identity.key.secret,
             identity.job,
             identity.worker,
             on_order=self._on_order,
@@ -121,11 +168,18 @@ class Worker:
             status=self.status,
             report=self.report,
             patience_s=identity.patience_s,
+            # The address of this machine's workers is not that of others.
+            address_file=None if identity.certificate else address_file_in(identity.state_directory),
+            tls=identity.tls,
         )
 
     @property
     def name(self) -> str:
         return self.identity.worker
+
+    def _open_files(self) -> Channel:
+        me = self.identity
+        return Channel.open(self.link.address, me.key.secret, me.job, FILES, tls=me.tls)
 
     # The control link's side
 
@@ -190,9 +244,14 @@ class Worker:
 
     def _form(self, plan: Plan, store: BoardStore) -> None:
         try:
-            vote = form_gloo(store, plan, self.name, self.identity.host) if len(plan.members) > 1 else None
-            data = form_nccl(vote, plan, self.name, self.identity.host) if self.cuda and vote else vote
-            links = self._open_links(plan)
+            vote = self._gloo(store, plan.members)
+            meet = self._gloo(PrefixStore("meet", store), plan.members)
+            if plan.group > 1:
+                groups = Groups(vote, vote, [], meet)
+                self._form_shard_groups(plan, store, groups)
+            else:
+                groups = Groups(self._on_device(vote, plan.members), vote, [], meet)
+            groups.links = self._open_links(plan)
         except Cancelled:
             return
         except Exception as error:
@@ -202,20 +261,39 @@ class Worker:
             self.link.say()
             return
         with self.lock:
-            self._groups[plan.number] = Groups(data, vote, links)
+            self._groups[plan.number] = groups
             self._perform(self.member.group_formed(plan.number))
             self.lock.notify_all()
         self.link.say()
+
+    def _gloo(self, store: Any, members: Sequence[str]) -> Any:
+        return form_gloo(store, members, self.name, self.identity.host) if len(members) > 1 else None
+
+    def _on_device(self, gloo: Any, members: Sequence[str]) -> Any:
+        """The group for tensors on the model's device, beside one for host memory."""
+        return form_nccl(gloo, members, self.name, self.identity.host) if self.cuda and gloo else gloo
+
+    def _form_shard_groups(self, plan: Plan, store: Any, groups: Groups) -> None:
+        rank, size = plan.members.index(self.name), plan.group
+        number, shard = rank // size, rank % size
+        mates, same = plan.members[number * size : (number + 1) * size], plan.members[shard::size]
+        groups.shard_host = self._gloo(PrefixStore(f"group {number}", store), mates)
+        groups.shard = self._on_device(groups.shard_host, mates)
+        groups.replicas = self._gloo(PrefixStore(f"shard {shard}", store), same)
+        # Nobody goes on before all have formed theirs: a member that has entered does not show its addresses any more.
+        groups.vote.allreduce([torch.zeros(1)]).wait(timedelta(seconds=FORM_TIMEOUT_S))
 
     def _open_links(self, plan: Plan) -> list[Link]:
         if plan.kind is Kind.RECOVER:
             return []
         receivers = plan.newcomers if plan.holders else plan.members[1:]
-        me, links = self.identity, []
+        links: list[Link] = []
         with contextlib.ExitStack() as undo:
             for newcomer in receivers:
                 if self.name in sources_of(plan, newcomer):
-                    link = Link.open(plan, newcomer, self.name, me.secret, me.job, me.state_bytes_per_s)
+                    link = Link.open(
+                        plan, newcomer, self.name, self._streams, self.identity.state_bytes_per_s
+                    )
                     undo.callback(link.close)
                     links.append(link)
             undo.pop_all()

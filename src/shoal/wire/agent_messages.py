@@ -18,12 +18,15 @@ from msgspec import Meta, Struct
 
 from shoal.wire.messages import MAX_MESSAGE_BYTES, Int, WireError
 
-AGENT_PROTOCOL = 1
+AGENT_PROTOCOL = 2
 """Raised whenever a message changes its meaning. The control plane refuses agents with another number."""
 
 WORKER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z"
 WorkerId = Annotated[str, Meta(pattern=WORKER_PATTERN)]
 """The id of a worker. It names a directory on the node, so it must not lead to another one."""
+
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+TREE_PART_BYTES = 1 << 20
 
 
 def is_worker_id(text: str) -> bool:
@@ -62,7 +65,7 @@ class AgentHello(_Message, frozen=True):
     run: str  # random, new for each process of the agent
     nodes: tuple[NodeFacts, ...]
     clock_s: float  # the agent's lease clock now. The lease that `Welcome` grants begins at this time.
-    wall_s: float  # the agent's wall clock now, for `doctor`
+    wall_s: float  # the agent's wall clock now
     credential: str = ""  # the secret whose hash the control plane knows. Sent inside TLS only.
     versions: dict[str, str] = {}  # of shoal, python and torch
     workers: tuple[str, ...] = ()  # started and not forgotten, whether they still run or not
@@ -75,6 +78,7 @@ class Renew(_Message, frozen=True):
     """Request another lease, which begins at `clock_s` of the agent's lease clock. Also serves as a heartbeat."""
 
     clock_s: float
+    wall_s: float  # its wall clock now
 
 
 class Ack(_Message, frozen=True):
@@ -120,11 +124,34 @@ class UsageReport(_Message, frozen=True):
     gpus: tuple[Usage, ...]
 
 
+class Ports(_Message, frozen=True):
+    """Ports that the agent keeps free for workers: all that it has now."""
+
+    free: tuple[Int, ...]
+
+
 class Leaving(_Message, frozen=True):
     """The machine will be taken away in `in_s` seconds."""
 
     in_s: float
     why: str
+
+
+class Probed(_Message, frozen=True):
+    """The answer to `Probe`: the text that the agent read, and the name under which it wrote a file; or why not."""
+
+    directory: str
+    text: str = ""
+    name: Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")] = ""
+    why: str = ""
+    unreachable: dict[str, str] = {}  # addresses that it cannot connect to, and why
+
+
+class FetchTree(_Message, frozen=True):
+    """Send the archive of an uploaded working directory from this position on. The answer is one `TreePart`."""
+
+    digest: Digest
+    begin: Annotated[int, Meta(ge=0, le=2**62)]
 
 
 # Control plane to agent
@@ -160,6 +187,26 @@ class LogAck(_Message, frozen=True):
     position: Int
 
 
+class Probe(_Message, frozen=True):
+    """Do we share this directory, and can workers there connect to these addresses?
+
+    The agent reads the control plane's file in the directory, writes one, and answers.
+    """
+
+    directory: str
+    addresses: tuple[str, ...] = ()
+
+
+class TreePart(_Message, frozen=True):
+    """A part of an archive, or why there is none. The agent requests the next part when it has this one."""
+
+    digest: Digest
+    begin: Int
+    size_bytes: Int = 0
+    data: bytes = b""
+    why: str = ""
+
+
 class Start(_Part, frozen=True, tag_field="do", tag=True):
     """Start a worker. Does nothing if the agent knows the worker."""
 
@@ -172,6 +219,12 @@ class Start(_Part, frozen=True, tag_field="do", tag=True):
     directory: str = ""  # its directory at the control plane, for an agent on the same machine
     grace_s: float = 10.0
     warm: bool = False
+    tree: str = ""  # the digest of its working directory, if that was uploaded
+    gpus: tuple[Int, ...] = ()  # the GPUs that it sees, in this order; empty: its own only
+    secret_files: dict[str, str] = {}  # files that only it may read, by the variable that names the path
+    waits_for_go: bool = False
+    port: Int | None = None  # one of `Ports`, which the worker will listen on
+    account: str = ""  # of the machine, under which it runs; empty: the agent's own
 
     def __repr__(self) -> str:
         return f"Start({self.worker!r}, {self.node!r}, {self.gpu})"  # the environment may contain secrets
@@ -190,6 +243,19 @@ class Wake(_Part, frozen=True, tag_field="do", tag=True):
     worker: WorkerId
 
 
+class Warn(_Part, frozen=True, tag_field="do", tag=True):
+    """Send the worker's command a signal: `USR1`."""
+
+    worker: WorkerId
+    signal: Annotated[str, Meta(max_length=16)]
+
+
+class Go(_Part, frozen=True, tag_field="do", tag=True):
+    """Let a worker that waits for it use its GPU."""
+
+    worker: WorkerId
+
+
 class WarmUp(_Part, frozen=True, tag_field="do", tag=True):
     """Prepare for warm starts."""
 
@@ -200,7 +266,7 @@ class Forget(_Part, frozen=True, tag_field="do", tag=True):
     worker: WorkerId
 
 
-Order = Start | Stop | Suspend | Wake | WarmUp | Forget
+Order = Start | Stop | Suspend | Wake | Warn | Go | WarmUp | Forget
 
 
 class Command(_Message, frozen=True):
@@ -210,8 +276,8 @@ class Command(_Message, frozen=True):
     order: Order
 
 
-FromAgent = AgentHello | Renew | Ack | Exited | LogChunk | UsageReport | Leaving
-ToAgent = Welcome | Refused | Renewed | LogAck | Command
+FromAgent = AgentHello | Renew | Ack | Exited | LogChunk | UsageReport | Ports | Leaving | FetchTree | Probed
+ToAgent = Welcome | Refused | Renewed | LogAck | Command | TreePart | Probe
 AgentMessage = FromAgent | ToAgent
 
 _decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)

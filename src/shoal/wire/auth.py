@@ -19,7 +19,7 @@ import hmac
 import json
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from shoal.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL, WireError
@@ -40,23 +40,43 @@ def new_secret() -> bytes:
     return os.urandom(32)
 
 
-def read_secret(path: str | Path) -> bytes:
-    """Read a secret from a file. Only its owner may be able to read the file."""
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """What the workers of a job share: its secret, and a certificate with its private key for TLS between machines.
+
+    In a file: the secret in hexadecimal on the first line, then the certificate and the key in PEM, if there are any.
+    """
+
+    secret: bytes = field(repr=False)
+    pem: bytes = field(default=b"", repr=False)
+
+    @staticmethod
+    def parse(text: bytes) -> JobKey:
+        secret, _, pem = text.partition(b"\n")
+        return JobKey(check_secret(secret.strip()), pem.strip())
+
+
+def read_key(path: str | Path) -> JobKey:
+    """Read a job's key from a file. Only its owner may be able to read the file."""
     path = Path(path)
     try:
         mode = path.stat().st_mode
-        secret = path.read_bytes().strip()
+        text = path.read_bytes()
     except OSError as error:
         raise AuthError(f"cannot read the job's secret: {error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise AuthError(f"{path} can be read by others than its owner; run: chmod 600 {path}")
-    return check_secret(secret)
+    return JobKey.parse(text)
 
 
-def write_secret(path: str | Path, secret: bytes) -> None:
-    """Write a secret to a new file that only its owner can read from the start."""
+def read_secret(path: str | Path) -> bytes:
+    return read_key(path).secret
+
+
+def write_secret(path: str | Path, secret: bytes, pem: bytes = b"") -> None:
+    """Write a job's key to a new file that only its owner can read from the start."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret.hex().encode())
+        file.write(secret.hex().encode() + (b"\n" + pem if pem else b""))
 
 
 def check_secret(secret: bytes) -> bytes:
@@ -71,13 +91,17 @@ def check_secret(secret: bytes) -> bytes:
 
 def _mac(secret: bytes, *parts: bytes) -> bytes:
     # Each part carries its length, so that two lists of parts never give the same input.
-    return hmac.new(secret, b"".join(len(p).to_bytes(4, "big") + p for p in parts), hashlib.sha256).digest()
+    made = hmac.new(secret, digestmod=hashlib.sha256)
+    for part in parts:
+        made.update(len(part).to_bytes(4, "big"))
+        made.update(part)
+    return made.digest()
 
 
-def challenge() -> tuple[bytes, bytes]:
+def challenge(protocol: int = PROTOCOL) -> tuple[bytes, bytes]:
     """The first bytes a server sends, and the nonce in them."""
     nonce = os.urandom(NONCE_BYTES)
-    return MAGIC + PROTOCOL.to_bytes(2, "big") + nonce, nonce
+    return MAGIC + protocol.to_bytes(2, "big") + nonce, nonce
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +165,10 @@ class Request:
     proof: bytes
 
     @staticmethod
-    def parse(body: bytes) -> Request:
+    def parse(body: bytes, protocol: int = PROTOCOL) -> Request:
         try:
             raw = json.loads(body)
-            protocol = raw["protocol"]
+            spoken = raw["protocol"]
             request = Request(
                 str(raw["purpose"]),
                 str(raw["job"]),
@@ -153,8 +177,8 @@ class Request:
             )
         except (ValueError, KeyError, TypeError, RecursionError):
             raise AuthError("malformed handshake") from None
-        if protocol != PROTOCOL:
-            raise AuthError(f"wrong protocol {str(protocol)[:20]}, this end speaks {PROTOCOL}")
+        if spoken != protocol:
+            raise AuthError(f"wrong protocol {str(spoken)[:20]}, this end speaks {protocol}")
         if len(request.nonce) != NONCE_BYTES:
             raise AuthError("malformed handshake")
         return request
@@ -176,12 +200,13 @@ class Seal:
         self._key = key
         self._number = 0
 
-    def _tag(self, body: bytes) -> bytes:
+    def tag(self, body: bytes) -> bytes:
+        """The MAC of the next frame of this direction."""
         self._number += 1
         return _mac(self._key, self._number.to_bytes(8, "big"), body)[:MAC_BYTES]
 
     def wrap(self, body: bytes) -> bytes:
-        return len(body).to_bytes(4, "big") + self._tag(body) + body
+        return len(body).to_bytes(4, "big") + self.tag(body) + body
 
     @staticmethod
     def body_bytes(header: bytes) -> int:
@@ -191,6 +216,6 @@ class Seal:
         return size
 
     def unwrap(self, header: bytes, body: bytes) -> bytes:
-        if not hmac.compare_digest(header[4:], self._tag(body)):
+        if not hmac.compare_digest(header[4:], self.tag(body)):
             raise AuthError("a frame was altered, repeated or left out")
         return body

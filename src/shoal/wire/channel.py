@@ -17,14 +17,13 @@ from typing import Protocol
 
 from shoal.wire import auth
 from shoal.wire.auth import AuthError, ClientProof, Keys, Request, Seal
-from shoal.wire.messages import Message, WireError, decode, encode
-from shoal.wire.tls import TlsStream
+from shoal.wire.messages import PROTOCOL, Message, WireError, decode, encode
+from shoal.wire.tls import PinnedTls, TlsStream
 
 HANDSHAKE_TIMEOUT_S = 5.0
 SEND_TIMEOUT_S = 10
 """How long a peer that does not read may block the sender."""
-MAX_STRANGERS = 64
-"""Connections to one port that have not proved yet that they know the secret."""
+SHORT_BYTES = 1 << 16
 SecretOf = Callable[[str, str], bytes | None]
 """(job, purpose) -> its secret, or None for an unknown job."""
 
@@ -63,7 +62,7 @@ def connect(
     job: str,
     purpose: str,
     timeout_s: float = 10.0,
-    tls: ssl.SSLContext | None = None,
+    tls: ssl.SSLContext | PinnedTls | None = None,
 ) -> tuple[socket.socket, Keys]:
     """Connect. Both ends prove that they know the secret."""
     host, port = parse_address(address)
@@ -72,14 +71,19 @@ def connect(
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             sock = tls.wrap_socket(sock, server_hostname=host)
-        proof = ClientProof.make(receive_exactly(sock, auth.CHALLENGE_BYTES), secret, job, purpose)
-        _send_short(sock, proof.request)
-        keys = proof.check(_receive_short(sock))
+        keys = prove(sock, secret, job, purpose)
         sock.settimeout(None)
     except BaseException:
         sock.close()
         raise
     return sock, keys
+
+
+def prove(sock: socket.socket, secret: bytes, job: str, purpose: str) -> Keys:
+    """The client's side of the handshake on an open connection."""
+    proof = ClientProof.make(receive_exactly(sock, auth.CHALLENGE_BYTES), secret, job, purpose)
+    _send_short(sock, proof.request)
+    return proof.check(_receive_short(sock))
 
 
 def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:
@@ -99,8 +103,10 @@ def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:
     return request, keys
 
 
-def _judge(body: bytes, secret_of: SecretOf, nonce: bytes) -> tuple[Request, bytes, Keys]:
-    request = Request.parse(body)
+def _judge(
+    body: bytes, secret_of: SecretOf, nonce: bytes, protocol: int = PROTOCOL
+) -> tuple[Request, bytes, Keys]:
+    request = Request.parse(body, protocol)
     # An unknown job and a wrong secret get the same answer, so that nobody can probe for names of jobs.
     secret = secret_of(request.job, request.purpose) or auth.new_secret()
     answer, keys = request.prove(secret, nonce)
@@ -119,13 +125,16 @@ def _receive_short(sock: socket.socket, deadline_s: float | None = None) -> byte
 
 
 async def accept_async(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret_of: SecretOf
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secret_of: SecretOf,
+    protocol: int = PROTOCOL,
 ) -> tuple[Request, Keys]:
     """The server's side of the handshake, in asyncio."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    hello, nonce = auth.challenge()
+    hello, nonce = auth.challenge(protocol)
     writer.write(hello)
     async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
         size = int.from_bytes(await reader.readexactly(2), "big")
@@ -133,7 +142,7 @@ async def accept_async(
             raise AuthError("malformed handshake")
         body = await reader.readexactly(size)
         try:
-            request, answer, keys = _judge(body, secret_of, nonce)
+            request, answer, keys = _judge(body, secret_of, nonce, protocol)
         except AuthError as error:
             refusal = f"refused: {error}".encode()
             writer.write(len(refusal).to_bytes(2, "big") + refusal)
@@ -162,6 +171,11 @@ class Channel:
 
     def __init__(self, sock: socket.socket, keys: Keys) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
+        # Without it a reader would wait for a machine that has lost its network, or its power, for hours.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._sock = TlsStream(sock, SEND_TIMEOUT_S) if isinstance(sock, ssl.SSLSocket) else sock
         self._out, self._in = Seal(keys.client_to_server), Seal(keys.server_to_client)
         self._sending = threading.Lock()
@@ -174,18 +188,24 @@ class Channel:
         job: str,
         purpose: str,
         timeout_s: float = 10.0,
-        tls: ssl.SSLContext | None = None,
+        tls: ssl.SSLContext | PinnedTls | None = None,
     ) -> Channel:
         return cls(*connect(address, secret, job, purpose, timeout_s, tls))
 
     def send(self, message: Message) -> None:
-        body = encode(message)
+        self.send_frame(encode(message))
+
+    def receive(self) -> Message:
+        return decode(self.receive_frame())
+
+    def send_frame(self, body: bytes) -> None:
+        """Send bytes that are not a message."""
         with self._sending:
             self._sock.sendall(self._out.wrap(body))
 
-    def receive(self) -> Message:
+    def receive_frame(self) -> bytes:
         header = receive_exactly(self._sock, Seal.HEADER_BYTES)
-        return decode(self._in.unwrap(header, receive_exactly(self._sock, Seal.body_bytes(header))))
+        return self._in.unwrap(header, receive_exactly(self._sock, Seal.body_bytes(header)))
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -196,28 +216,49 @@ class Channel:
 class AsyncChannel:
     """The server's end, in asyncio. TLS, if any, is the business of the asyncio server."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: Keys) -> None:
-        self._reader, self._writer = reader, writer
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        keys: Keys,
+        protocol: int = PROTOCOL,
+    ) -> None:
+        self._reader, self._writer, self._protocol = reader, writer, protocol
         self._in, self._out = Seal(keys.client_to_server), Seal(keys.server_to_client)
 
     @classmethod
     async def accept(
-        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret_of: SecretOf
+        cls,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        secret_of: SecretOf,
+        protocol: int = PROTOCOL,
     ) -> tuple[Request, AsyncChannel]:
-        request, keys = await accept_async(reader, writer, secret_of)
-        return request, cls(reader, writer, keys)
+        request, keys = await accept_async(reader, writer, secret_of, protocol)
+        return request, cls(reader, writer, keys, protocol)
 
     def send(self, message: Message) -> None:
         """Queue a message. A peer that does not read is disconnected before its queue fills the memory."""
         if self._writer.is_closing():
             return
-        self._writer.write(self._out.wrap(encode(message)))
+        self._writer.write(self._out.wrap(encode(message, self._protocol)))
         if self._writer.transport.get_write_buffer_size() > 64 * 1024 * 1024:
             self._writer.transport.abort()
 
     async def receive(self) -> Message:
+        return decode(await self.receive_frame())
+
+    async def send_frame(self, body: bytes) -> None:
+        """Send bytes that are not a message. Waits until the peer has read most of those before."""
+        self._writer.write(await asyncio.to_thread(self._out.wrap, body))
+        await self._writer.drain()
+
+    async def receive_frame(self) -> bytes:
         header = await self._reader.readexactly(Seal.HEADER_BYTES)
-        return decode(self._in.unwrap(header, await self._reader.readexactly(Seal.body_bytes(header))))
+        body = await self._reader.readexactly(Seal.body_bytes(header))
+        if len(body) < SHORT_BYTES:
+            return self._in.unwrap(header, body)
+        return await asyncio.to_thread(self._in.unwrap, header, body)  # its MAC takes a while
 
     def close(self) -> None:
         self._writer.close()

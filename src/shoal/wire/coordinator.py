@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from shoal.wire import ending, inputs, losses, planning
+from shoal.wire import apart, ending, inputs, losses, planning
 from shoal.wire import events as ev
 from shoal.wire.events import Effect, Send, StartWorker
 from shoal.wire.messages import Order, Report, Status
@@ -72,13 +72,15 @@ def disconnected(state: CoordinatorState, worker: str, now_s: float) -> list[Eff
     return _advance(state, now_s)
 
 
-def exited(state: CoordinatorState, worker: str, why: str, now_s: float) -> list[Effect]:
-    """The executor saw the worker's process end."""
+def exited(
+    state: CoordinatorState, worker: str, why: str, now_s: float, *, by_itself: bool = True
+) -> list[Effect]:
+    """The executor saw the worker's process end, `by_itself` or because something killed it."""
     view = state.workers.get(worker)
     if view is None or not view.alive:
         return []
     effects = losses.remove(state, view, why)
-    if not view.met and state.issued == 0 and not view.stopping:
+    if by_itself and not view.met and state.issued == 0 and not view.stopping:
         # The script itself does not start: another attempt would fail again.
         hint = "only an elastic script can have a range of GPUs (any other command: a fixed number)"
         failed = ev.JobFailed(worker, f"{why} before it reached shoal.torch.init(): {hint}")
@@ -118,6 +120,8 @@ def tick(state: CoordinatorState, now_s: float) -> list[Effect]:
 def _advance(state: CoordinatorState, now_s: float) -> list[Effect]:
     """Take every step that the state allows now."""
     effects: list[Effect] = []
+    if state.outcome is None:
+        effects += apart.fail_if_apart(state)
     if state.outcome is None:
         effects += losses.notice_broken_steps(state, now_s)
         effects += ending.finish_if_done(state)

@@ -30,7 +30,8 @@ def finish_if_done(state: CoordinatorState) -> list[Effect]:
     # A newcomer whose switch did not happen before the last step has nothing to wait for.
     over = (Phase.FINISHED, Phase.LEFT, Phase.READY)
     if finished and all(v.status.phase in over or not v.alive for v in participants):
-        return end_job(state, "finished", ev.JobFinished(max(v.status.step for v in finished)))
+        last = max(finished, key=lambda v: v.status.step).status
+        return end_job(state, "finished", ev.JobFinished(last.step, last.why))
     return []
 
 

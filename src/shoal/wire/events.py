@@ -92,6 +92,7 @@ class JobStranded:
 @dataclass(frozen=True, slots=True)
 class JobFinished:
     step: int
+    stopped: str | None = None  # where, if the script ended before its last epoch
 
 
 @dataclass(frozen=True, slots=True)

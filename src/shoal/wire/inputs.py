@@ -37,6 +37,7 @@ def _rebuild(state: CoordinatorState, status: Status, now_s: float) -> None:
     """This coordinator has no saved state, but the worker trains: take over what it reports."""
     state.active = Generation(status.generation, status.members)
     state.participants = status.members
+    state.signature = state.signature or status.signature
     for w in status.members:
         if w not in state.workers:
             state.workers[w] = WorkerView(w, since_s=now_s, heard_s=now_s, met=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.wire import events as ev
 from shoal.wire.events import Effect, Emit, StopWorker
+from shoal.wire.groups import unbroken
 from shoal.wire.messages import Kind, Phase
 from shoal.wire.planning import issue
 from shoal.wire.state import CoordinatorState, WorkerView
@@ -92,16 +93,22 @@ def recover(state: CoordinatorState) -> list[Effect]:
     # Workers with partial state receive it again in a later generation.
     holders = [v for v in participants if v.status.phase is Phase.HALTED and not v.status.partial]
     if not holders:
-        state.active, state.participants = None, ()
-        return []
+        state.active, state.participants, state.stranded = None, (), True
+        return [Emit(ev.JobStranded(state.checkpoint, "no worker is left that holds its state"))]
     ends = [v.status.step for w in state.participants if (v := state.workers[w]).status.phase in over]
     resume = resume_step([(v.status.step, v.status.holds) for v in holders], ends)
     able = [v for v in holders if v.status.step == resume or (v.status.holds and v.status.step == resume - 1)]
     effects: list[Effect] = []
+    members = unbroken({v.worker: v.status.members for v in able}, state.group)
     for view in holders:
         if view not in able:
             effects += _discard(state, view, "it is behind the others")
-    state.participants = tuple(v.worker for v in able)
+        elif view.worker not in members:
+            effects += _discard(state, view, "its shard group lost a worker")
+    state.participants = members
+    if not members:
+        state.active = None
+        return effects
     issue(state, Kind.RECOVER, state.participants, holders=state.participants, resume=resume)
     return effects
 
@@ -120,7 +127,10 @@ def resume_step(holders: list[tuple[int, bool]], ends: list[int]) -> int:
 
 
 def announce_if_stranded(state: CoordinatorState) -> list[Effect]:
-    """Emit `JobStranded` once when no worker is left. A new target then starts from the checkpoint."""
+    """Emit `JobStranded` once when no worker is left, also if none of them ever held the state.
+
+    `recover` emits it when the last worker that held the state is lost. A new target starts from the checkpoint.
+    """
     no_state = state.active is None and not state.participants and state.paused is None and not state.pausing
     stranded = no_state and bool(state.workers) and not any(v.alive for v in state.workers.values())
     first_time = stranded and not state.stranded

@@ -78,8 +78,11 @@ class Member:
     committed: bool = False
     agreed: bool = False
     arrived: int = 0
+    exchanges: int = 0
     signed: bool = False
     first: bool | None = None
+    fresh: bool = False
+    lead: bool = False
     checkpoints: int = 0
     address: str = ""
     signature: tuple[str, ...] | None = None
@@ -102,6 +105,7 @@ class Member:
             return []
         self._order_seq = order.seq
         self.signed, self.first, self.checkpoints = order.signed, order.first, order.checkpoint
+        self.fresh, self.lead = order.fresh, order.lead
         effects: list[Effect] = []
         if order.dead > self.dead:
             effects += self._die(order.dead)
@@ -184,15 +188,21 @@ class Member:
             self.partial = plan.members[0] != self.worker
         else:
             self.done = plan.resume
+        self._count_anew()
         return apply
 
     def joined(self, plan: Plan, step: int) -> None:
         """The holders have told this newcomer that they switch after `step`. The state follows."""
         self._into(plan)
         self.done, self.partial = step, True
+        self._count_anew()
 
     def state_complete(self, step: int) -> None:
         self.partial, self.done = False, step
+
+    def _count_anew(self) -> None:
+        """All members enter a generation at one point: what they enter in it can be compared from there on."""
+        self.arrived, self.exchanges = self.done, 0
 
     def _into(self, plan: Plan) -> None:
         self.phase, self.generation, self.members = Phase.ACTIVE, plan.number, plan.members
@@ -226,6 +236,7 @@ class Member:
         plan = self.plan
         if self.worker in plan.members:
             self._into(plan)
+            self._count_anew()
         else:
             self.phase, self.plan, self.agreed = Phase.LEFT, None, False
         return plan
@@ -245,8 +256,8 @@ class Member:
         """Left the job without a switch."""
         self.phase = Phase.LEFT
 
-    def finish(self) -> None:
-        self.phase = Phase.FINISHED
+    def finish(self, stopped: str | None = None) -> None:
+        self.phase, self.why = Phase.FINISHED, stopped
 
     def fail(self, why: str) -> None:
         self.phase, self.why = Phase.FAILED, why
@@ -265,6 +276,7 @@ class Member:
             formed=self.formed,
             broken=self.broken,
             arrived=self.arrived,
+            exchanges=self.exchanges,
             dead=self.dead,
             seen=self.seen,
             address=self.address,

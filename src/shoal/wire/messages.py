@@ -17,7 +17,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
-PROTOCOL = 3
+from shoal.wire.previous import for_previous
+
+PROTOCOL = 4
 """Raised whenever a message changes its meaning. Both ends refuse another number."""
 
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -51,7 +53,7 @@ class Kind(StrEnum):
     PAUSE = "pause"  # no members: save the state and leave
 
 
-class Plan(Struct, frozen=True, forbid_unknown_fields=True):
+class Plan(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """The next generation: its number, its members in rank order, and where the state is."""
 
     number: Int
@@ -67,6 +69,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     save: str | None = None  # pause: where to save the state
     learners: tuple[str, ...] = ()  # members of the previous generation that leave with only partial state
     replaces: dict[str, str] = {}  # newcomer -> the member that it replaces
+    group: Int = 1  # so many members share one sharded model: the member of rank r has shard r % group
 
     @property
     def newcomers(self) -> tuple[str, ...]:
@@ -87,6 +90,8 @@ class Order(_Message, frozen=True):
     board: dict[str, str] = {}  # rendezvous entries of the plan, once complete
     signed: bool = False  # the coordinator knows the worker's signature: do not send it again
     first: bool = False  # the job has no state yet: skip the rehearsal, the script creates the state
+    fresh: bool = False  # with `first`: there is no checkpoint either, the job begins
+    lead: bool = False  # with `first`: this worker is to be rank 0
     checkpoint: Int = 0  # number of checkpoints requested so far
     stop: str | None = None  # end now, for this reason
 
@@ -105,6 +110,7 @@ class Status(_Message, frozen=True):
     formed: Int = 0  # number of the plan whose group is built
     broken: Int = 0  # number of the plan whose group could not be built
     arrived: Int = 0  # the step whose synchronisation it has entered
+    exchanges: Int = 0  # exchanges of the script's values that it has entered in this generation
     dead: Int = 0  # it has stopped working in generations up to this number
     seen: Int = 0  # the highest generation number it has received
     address: str = ""  # where it listens for state
@@ -112,7 +118,7 @@ class Status(_Message, frozen=True):
     board_of: Int = 0  # ... and the plan they belong to
     signature: tuple[str, ...] | None = None
     saved: str | None = None  # pause: where the state is
-    why: str | None = None  # failed: the traceback
+    why: str | None = None  # failed: the traceback; finished: where it stopped, if before its last epoch
 
 
 class Hello(_Message, frozen=True):
@@ -147,6 +153,40 @@ class Report(_Message, frozen=True):
     saved_step: Int = 0
 
 
+class StoreFile(_Message, frozen=True):
+    """Worker to control plane: frames with the bytes of a file of the job follow, an empty one, and `FileEnd`."""
+
+    location: str
+
+
+class FetchFile(_Message, frozen=True):
+    """Worker to control plane: send this file. The answer is `FileAnswer`, then frames as after `StoreFile`."""
+
+    location: str
+
+
+class CheckFile(_Message, frozen=True):
+    """Worker to control plane: is this file there, with this size and this end?"""
+
+    location: str
+    size_bytes: Int
+    tail_sha256: str
+
+
+class FileEnd(_Message, frozen=True):
+    """All bytes of a file have been sent."""
+
+    size_bytes: Int
+    sha256: str
+
+
+class FileAnswer(_Message, frozen=True):
+    """Control plane to worker: the answer to the three requests above."""
+
+    ok: bool
+    why: str = ""
+
+
 class Resize(_Message, frozen=True):
     """Client to the standalone launcher: change the number of workers."""
 
@@ -169,12 +209,16 @@ class Answer(_Message, frozen=True):
     data: dict[str, Any] = {}
 
 
-Message = Hello | Status | Report | Order | Resize | Ask | Answer
+Message = (
+    Hello | Status | Report | Order | Resize | Ask | Answer
+    | StoreFile | FetchFile | CheckFile | FileEnd | FileAnswer
+)  # fmt: skip
 
 
-def encode(message: Message) -> bytes:
+def encode(message: Message, protocol: int = PROTOCOL) -> bytes:
     # json, not msgspec.json: msgspec writes NaN as null, and a logged loss may be NaN.
-    body = json.dumps(msgspec.to_builtins(message), separators=(",", ":")).encode()
+    raw = msgspec.to_builtins(message)
+    body = json.dumps(raw if protocol == PROTOCOL else for_previous(raw), separators=(",", ":")).encode()
     _check_size(body)
     return body
 

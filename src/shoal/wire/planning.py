@@ -6,6 +6,7 @@ from msgspec.structs import replace
 
 from shoal.wire import events as ev
 from shoal.wire.events import Effect, Emit, Send
+from shoal.wire.groups import regrouped, whole, without_groups_of
 from shoal.wire.messages import Kind, Order, Phase, Plan
 from shoal.wire.state import CoordinatorState, Generation, Pending, WorkerView
 
@@ -81,21 +82,22 @@ def announce_generation(state: CoordinatorState) -> list[Effect]:
 
 def next_wish(state: CoordinatorState) -> tuple[Kind, tuple[str, ...]] | None:
     """The next generation on the way to the target, whether it can be formed yet or not."""
-    wanted = tuple(v.worker for v in state.alive(state.target))
+    wanted, size = tuple(v.worker for v in state.alive(state.target)), state.group
     if state.active is None:
-        return (Kind.FIRST, wanted) if wanted else None
+        first = whole(wanted, size)
+        return (Kind.FIRST, first) if first else None
     if not wanted:
         # The target may also be empty because all newcomers died. Then the job continues as it is.
         return (Kind.PAUSE, ()) if state.pausing else None
     current = state.active.members
     unwanted_learners = [w for w in state.learners() if w not in wanted]
     if unwanted_learners:
-        return Kind.SWITCH, tuple(w for w in current if w not in unwanted_learners)
-    newcomers = tuple(w for w in wanted if w not in current)
+        return Kind.SWITCH, without_groups_of(current, unwanted_learners, size)
+    newcomers = whole([w for w in wanted if w not in current], size)
     if newcomers:
         return Kind.SWITCH, current + newcomers
-    remaining = tuple(w for w in current if w in wanted)
-    return (Kind.SWITCH, remaining) if remaining != current else None
+    remaining = regrouped(current, wanted, size)
+    return (Kind.SWITCH, remaining) if remaining and remaining != current else None
 
 
 def plan_next(state: CoordinatorState) -> None:
@@ -136,13 +138,21 @@ def issue(
         replaces=dict(zip(newcomers, leavers)),
         addresses={w: state.workers[w].status.address for w in newcomers},
         resume=resume,
-        restore=(state.paused or state.checkpoint) if kind is Kind.FIRST else None,
+        restore=_checkpoint_for(state, kind),
         save=state.pause_path if kind is Kind.PAUSE else None,
+        group=state.group,
     )
     # Only a switch needs a commit: no member of the others trains, or (pause) there is no group to form.
     state.pending = Pending(plan, committed=kind is not Kind.SWITCH)
     if kind is Kind.FIRST:
         state.participants = members
+
+
+def _checkpoint_for(state: CoordinatorState, kind: Kind) -> str | None:
+    """A recovery needs it if the lost worker took a part of a sharded model with it."""
+    if kind is Kind.FIRST:
+        return state.paused or state.checkpoint
+    return state.checkpoint if kind is Kind.RECOVER else None
 
 
 def send_orders(state: CoordinatorState) -> list[Effect]:
@@ -170,6 +180,8 @@ def _order_for(state: CoordinatorState, view: WorkerView) -> Order:
         board=_board(state, plan) if plan is not None and view.worker in plan.members else {},
         signed=view.announced,
         first=state.active is None,
+        fresh=state.active is None and not (state.paused or state.checkpoint),
+        lead=state.active is None and [v.worker for v in state.alive(state.target)][:1] == [view.worker],
         checkpoint=state.checkpoints_asked,
         stop=view.why if view.stopping else None,
     )

@@ -15,19 +15,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from shoal.wire import coordinator
 from shoal.wire import events as ev
-from shoal.wire.auth import AuthError
-from shoal.wire.channel import HANDSHAKE_TIMEOUT_S, MAX_STRANGERS, AsyncChannel
+from shoal.wire.auth import AuthError, Request
+from shoal.wire.channel import HANDSHAKE_TIMEOUT_S, AsyncChannel
 from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
-from shoal.wire.messages import Answer, Ask, Hello, Message, Report, Resize, Status, WireError
+from shoal.wire.job_files import FILES, JobFiles
+from shoal.wire.messages import PROTOCOL, Answer, Ask, Hello, Message, Report, Resize, Status, WireError
+from shoal.wire.previous import PREVIOUS_PROTOCOL
 from shoal.wire.state import CoordinatorState, Timing
+from shoal.wire.strangers import Strangers
 
 log = logging.getLogger("shoal.wire")
 
@@ -55,11 +60,13 @@ class JobHandle:
         secret: bytes,
         on_change: Callable[[dict[str, Any]], bool | None] | None,
         on_request: Callable[[Resize | Ask], Answer] | None,
+        files: JobFiles | None,
     ) -> None:
         #: What the coordinator knows. Read it; only the methods of this class change it.
         self.state = state
         self.secret = secret
         self.on_request = on_request
+        self._files = files
         self._service, self._on_change = service, on_change
         self._channels: dict[str, AsyncChannel] = {}
         self._closed: dict[str, asyncio.Event] = {}
@@ -89,12 +96,15 @@ class JobHandle:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def take_in_exit(self, worker: str, why: str) -> None:
-        """Read the messages that the worker sent before its process ended, then tell the coordinator of the end."""
+    async def take_in_exit(self, worker: str, why: str, *, by_itself: bool = True) -> None:
+        """Read the messages that the worker sent before its process ended, then tell the coordinator of the end.
+
+        `by_itself`: nothing killed the process.
+        """
         if worker in self._closed:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closed[worker].wait(), 1.0)
-        self._run(coordinator.exited(self.state, worker, why, time.monotonic()))
+        self._run(coordinator.exited(self.state, worker, why, time.monotonic(), by_itself=by_itself))
 
     async def events(self) -> AsyncIterator[ev.JobEvent]:
         queue: asyncio.Queue[ev.JobEvent] = asyncio.Queue()
@@ -163,6 +173,16 @@ class JobHandle:
                 del self._channels[worker]
                 self._run(coordinator.disconnected(self.state, worker, time.monotonic()))
 
+    async def _serve_files(self, channel: AsyncChannel) -> None:
+        if self._files is None:
+            raise WireError("this job keeps no files here")
+        await self._files.serve(channel, self._is_saved_at)
+
+    def _is_saved_at(self, location: str) -> bool:
+        state = self.state
+        restore = state.pending.plan.restore if state.pending is not None else None
+        return location in (state.paused, state.checkpoint, restore)
+
     async def _serve_client(self, channel: AsyncChannel) -> None:
         while True:
             message: Message = await channel.receive()
@@ -183,21 +203,27 @@ class ControlService:
         self.jobs: dict[str, JobHandle] = {}
         self.address = ""
         self._on_event = on_event
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.Task[None] | None = None
-        self._strangers = 0
+        self._strangers = Strangers()
         self._connections: set[asyncio.Task[Any]] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> str:
         """Listen, inside TLS if a context is given. Return the address for the workers (also in `address`)."""
         timeout_s = None if tls is None else HANDSHAKE_TIMEOUT_S
-        self._server = await asyncio.start_server(
+        server = await asyncio.start_server(
             self._accept, host, port, ssl=tls, ssl_handshake_timeout=timeout_s
         )
-        bound = self._server.sockets[0].getsockname()
+        self._servers.append(server)
+        bound = server.sockets[0].getsockname()
         self.address = f"{bound[0]}:{bound[1]}"
         self._ticker = asyncio.create_task(self._tick())
         return self.address
+
+    async def listen_for_previous(self, host: str, port: int) -> None:
+        """Listen on this port, too, for workers that speak the previous protocol."""
+        accept = functools.partial(self._accept, protocol=PREVIOUS_PROTOCOL)
+        self._servers.append(await asyncio.start_server(accept, host, port))
 
     def add(
         self,
@@ -209,11 +235,14 @@ class ControlService:
         pause_path: str = "",
         on_change: Callable[[dict[str, Any]], bool | None] | None = None,
         on_request: Callable[[Resize | Ask], Answer] | None = None,
+        files: Path | None = None,
     ) -> JobHandle:
         """Add a job.
 
         `on_change` gets the coordinator's state before the effects of a change: save the last one. If it returns
         False, the state could not be saved: the effects are not carried out, and it is called again.
+
+        `files` is the directory in which the job's workers may keep files: `job:NAME` in `pause_path`, for example.
         """
         if job in self.jobs:
             raise ValueError(f"job {job!r} is already here")
@@ -221,7 +250,9 @@ class ControlService:
             state = CoordinatorState.from_dict(restore, time.monotonic(), timing)
         else:
             state = CoordinatorState(job, pause_path, timing=timing or Timing())
-        handle = self.jobs[job] = JobHandle(self, state, secret, on_change, on_request)
+        handle = self.jobs[job] = JobHandle(
+            self, state, secret, on_change, on_request, JobFiles(files) if files is not None else None
+        )
         return handle
 
     def remove(self, job: str) -> None:
@@ -237,8 +268,8 @@ class ControlService:
         """Stop serving. Workers continue to train and look for a service at this address."""
         if self._ticker is not None:
             self._ticker.cancel()
-        if self._server is not None:
-            self._server.close()
+        for server in self._servers:
+            server.close()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
@@ -255,16 +286,18 @@ class ControlService:
                     handle.excuse(late_s)
                 handle.tick()
 
-    def _secret_of(self, job: str, purpose: str) -> bytes | None:
+    def secret_of(self, job: str, purpose: str) -> bytes | None:
         handle = self.jobs.get(job)
-        return handle.secret if handle is not None and purpose in (WORKER, CLIENT) else None
+        return handle.secret if handle is not None and purpose in (WORKER, CLIENT, FILES) else None
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: int = PROTOCOL
+    ) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
         try:
-            await self._converse(reader, writer)
+            await self._converse(reader, writer, protocol)
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # the peer has gone, or the service closes
         except AuthError as error:
@@ -275,18 +308,25 @@ class ControlService:
             self._connections.discard(task)
             writer.close()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= MAX_STRANGERS:
-            return
-        self._strangers += 1
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: int
+    ) -> None:
+        address = (writer.get_extra_info("peername") or ("",))[0]
+        place = self._strangers.enter(address, writer.transport.abort)
         try:
-            request, channel = await AsyncChannel.accept(reader, writer, self._secret_of)
+            request, channel = await AsyncChannel.accept(reader, writer, self.secret_of, protocol)
         finally:
-            self._strangers -= 1
+            self._strangers.leave(place)
+        await self.serve(request, channel)
+
+    async def serve(self, request: Request, channel: AsyncChannel) -> None:
+        """Serve a connection that has passed the handshake until it ends."""
         handle = self.jobs.get(request.job)
         if handle is None:
             return
         if request.purpose == WORKER:
             await handle._serve_worker(channel)
+        elif request.purpose == FILES:
+            await handle._serve_files(channel)
         else:
             await handle._serve_client(channel)

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from shoal.wire.groups import group_size
 from shoal.wire.messages import Kind, Order, Phase, Plan, Status
 from shoal.wire.straggler import StragglerRule
 
@@ -23,6 +24,7 @@ class Timing:
     heartbeat_timeout_s: float = 6.0  # a worker whose process stands still (SIGSTOP, lost host)
     away_timeout_s: float = 60.0  # the same outside its steps, where a script may hold Python's lock for long
     reconnect_s: float = 3.0  # a worker whose connection closed, if nothing else shows that it died
+    restored_s: float = 30.0  # the same after a restart of the coordinator: the machine may be busy then
     settle_s: float = 0.5  # a broken step, if no worker is known to be lost
     hang_s: float = 120.0  # a worker that is alive but does not arrive at a step where the others wait
     away_s: float = 3600.0  # the same while it evaluates or saves
@@ -98,6 +100,11 @@ class CoordinatorState:
         """The views of those of `workers` that are alive."""
         return [v for w in workers if (v := self.workers.get(w)) is not None and v.alive]
 
+    @property
+    def group(self) -> int:
+        """So many workers share one sharded model; 1 if each has all of it."""
+        return group_size(self.signature)
+
     def learners(self) -> list[str]:
         """Members of the active generation that have received only part of the state."""
         if self.active is None:
@@ -122,12 +129,13 @@ class CoordinatorState:
 
     @staticmethod
     def from_dict(saved: dict[str, Any], now_s: float, timing: Timing | None = None) -> CoordinatorState:
-        """Restore a saved state. Its workers have `reconnect_s` from now on to reconnect."""
+        """Restore a saved state. Its workers have `restored_s` from now on to reconnect."""
+        timing = timing or Timing()
         raw = {name: saved[key] for name, key in _SAVED.items() if key in saved}
-        seen_now = {"since_s": now_s, "heard_s": now_s}
+        seen_now = {"since_s": now_s, "heard_s": now_s + timing.restored_s - timing.reconnect_s}
         raw["workers"] = {w: {**view, "worker": w, **seen_now} for w, view in saved["workers"].items()}
         state = msgspec.convert(raw, CoordinatorState)
-        state.timing = timing or Timing()
+        state.timing = timing
         return state
 
 

@@ -1,4 +1,4 @@
-"""A small elastic job: so many steps, each taking its time divided by the workers, as GPUs would."""
+"""A small elastic job: so many steps, each taking its time divided by the workers (to some power), as GPUs would."""
 
 import sys
 import time
@@ -7,6 +7,7 @@ import shoal.torch as shoal
 import torch
 
 STEPS, STEP_S = int(sys.argv[1]), float(sys.argv[2])
+SCALING = float(sys.argv[3]) if len(sys.argv) > 3 else 1.0
 
 torch.manual_seed(0)
 job = shoal.init()
@@ -18,7 +19,7 @@ for _ in job.epochs(1):
         optimizer.zero_grad()
         loss = torch.nn.functional.mse_loss(model(x), y)
         loss.backward()
-        time.sleep(STEP_S / job.world_size)
+        time.sleep(STEP_S / job.world_size**SCALING)
         optimizer.step()
         job.log(loss=loss)
         if job.is_main:

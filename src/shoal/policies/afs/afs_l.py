@@ -176,6 +176,7 @@ class AfsL(CountPolicy):
     """
 
     name = "afs-l"
+    uses_speeds = True
     summary = "short against efficient jobs, GPU by GPU; lengths known (AFS, NSDI'21)"
     needs_lengths = True
     takes_unknown_lengths = False

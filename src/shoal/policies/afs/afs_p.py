@@ -12,6 +12,7 @@ from shoal.core.compiled import inlined, kernel
 from shoal.core.errors import ShoalError
 from shoal.core.options import at_least_a_second
 from shoal.core.view import View
+from shoal.core.words import spoken
 from shoal.policies.afs.gains import gains, hand_out_to_gap
 from shoal.policies.base import CountPolicy
 from shoal.policies.gpu_types import reference_curves
@@ -160,9 +161,16 @@ class AfsP(CountPolicy):
     """
 
     name = "afs-p"
+    uses_speeds = True
     columns = ("quantum_end_s", "quanta_used")
     summary = "AFS without knowing lengths: processor sharing plus gains (NSDI'21)"
     Options = AfsPOptions
+
+    @property
+    def quantum(self) -> str:
+        return (
+            f"a job keeps its GPUs for a quantum of {spoken(self.options.quantum_s)}, then others have a turn"
+        )
 
     def shares(self, view: View, gpus: int, now_s: float) -> IntArray:
         keep = np.zeros(len(view), np.bool_)

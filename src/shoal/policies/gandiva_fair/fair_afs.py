@@ -14,6 +14,7 @@ from shoal.core.options import at_least_a_second
 from shoal.core.reason import Code
 from shoal.core.supply import Supply
 from shoal.core.view import View
+from shoal.core.words import spoken
 from shoal.policies.afs.afs_l import hand_out_by_length
 from shoal.policies.afs.afs_p import hand_out_by_gain
 from shoal.policies.base import Policy
@@ -76,9 +77,21 @@ class FairAfs(Policy):
     """
 
     name = "fair-afs"
+    uses_speeds = True
     columns = ("type_plus_1", "lag_gpu_s", "due_gpus", "turn_end_s", "turns_had")
     summary = "fair shares by tickets between users, AFS within each user's part"
+    uses_tickets = uses_weights = True
     Options = FairAfsOptions
+
+    @property
+    def uses_lengths(self) -> bool:
+        return bool(self.options.inside == "afs-l")
+
+    @property
+    def quantum(self) -> str:
+        o = self.options
+        turns = "" if self.uses_lengths else f"; the jobs of a user take turns of {spoken(o.turn_s)}"
+        return f"a job of a fixed size keeps its GPUs for a quantum of {spoken(o.quantum_s)}{turns}"
 
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)

@@ -15,6 +15,7 @@ from shoal.core.plan import Placement
 from shoal.core.reason import Code
 from shoal.core.supply import Supply
 from shoal.core.view import View
+from shoal.core.words import spoken
 from shoal.policies.base import Policy
 from shoal.policies.gandiva_fair import homes
 from shoal.policies.gandiva_fair.accounts import Accounts
@@ -26,6 +27,7 @@ from shoal.policies.gandiva_fair.profiling import Rules
 from shoal.policies.gandiva_fair.quantum import split_stride
 from shoal.policies.gandiva_fair.round import Round
 from shoal.policies.gandiva_fair.tables import Nodes, Rows
+from shoal.policies.own_jobs import by_priority
 
 _PROFILING = ("given", "user", "job")
 _TIES = ("oldest", "newest", "widest")
@@ -107,8 +109,15 @@ class GandivaFair(Policy):
     columns = ("lag_gpu_s", "home", "due_gpus")
     summary = "fair shares by tickets: split stride, migration, trading of mixed GPUs (EuroSys'20)"
     elastic = False
+    uses_tickets = uses_weights = True
     Options = GandivaFairOptions
     removed_options = ("pull", "forget_s", "correct_s", "debt_quanta", "relief_quanta")
+
+    @property
+    def quantum(self) -> str:
+        return (
+            f"jobs keep their GPUs for a quantum of {spoken(self.options.quantum_s)}, then others have a turn"
+        )
 
     def __init__(self, options: Any = None, *, rng: np.random.Generator | None = None) -> None:
         super().__init__(options, rng=rng)
@@ -199,10 +208,12 @@ class GandivaFair(Policy):
         """Rows by the pass of their user, then by their own, then in tie order. Rows of the view are by age."""
         own = (r.lag / np.maximum(r.due, NO_DUE)).round(6)
         if self.options.tie_order == "newest":
-            return np.lexsort((-r.view.job_ids, own, passes))
-        if self.options.tie_order == "widest":
-            return np.lexsort((-r.size, own, passes))
-        return np.lexsort((own, passes))
+            order = np.lexsort((-r.view.job_ids, own, passes))
+        elif self.options.tie_order == "widest":
+            order = np.lexsort((-r.size, own, passes))
+        else:
+            order = np.lexsort((own, passes))
+        return by_priority(order, r.view.user, r.view.priority)
 
     def _run(self, r: Round) -> BoolArray:
         """Which rows run from now on. Rows that migrate are bound to their new nodes."""

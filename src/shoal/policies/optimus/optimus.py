@@ -89,6 +89,7 @@ class Optimus(CountPolicy):
     """
 
     name = "optimus"
+    uses_speeds = True
     summary = "each GPU where it saves most remaining time; lengths known (EuroSys'18)"
     needs_lengths = True
     Options = OptimusOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -9,15 +10,25 @@ from fastapi.openapi.utils import get_openapi
 
 from shoal import __version__
 from shoal.server.api import errors
-from shoal.server.api.limits import Buckets, Limits
-from shoal.server.api.routes import cluster, jobs, nodes, people, watch
+from shoal.server.api.limits import Buckets, Hosts, Limits
+from shoal.server.api.routes import arrays, cluster, jobs, nodes, people, sessions, watch, webhooks, workdirs
 from shoal.server.api.routes.common import Services
 
 PREFIX = "/api/v1"
 
 
-def make_app(services: Services | None = None, buckets: Buckets | None = None) -> FastAPI:
-    """The application. Without services it can only describe itself; `buckets` limit each client's requests."""
+def make_app(
+    services: Services | None = None,
+    buckets: Buckets | None = None,
+    *,
+    hosts: Iterable[str] = (),
+    proved: Callable[[Any], None] = lambda client: None,
+) -> FastAPI:
+    """The application. Without services it can only describe itself.
+
+    `buckets` limit each client's requests, `hosts` are further names of the server, and `proved` gets the address of
+    each client whose token is valid.
+    """
     app = FastAPI(
         title="Shoal",
         version="v1",
@@ -26,14 +37,26 @@ def make_app(services: Services | None = None, buckets: Buckets | None = None) -
         docs_url=None,
         redoc_url=None,
     )
-    for router in (jobs.router, watch.router, cluster.router, nodes.router, people.router):
+    for router in (
+        jobs.router, arrays.router, watch.router, cluster.router, nodes.router, people.router, webhooks.router,
+        workdirs.router, sessions.router,
+    ):  # fmt: skip
         app.include_router(router, prefix=PREFIX)
     app.include_router(cluster.outside)
     errors.install(app)
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]
     if services is not None:
         app.state.services = services
-        app.add_middleware(Limits, answered=services.metrics.answered, buckets=buckets)
+        app.add_middleware(
+            Limits,
+            prefix=PREFIX,
+            gate=services.gate,
+            hosts=Hosts(hosts),
+            answered=services.metrics.answered,
+            proved=proved,
+            buckets=buckets,
+            upload_bytes=services.workdirs.limit_bytes,
+        )
     return app
 
 

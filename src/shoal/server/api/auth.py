@@ -22,6 +22,8 @@ class Who:
     user: str
     role: Role
     token: int
+    #: When the token expires.
+    expires_s: float | None = None
 
     @property
     def sees_all(self) -> bool:
@@ -73,7 +75,17 @@ class Gate:
         if row["expires_s"] is not None and now_s >= row["expires_s"]:
             raise Unauthorized
         self._touch(row, now_s)
-        return Who(row["user"], Role(row["role"]), row["id"])
+        return Who(row["user"], Role(row["role"]), row["id"], row["expires_s"])
+
+    def is_valid(self, who: Who) -> bool:
+        """Whether the token and the role of an open stream are still what they were."""
+        row = self._store.token(who.token)
+        expires_s = None if row is None else row["expires_s"]
+        return (
+            row is not None
+            and (expires_s is None or self._now_s() < expires_s)
+            and (row["user"], row["role"]) == (who.user, who.role.value)
+        )
 
     def _touch(self, row: Row, now_s: float) -> None:
         if row["last_used_s"] is None or now_s - row["last_used_s"] > TOUCH_S:

@@ -1,21 +1,29 @@
-"""Limits on the size of requests and on their rate per client, checked before anything else."""
+"""What is checked of a request before its body is read: its rate, the host it names, its token and its size."""
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import socket
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from fastapi import HTTPException
+from fastapi import HTTPException, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.server.api.auth import Gate
 from shoal.server.api.errors import answer
+from shoal.server.services.errors import Unauthorized
 
 MAX_BODY_BYTES = 1024 * 1024
-TOO_LARGE = f"the request is larger than {MAX_BODY_BYTES} bytes"
 RATE_PER_S, BURST = 500.0, 2000.0
 MOST_CLIENTS = 10_000
+
+
+def too_large(most_bytes: int) -> str:
+    return f"the request is larger than {most_bytes} bytes"
 
 
 class Buckets:
@@ -36,42 +44,93 @@ class Buckets:
         return allowed
 
 
+class Hosts:
+    """The names of this server. A web page of another name must not reach it through a changed DNS entry.
+
+    An address is always allowed: no DNS entry can lead a browser to it under another name.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._names = {"localhost", socket.gethostname().lower()} | {n.lower() for n in names}
+
+    def allows(self, header: str) -> bool:
+        name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+        name = name.strip("[]").lower()
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name)
+            return True
+        return not name or name in self._names  # browsers always send a name
+
+
 class Limits:
-    """ASGI middleware."""
+    """ASGI middleware. `proved` gets the address of each client whose token is valid."""
 
     def __init__(
-        self, app: ASGIApp, *, answered: Callable[[int], None], buckets: Buckets | None = None
+        self,
+        app: ASGIApp,
+        *,
+        prefix: str,
+        gate: Gate,
+        hosts: Hosts,
+        answered: Callable[[int], None],
+        proved: Callable[[Any], None],
+        buckets: Buckets | None = None,
+        upload_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self.app, self._answered = app, answered
+        self._prefix, self._gate, self._hosts, self._proved = prefix, gate, hosts, proved
         self._buckets = buckets or Buckets(RATE_PER_S, BURST)
+        self._upload_bytes = upload_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        client = (
-            headers.get(b"authorization", b"").decode("latin-1")[:300] or (scope.get("client") or ("",))[0]
-        )
-        if not self._buckets.take(client):
+        refusal = self._refusal(scope, dict(scope["headers"]))
+        if refusal is None:
+            await self._pass_on(scope, receive, send)
+            return
+        refusal.headers["Connection"] = "close"  # the body was not read
+        self._answered(refusal.status_code)
+        await refusal(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
+        token = headers.get(b"authorization", b"").decode("latin-1")
+        if not self._buckets.take(token[:300] or (scope.get("client") or ("",))[0]):
             text = f"more than {self._buckets.rate_per_s:.0f} requests per second"
-            await self._refuse(429, "busy", text, "wait a moment", scope, receive, send)
-            return
+            return answer(429, "busy", text, "wait a moment")
+        host = headers.get(b"host", b"").decode("latin-1")
+        if not self._hosts.allows(host):
+            hint = "use its address, or start the server with --allow-host NAME"
+            return answer(421, "wrong_host", f"this server does not go by the name {host[:100]!r}", hint)
+        if scope["path"].startswith(self._prefix):
+            try:
+                self._gate.who(token)
+            except Unauthorized as error:
+                return answer(error.status, error.code, str(error), error.hint)
+            self._proved(scope.get("client"))
         length = headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > MAX_BODY_BYTES:
-            await self._too_large(scope, receive, send)
-            return
-        await self._pass_on(scope, receive, send)
+        most = self._most_bytes(scope)
+        if length.isdigit() and int(length) > most:
+            return answer(413, "too_large", too_large(most), "put large things into files")
+        return None
+
+    def _most_bytes(self, scope: Scope) -> int:
+        """Only working directories may be large. Their route checks who sends them before it reads any of it."""
+        is_upload = scope["method"] == "PUT" and scope["path"].startswith(f"{self._prefix}/workdirs/")
+        return self._upload_bytes if is_upload else MAX_BODY_BYTES
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
-        seen = 0
+        seen, most = 0, self._most_bytes(scope)
 
         async def counting() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > MAX_BODY_BYTES:
-                raise HTTPException(413, TOO_LARGE)  # the only exception that FastAPI does not wrap here
+            if seen > most:
+                raise HTTPException(
+                    413, too_large(most)
+                )  # the only exception that FastAPI does not wrap here
             return message
 
         async def noting(message: Message) -> None:
@@ -80,12 +139,3 @@ class Limits:
             await send(message)
 
         await self.app(scope, counting, noting)
-
-    async def _too_large(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._refuse(413, "too_large", TOO_LARGE, "put large things into files", scope, receive, send)
-
-    async def _refuse(
-        self, status: int, code: str, text: str, hint: str, scope: Scope, receive: Receive, send: Any
-    ) -> None:
-        self._answered(status)
-        await answer(status, code, text, hint)(scope, receive, send)

@@ -45,12 +45,28 @@ class Clock:
         return self._wall() - self.now_s()
 
 
-def go_on(store: Store, clock: Clock | None = None, boot: str | None = None) -> Clock:
+#: A server's clock that is so far ahead of the machine's does not meet it again soon.
+AHEAD_S = 86_400.0
+
+
+def warn_of_clock(clock: Clock) -> str | None:
+    """A warning if the machine's clock was far ahead once: the server's clock never goes back by itself."""
+    ahead_s = -clock.behind_s()
+    if ahead_s <= AHEAD_S:
+        return None
+    return (
+        f"the server's clock is {ahead_s / 86400:.1f} days ahead: the machine's was wrong once, so tokens expire early "
+        "and times are wrong: `shoal down --keep-jobs` and `shoal up --reset-clock`"
+    )
+
+
+def go_on(store: Store, clock: Clock | None = None, boot: str | None = None, *, reset: bool = False) -> Clock:
     """A clock for a new server on this store. Durations in progress continue by the steady clock.
 
     After a reboot the steady clock starts at zero: only then the wall clock measures the time in between.
+    `reset`: the machine's clock was once far ahead and is right now. Recorded times in the future become now.
     """
-    clock = clock or Clock(store.last_event()[1])
+    clock = clock or Clock(0.0 if reset else store.last_event()[1])
     boot = boot_id() if boot is None else boot
     before: dict[str, Any] = store.get("clock") or {}
     ledger, saved = store.get("ledger"), store.get(snapshot.KEY)
@@ -62,6 +78,9 @@ def go_on(store: Store, clock: Clock | None = None, boot: str | None = None) -> 
                 change.put("ledger", _moved(ledger, jump_s))
             if saved is not None and jump_s:
                 change.put(snapshot.KEY, snapshot.shifted(saved, jump_s))
+        if reset:
+            change.no_later_than(clock.now_s())
+            change.event("server.clock_reset", "the server's clock was set to the machine's")
         change.put("clock", {"boot": boot, "offset_s": clock.offset_s})
     return clock
 

@@ -10,15 +10,18 @@ from shoal.core.reason import Reason as CoreReason
 from shoal.server.api.models import JobState, Reason
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, READY, LiveJob, LiveWorker
+from shoal.server.loop.restarts import Cause
 from shoal.server.loop.runner import Parts, RunnerBase, RunnerLoop
 from shoal.wire import events as ev
 from shoal.wire.service import ControlService
 
 #: Stragglers that are replaced per job. If several workers in turn are slow, their GPUs are not the cause.
 MAX_REPLACED = 3
-LOST_RESTARTS = 3
-"""How often a job that lost all its workers restarts from its last checkpoint, unless its owner sets a limit."""
+#: Notes per job that become events.
+MAX_NOTES = 100
 DONE = "done"
+#: A job that has reached its target ends after so many steps even if its checkpoint could not be written.
+UNSAVED_STEPS = 200
 
 
 class CoordinatorEvents(RunnerBase):
@@ -31,6 +34,9 @@ class CoordinatorEvents(RunnerBase):
         self._pauses: dict[tuple[int, int], float] = {}
         #: When the pending reconfiguration of a job was requested.
         self._aimed_s: dict[int, float] = {}
+        #: Where a script that has ended stopped, if it was before its last epoch.
+        self._stopped: dict[int, str] = {}
+        self._notes: dict[int, int] = {}
 
     def _leaving(self, worker: LiveWorker) -> None:
         worker.state = LEAVING
@@ -71,6 +77,8 @@ class CoordinatorEvents(RunnerBase):
         data: dict[str, Any] = {
             "gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind),
         }  # fmt: skip
+        if may(job.life, Verb.START):  # it was pending when its first new worker was added to an old one
+            self.advance(job, Verb.START, gpus=gpus)
         if may(job.life, Verb.RUN):
             self.advance(job, Verb.RUN, **data)
         else:
@@ -95,8 +103,32 @@ class CoordinatorEvents(RunnerBase):
         if not known:
             self.parts.metrics.resize.labels(phase="pause").observe(event.pause_s)
 
+    def _check_target(self, job: LiveJob, step: int, loss: float) -> None:
+        """A job that has reached its target saves its state and ends, all workers at the same step."""
+        target, handle = job.spec.get("target_loss"), self.service.jobs.get(str(job.id))
+        if target is None or handle is None or job.ending is not None:
+            return
+        if job.reached_step is None and loss <= target:
+            job.reached_step, job.reached_loss = step, loss
+            text = f"its loss is {loss:.4g} at step {step}, so it has reached its target of {target:g}"
+            self.parts.outbox.event(
+                "job.reached", f"{text}; it saves its state and ends", job, loss=loss, step=step
+            )
+            self.parts.outbox.job(job)
+            handle.ask_checkpoint()
+        elif job.reached_step is not None and step >= job.reached_step + UNSAVED_STEPS:
+            self._end_at_target(job)
+
+    def _end_at_target(self, job: LiveJob) -> None:
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None and job.ending is None and job.workers:
+            job.ending = DONE
+            self.parts.outbox.job(job)
+            handle.set_target([])
+
     def _on_Measured(self, job: LiveJob, event: ev.Measured) -> None:
         worker, report = job.workers.get(event.worker), event.report
+        self._take_notes(job, event)
         if worker is None or worker.rank != 0 or worker.state != ACTIVE:
             return
         progress, learner = job.progress, self.parts.profiles.learner(job)
@@ -106,6 +138,7 @@ class CoordinatorEvents(RunnerBase):
         learner.step, learner.total_steps = float(report.step), progress.total_steps
         if "loss" in report.values and report.steps:
             learner.convergence.observe(report.step, report.values["loss"])
+            self._check_target(job, report.step, report.values["loss"])
         step_s = learner.pace.take(report)
         if step_s is not None:
             progress.speed = 1.0 / step_s
@@ -115,8 +148,17 @@ class CoordinatorEvents(RunnerBase):
             self.parts.searches.measured(job, report.workers, step_s, report.batch_size)
         self.parts.profiles.tell_length(job)
 
+    def _take_notes(self, job: LiveJob, event: ev.Measured) -> None:
+        """What the runtime in the workers has to say to the job's owner."""
+        for note in event.report.notes:
+            taken = self._notes[job.id] = self._notes.get(job.id, 0) + 1
+            if taken <= MAX_NOTES:
+                self.parts.outbox.event("worker.note", note[:500], job, worker=event.worker)
+                self.loop.soon(job)
+
     def _on_WorkerLost(self, job: LiveJob, event: ev.WorkerLost) -> None:
         job.refused += not event.was_member
+        job.last_loss = event.why
         text = f"worker {event.worker} was lost: {event.why}"
         self.parts.outbox.event("worker.lost", text, job, worker=event.worker, was_member=event.was_member)
 
@@ -161,6 +203,8 @@ class CoordinatorEvents(RunnerBase):
     def _on_Checkpointed(self, job: LiveJob, event: ev.Checkpointed) -> None:
         job.checkpoint_s = self.loop.now_s()
         self.parts.outbox.event("job.checkpoint", f"saved at step {event.step}", job, step=event.step)
+        if job.reached_step is not None and event.step >= job.reached_step:
+            self._end_at_target(job)
 
     def _on_JobPaused(self, job: LiveJob, event: ev.JobPaused) -> None:
         job.checkpoint_s = self.loop.now_s()
@@ -171,15 +215,19 @@ class CoordinatorEvents(RunnerBase):
     def _on_JobStranded(self, job: LiveJob, event: ev.JobStranded) -> None:
         if job.ending is not None or job.life.state in (JobState.STOPPING, JobState.PAUSED):
             return
-        limit = job.spec["max_restarts"] if "max_restarts" in job.given else LOST_RESTARTS
-        if job.life.restarts < limit and may(job.life, Verb.RESTART):
-            begin = "its last checkpoint" if event.checkpoint else "the beginning"
-            self.advance(job, Verb.RESTART, f"all its workers were lost; it goes on from {begin}")
-        else:
-            job.ending = f"all its workers were lost: {event.why}"
+        cause = Cause.UNBEGUN if job.is_unbegun else Cause.LOST
+        why = f"all its workers were lost, the last so: {job.last_loss or event.why}"
+        begin = "its last checkpoint" if event.checkpoint else "the beginning"
+        if self.start_again(job, cause, f"{why}; it goes on from {begin}"):
+            return
+        job.ending = why
+        if job.workers:  # newcomers, which have nothing to continue from
+            self.service.jobs[str(job.id)].stop(why)
 
     def _on_JobFinished(self, job: LiveJob, event: ev.JobFinished) -> None:
         job.ending = DONE
+        if event.stopped:
+            self._stopped[job.id] = event.stopped[:500]
         job.progress.step = event.step
 
     def _on_JobFailed(self, job: LiveJob, event: ev.JobFailed) -> None:

@@ -23,6 +23,19 @@ class Devices:
         #: GPUs that still hold the memory of a suspended worker: others take them last.
         self._kept_warm: dict[Device, str] = {}
 
+    def set_gpus(self, node: int, gpus: int) -> None:
+        """The node has so many GPUs: a new one, which is the next, or one that has changed.
+
+        Workers on GPUs that are gone own them until they have ended.
+        """
+        if node == len(self._gpus):
+            self._gpus.append(0)
+            self._free.append(set())
+        before, self._gpus[node] = self._gpus[node], gpus
+        owned = {gpu for n, gpu in self._owner if n == node}
+        self._free[node] |= set(range(before, gpus)) - owned
+        self._free[node] -= set(range(gpus, before))
+
     @property
     def used(self) -> int:
         return len(self._owner)
@@ -86,7 +99,8 @@ class Devices:
         self._part(device, worker)
         if self._owner.get(device) == worker:
             del self._owner[device]
-            self._free[device[0]].add(device[1])
+            if device[1] < self._gpus[device[0]]:
+                self._free[device[0]].add(device[1])
             if keep_warm:
                 self._kept_warm[device] = worker
         elif not keep_warm and self._kept_warm.get(device) == worker:
@@ -96,7 +110,8 @@ class Devices:
         """What must always hold."""
         for node, count in enumerate(self._gpus):
             owned = {gpu for n, gpu in self._owner if n == node}
-            assert owned | self._free[node] == set(range(count)), (node, owned, self._free[node])
+            assert owned | self._free[node] >= set(range(count)), (node, owned, self._free[node])
+            assert self._free[node] <= set(range(count)), (node, self._free[node])
             assert not owned & self._free[node]
         for device, there in self._colocated.items():
             assert there, device

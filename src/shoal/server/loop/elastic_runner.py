@@ -9,19 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
+from shoal.agents.certificate import new_certificate
 from shoal.executors.base import Exit
 from shoal.server.api.models import JobState, Resize
+from shoal.server.loop.control_port import ControlPort
 from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents
+from shoal.server.loop.job_keys import JobKeys
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, LiveJob, LiveWorker
+from shoal.server.loop.restarts import Cause, may_restart
 from shoal.server.loop.runner import Parts, RunnerLoop, describe_exit
-from shoal.wire.auth import new_secret, read_secret, write_secret
+from shoal.wire.job_files import own
+from shoal.wire.messages import Phase
 from shoal.wire.service import ControlService, JobHandle
+from shoal.wire.state import CoordinatorState
 
 log = logging.getLogger("shoal.server")
 
+LEFT_S = 1.0
+"""How long a worker that has left the job may take to end by itself."""
 NO_RUNTIME = (
     "its command ended without ever joining the job: a job with a range of GPUs must use shoal.torch; "
     "for any other command say resize `restart`, or give a fixed number of GPUs"
@@ -35,7 +45,9 @@ class ElasticRunner(CoordinatorEvents):
         super().__init__(loop, parts)
         self._host = host
         self.service = ControlService(self._Starter(self), on_event=self._event)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._port = ControlPort(self.service, parts.store, parts.warnings)
+        self._keys = JobKeys(parts.warnings)
+        self._tasks: set[asyncio.Task[object]] = set()
 
     class _Starter:
         """The wire's `WorkerStarter`: passes the coordinators' requests to the runner."""
@@ -51,17 +63,22 @@ class ElasticRunner(CoordinatorEvents):
 
     async def open(self) -> None:
         """Restore the coordinators and listen on the last server's port, so that its workers reconnect."""
-        port = int(self.parts.store.get("control_port", 0))
+        # The imports of the first certificate take long. They must not delay the first job.
+        self._keep(asyncio.to_thread(new_certificate, "none"))
         for job in self.parts.jobs.values():
             if job.coordinator is not None and job.resize is Resize.LIVE:
                 self._handle(job)
-        try:
-            address = await self.service.start(self._host, port)
-        except OSError as error:
-            self.parts.warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
-            address = await self.service.start(self._host, 0)
-        with self.parts.store.change(self.loop.now_s()) as change:
-            change.put("control_port", int(address.rpartition(":")[2]))
+        await self._port.open(self._host, self.parts.jobs, self.parts.home.job, self.loop.now_s())
+        self.parts.addresses.here = self.service.address
+        self._report_recorded_exits()
+
+    def _report_recorded_exits(self) -> None:
+        """Tell the coordinators of workers whose end is on record but was not in the coordinator's saved state."""
+        for job in self.parts.jobs.values():
+            handle = self.service.jobs.get(str(job.id))
+            for view in [] if handle is None else list(handle.state.workers.values()):
+                if handle is not None and view.met and view.alive and view.worker not in job.workers:
+                    handle.exited(view.worker, "it ended before the server was restarted")
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -72,16 +89,14 @@ class ElasticRunner(CoordinatorEvents):
         key = str(job.id)
         if key not in self.service.jobs:
             directory = self.parts.home.job(job.id)
-            path = directory / "secret"
-            if not path.exists():
-                write_secret(path, new_secret())
-            self.service.add(
+            handle = self.service.add(
                 key,
-                read_secret(path),
+                self._keys.secret(job.id, directory),
                 restore=job.coordinator,
-                pause_path=str(directory / "paused.pt"),
                 on_change=lambda state: self._record(job, state),
+                files=directory,
             )
+            name_files(handle.state, directory)
         return self.service.jobs[key]
 
     def _record(self, job: LiveJob, state: dict[str, Any]) -> bool:
@@ -102,12 +117,23 @@ class ElasticRunner(CoordinatorEvents):
         except OSError as error:
             self.over(job, Verb.FAIL, f"cannot prepare its directory: {error.strerror}")
             return
-        if want:
+        if self._port.speaks_previous(job):
+            self._renew(job, handle)
+        elif want:
+            name_files(handle.state, self.parts.home.job(job.id))
             self._set_workers(job, handle, want)
         elif job.workers and not handle.state.pausing:
             handle.set_target([])
         elif not job.workers and may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
+
+    def _renew(self, job: LiveJob, handle: JobHandle) -> None:
+        """Let workers of an earlier version save their state and leave. They know files by path only."""
+        handle.state.pause_path = str(self.parts.home.job(job.id) / "paused.pt")
+        if not handle.state.pausing:
+            text = "an earlier version started its workers: they save their state, and new ones go on from it"
+            self.parts.outbox.event("job.renewed", text, job)
+            handle.set_target([])
 
     def _set_workers(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
         """Set the job's workers: keep those whose node still counts in the target, and add new ones on free GPUs."""
@@ -125,20 +151,22 @@ class ElasticRunner(CoordinatorEvents):
         need = {node: count for node, count in need.items() if count}
         new: list[LiveWorker] = []
         if need and job.refused < MAX_REFUSED:
-            devices = self.parts.devices.choose(need, self.parts.sharing.beside(job))
+            devices = self.choose(job, need)
             if devices is None:
                 # All or nothing: a second switch a moment later would cost more than the wait.
                 self.parts.unmet.add(job.id)
                 return
-            if not job.workers and may(job.life, Verb.START):
+            if not job.workers:
+                job.began_s = self.loop.now_s()
+            if may(job.life, Verb.START):
                 self.advance(job, Verb.START, gpus=len(devices))
             new = [self.new_worker(job, device, None) for device in devices]
         kept = {w.id for w in keep}
         # Workers that stay keep their rank order. New workers come last.
         target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
         if target and (tuple(target) != coordinator.target or coordinator.pausing):
-            if coordinator.pending is not None:
-                self.parts.metrics.superseded.inc()
+            if coordinator.pending is not None or job.id in self._aimed_s:
+                self.parts.metrics.superseded.inc()  # new workers of the last target were preparing
             try:
                 handle.set_target(target)
                 self._aimed_s[job.id] = self.loop.now_s()
@@ -151,12 +179,14 @@ class ElasticRunner(CoordinatorEvents):
         if job is None or worker is None:
             return
         directory = self.parts.home.job(job.id)
-        env = {
-            "SHOAL_CONTROL": self.service.address,
-            "SHOAL_SECRET_FILE": str(directory / "secret"),
-            "SHOAL_CHECKPOINT": str(directory / "checkpoint.pt"),
-        }
-        self.start(job, worker, env, warm=True)
+        node, addresses = self.parts.nodes[worker.device[0]], self.parts.addresses
+        env = addresses.env(node) | {"SHOAL_CHECKPOINT": own("checkpoint.pt")}
+        env["SHOAL_GPUS"] = str(job.range)
+        if not self.parts.account_of(job.user):
+            # Under an account of its own it cannot enter the server's home: its files go through the control plane.
+            env |= addresses.state_env(node, directory)
+        files = {"SHOAL_SECRET_FILE": self._keys.text(job.id, directory)}
+        self.start(job, worker, env, warm=True, secret_files=files)
 
     def _stop_requested(self, key: str, worker_id: str, kill: bool) -> None:
         job = self.parts.jobs.get(int(key))
@@ -169,11 +199,14 @@ class ElasticRunner(CoordinatorEvents):
         else:
             # The coordinator asked it over the wire. If it has not ended after its grace period, it gets a signal.
             self._leaving(worker)
-            asyncio.get_running_loop().call_later(job.spec["grace_s"], self._stop_after_grace, worker_id)
+            # One that has left the job has given everything away: its GPU must not wait for its last lines.
+            left = view.status.phase is Phase.LEFT
+            wait_s = min(LEFT_S, job.spec["grace_s"]) if left else job.spec["grace_s"]
+            asyncio.get_running_loop().call_later(wait_s, self._stop_after, worker_id, left)
         self.loop.soon(job)
 
-    def _stop_after_grace(self, worker_id: str) -> None:
-        self.parts.executor.stop(worker_id)
+    def _stop_after(self, worker_id: str, kill: bool) -> None:
+        self.parts.executor.stop(worker_id, kill=kill)
 
     def cancel(self, job: LiveJob) -> None:
         for worker in job.workers.values():
@@ -184,8 +217,16 @@ class ElasticRunner(CoordinatorEvents):
         if not job.workers:
             self.over(job, Verb.VANISH)
 
+    def end(self, job: LiveJob, why: str) -> None:
+        super().end(job, why)
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None:
+            handle.stop(why)
+
     def shut_down(self, job: LiveJob) -> None:
-        if job.workers:
+        if self._port.speaks_previous(job):
+            self._renew(job, self._handle(job))
+        elif job.workers:
             self._handle(job).set_target([])
         if may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT, "the server was shut down; it goes on from where it was")
@@ -197,11 +238,18 @@ class ElasticRunner(CoordinatorEvents):
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         job.exit_code, job.signal = exit_.code, exit_.signal
+        job.is_unbegun = not exit_.began and not exit_.asked_to_end
+        if job.is_unbegun:
+            job.last_loss = describe_exit(exit_)
+            job.refused += 1
         handle = self.service.jobs.get(str(job.id))
         if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
             job.ending = DONE  # written in the same transaction as the end of this worker
             self.parts.outbox.job(job)
-        task = asyncio.get_running_loop().create_task(self._exited(job, worker, exit_, self.loop.then_s(job)))
+        self._keep(self._exited(job, worker, exit_, self.loop.then_s(job)))
+
+    def _keep(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -210,16 +258,19 @@ class ElasticRunner(CoordinatorEvents):
         if handle is not None:
             view = handle.state.workers.get(worker.id)
             if view is not None and not exit_.began:
-                # The last server was killed before it started this worker, so the script did not fail.
+                # It was not started: a disk was full, or the last server or the keeper was killed before.
                 view.stopping = True
-            await handle.take_in_exit(worker.id, describe_exit(exit_))
+            await handle.take_in_exit(worker.id, describe_exit(exit_), by_itself=exit_.code is not None)
         if not job.is_over:
             with self.loop.as_of(then_s):
                 self._after_exit(job, worker, handle, exit_)
         self.loop.soon(job)
 
     def _after_exit(self, job: LiveJob, worker: LiveWorker, handle: JobHandle | None, exit_: Exit) -> None:
-        by_itself = exit_.began and not exit_.asked_to_end and worker.state != LEAVING
+        # A worker that was killed, or whose keeper was, is a lost worker: the script did not fail.
+        view = None if handle is None else handle.state.workers.get(worker.id)
+        told = exit_.asked_to_end or worker.state == LEAVING or (view is not None and view.stopping)
+        by_itself = exit_.began and exit_.code is not None and not told
         newborn = job.generation == 0 and job.ending is None and by_itself
         if newborn and job.life.state is not JobState.STOPPING and not (exit_.ok and job.workers):
             job.ending = NO_RUNTIME if exit_.ok else describe_exit(exit_)
@@ -234,7 +285,7 @@ class ElasticRunner(CoordinatorEvents):
 
     def _all_workers_ended(self, job: LiveJob) -> None:
         if job.ending == DONE:
-            self.over(job, Verb.SUCCEED)
+            self.over(job, Verb.SUCCEED, _at_target(job) or self._stopped.pop(job.id, None))
         elif job.life.state is JobState.STOPPING:
             self.over(job, Verb.VANISH)
         elif job.ending == NO_RUNTIME:
@@ -252,7 +303,7 @@ class ElasticRunner(CoordinatorEvents):
         before = self.service.jobs[str(job.id)].state
         self.service.remove(str(job.id))
         job.coordinator, job.generation = None, 0
-        if job.life.restarts < job.spec["max_restarts"]:
+        if may_restart(job, Cause.FAILED):
             after = self._handle(job).state
             after.checkpoint, after.checkpoint_step = before.checkpoint, before.checkpoint_step
 
@@ -260,6 +311,8 @@ class ElasticRunner(CoordinatorEvents):
         job.coordinator = None
         super().over(job, verb, message)
         self._aimed_s.pop(job.id, None)
+        self._keys.forget(job.id)
+        self._notes.pop(job.id, None)
         for key in [k for k in self._pauses if k[0] == job.id]:
             del self._pauses[key]
         if str(job.id) in self.service.jobs:
@@ -276,6 +329,22 @@ class ElasticRunner(CoordinatorEvents):
                     age_s = max(time.monotonic() - view.heard_s, 0.0)
                     ages[worker.node] = max(ages.get(worker.node, 0.0), age_s)
         return ages
+
+
+def _at_target(job: LiveJob) -> str | None:
+    """Why a job that reached its target has ended; None for others."""
+    if job.reached_step is None:
+        return None
+    return f"its loss reached {job.reached_loss:.4g} at step {job.reached_step} (target {job.spec['target_loss']:g})"
+
+
+def name_files(state: CoordinatorState, directory: Path) -> None:
+    """Refer to the job's own files by name. Earlier versions saved their paths, which other machines do not have."""
+    state.pause_path = own("paused.pt")
+    for field in ("paused", "checkpoint"):
+        location = getattr(state, field)
+        if location is not None and Path(location).parent == directory:
+            setattr(state, field, own(Path(location).name))
 
 
 def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> bool:

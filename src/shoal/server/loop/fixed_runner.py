@@ -8,22 +8,16 @@ co-located or pre-scheduled, if `sharing` says so.
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
 from collections import Counter
-from pathlib import Path
 
 from shoal.executors.base import Exit
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, SUSPENDED, LiveJob, LiveWorker
+from shoal.server.loop.processes import divided, environment
+from shoal.server.loop.restarts import Cause, rests_until_s
 from shoal.server.loop.runner import RunnerBase, describe_exit
-
-log = logging.getLogger("shoal.server")
-
-#: A disk that is full may have room again by then.
-RETRY_S = 1.0
 
 
 class FixedRunner(RunnerBase):
@@ -43,14 +37,14 @@ class FixedRunner(RunnerBase):
         elif place is not None:
             self._stay_colocated(job, place)
         elif not want:
-            self._withdraw(job)
+            if not self._stays_until_the_end(job):
+                self._withdraw(job)
         elif job.colocated:
             self._own(job, want)
         elif all(w.state == SUSPENDED for w in job.workers.values()):
             self._wake(job, want)
-        elif self._must_move(job, [w.device for w in job.workers.values()], want):
-            self._withdraw(job)
-            self.loop.soon(job)
+        elif self._must_move(job, [d for w in job.workers.values() for d in w.devices], want):
+            self._move_or_rest(job, want)
         elif may(job.life, Verb.START):  # paused and resumed before it was suspended
             self._runs(job, list(job.workers.values()))
 
@@ -60,7 +54,7 @@ class FixedRunner(RunnerBase):
         self.parts.profiles.tell_length(job)
 
     def _begin(self, job: LiveJob, want: dict[int, int]) -> None:
-        devices = self.parts.devices.choose(want, self.parts.sharing.beside(job))
+        devices = self.choose(job, want)
         if devices is None:
             self.parts.unmet.add(job.id)
             return
@@ -71,35 +65,31 @@ class FixedRunner(RunnerBase):
     def _begin_on(self, job: LiveJob, devices: list[Device], *, colocated: bool = False) -> None:
         job.asked_to_end = False
         job.generation += 1
+        job.began_s, job.size = self.loop.now_s(), len(devices)
         if may(
             job.life, Verb.PREEMPT
         ):  # its processes were lost with a server that was killed before it recorded this
             self.advance(job, Verb.PREEMPT)
+        per_gpu = job.spec.get("per_gpu", True)  # older jobs have one process per GPU
+        groups = divided(devices, per_gpu=per_gpu)
         workers = [
-            self.new_worker(job, device, rank, colocated=colocated) for rank, device in enumerate(devices)
+            self.new_worker(job, mine[0], rank, more=mine[1:], colocated=colocated)
+            for rank, mine in enumerate(groups)
         ]
         if may(job.life, Verb.START) and not job.prescheduled:
             self.advance(job, Verb.START, gpus=job.gpus)
-        port = str(free_port())
-        local = Counter(d[0] for d in devices)
-        seen: Counter[int] = Counter()
-        for worker in workers:
-            node = worker.device[0]
-            env = {
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "RANK": str(worker.rank),
-                "WORLD_SIZE": str(len(workers)),
-                "LOCAL_RANK": str(seen[node]),
-                "LOCAL_WORLD_SIZE": str(local[node]),
-                "SHOAL_ATTEMPT": str(job.life.restarts),
-            }
-            seen[node] += 1
+        first = self.parts.nodes[devices[0][0]]
+        port = self.parts.executor.free_port(first.name)
+        for rank, worker in enumerate(workers):
+            env = environment(groups, rank, per_gpu=per_gpu, address=first.address, port=port)
             worker.state = ACTIVE
             self.parts.outbox.worker(worker.id, state=ACTIVE)
+            # Every process of a node sees all GPUs of the gang there, so that `cuda:LOCAL_RANK` is a rank's own.
             self.start(
-                job, worker, env | ({"SHOAL_GO": str(self._go(job, worker))} if job.prescheduled else {})
-            )
+                job, worker, env | {"SHOAL_ATTEMPT": str(job.life.restarts)},
+                gpus=tuple(gpu for node, gpu in devices if node == worker.device[0]),
+                waits_for_go=job.prescheduled, port=port if rank == 0 else None,
+            )  # fmt: skip
         if not job.prescheduled:
             self.advance(job, Verb.RUN, gpus=job.gpus)
 
@@ -119,51 +109,93 @@ class FixedRunner(RunnerBase):
         if may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
 
+    def _stays_until_the_end(self, job: LiveJob) -> bool:
+        """Its processes cannot move, and their machine will be taken away: suspended they would only lose time."""
+        return (
+            job.resize is Resize.NEVER
+            and job.life.state is JobState.RUNNING
+            and any(w.device[0] in self.parts.leaving for w in job.workers.values())
+        )
+
+    def _move_or_rest(self, job: LiveJob, want: dict[int, int]) -> None:
+        now_s = self.loop.now_s()
+        rests_s = rests_until_s(job, want, now_s)
+        if rests_s is not None:
+            asyncio.get_running_loop().call_later(rests_s - now_s, self._rested, job.id)
+            return
+        self._withdraw(job)
+        self.loop.soon(job)
+
+    def _rested(self, job_id: int) -> None:
+        if job_id in self.parts.jobs and not self.loop.stopping:
+            self.loop.soon(self.parts.jobs[job_id])
+
     def _must_move(self, job: LiveJob, devices: list[Device], want: dict[int, int]) -> bool:
         """Whether the job has to leave these GPUs for its target.
 
-        A process that is only suspended keeps its memory on its real GPU and cannot move. It uses that GPU, even if
-        its target is another one, unless the node is drained.
+        A process that is only suspended keeps its memory on its node and cannot move. It uses its GPU, even if
+        its target is another one, unless the node is out of use.
         """
         nodes = Counter(node for node, _ in devices)
         if nodes == want:
             return False
-        return job.resize is Resize.RESTART or any(
-            n in self.parts.drained or self.parts.nodes[n].virtual for n in nodes
-        )
+        return job.resize is Resize.RESTART or any(n in self.parts.out_of_use for n in nodes)
 
     def _suspended(self, worker: LiveWorker) -> None:
         self.parts.executor.suspend(worker.id)
         if worker.state == SUSPENDED:
-            self.parts.devices.take_back(worker.device, worker.id, keep_warm=True)
+            for device in worker.devices:
+                self.parts.devices.take_back(device, worker.id, keep_warm=True)
             self.loop.gpus_freed()
             self.parts.sharing.process_left()
 
     def _wake(self, job: LiveJob, want: dict[int, int]) -> None:
         workers = sorted(job.workers.values(), key=lambda w: w.rank or 0)
-        devices = [w.device for w in workers]
-        if self._must_move(job, devices, want) or not all(self.parts.devices.is_free(d) for d in devices):
-            # A suspended process cannot move from a real GPU to another. A virtual GPU is only a number.
-            found = self.parts.devices.choose(want) if self.parts.nodes[devices[0][0]].virtual else None
+        devices = [device for w in workers for device in w.devices]
+        if self._must_move(job, devices, want) or not self.parts.ceilings.allow(job, want):
+            # Until its node is back: the processes cannot move to another. Or until its limits allow it.
+            self.parts.unmet.add(job.id)
+            return
+        if not all(self.parts.devices.is_free(d) for d in devices):
+            found = self._others_on_same_nodes(devices)
             if found is None:
                 self.parts.unmet.add(job.id)
                 return
             devices = found
-        for worker, device in zip(workers, devices):
-            self._move(worker, device)
+        rest = iter(devices)
+        for worker in workers:
+            self._move(worker, *(next(rest) for _ in worker.devices))
             self.parts.outbox.effect(lambda w=worker: self.parts.executor.wake(w.id))  # type: ignore[misc]
         self._runs(job, workers)
 
-    def _move(self, worker: LiveWorker, device: Device, *, colocated: bool = False) -> None:
-        """Move a worker to this GPU: as its owner or, if `colocated`, next to its owner."""
-        self.parts.devices.take_back(worker.device, worker.id)
-        worker.device, worker.state, worker.colocated = device, ACTIVE, colocated
+    def _others_on_same_nodes(self, devices: list[Device]) -> list[Device] | None:
+        """Free GPUs for suspended processes, on the node of each. None if there are none.
+
+        A process cannot move from a real GPU to another. A virtual GPU is only a number.
+        """
+        if not all(self.parts.nodes[node].virtual for node, _ in devices):
+            return None
+        found = self.parts.devices.choose(Counter(node for node, _ in devices))
+        if found is None:
+            return None
+        free = sorted(found, reverse=True)
+        return [free.pop(next(i for i, d in enumerate(free) if d[0] == node)) for node, _ in devices]
+
+    def _move(self, worker: LiveWorker, device: Device, *more: Device, colocated: bool = False) -> None:
+        """Move a worker to these GPUs: as their owner or, if `colocated`, next to the owner of the one."""
+        for held in worker.devices:
+            self.parts.devices.take_back(held, worker.id)
+        worker.device, worker.more_gpus = device, tuple(gpu for _, gpu in more)
+        worker.state, worker.colocated = ACTIVE, colocated
         worker.node = self.parts.nodes[device[0]].name
         if colocated:
             self.parts.devices.colocate(device, worker.id)
         else:
-            self.parts.devices.give(device, worker.id)
-        self.parts.outbox.worker(worker.id, state=ACTIVE, gpu=device[1], node=worker.node)
+            for held in worker.devices:
+                self.parts.devices.give(held, worker.id)
+        self.parts.outbox.worker(
+            worker.id, state=ACTIVE, gpu=device[1], more_gpus=list(worker.more_gpus), node=worker.node
+        )
 
     def _runs(self, job: LiveJob, workers: list[LiveWorker]) -> None:
         """Record that the job runs on the GPUs of these workers."""
@@ -173,7 +205,7 @@ class FixedRunner(RunnerBase):
             self.advance(job, Verb.START, gpus=job.gpus)
             self.advance(job, Verb.RUN, gpus=job.gpus)
         for worker in workers if job.shared else ():
-            self.parts.outbox.effect(lambda w=worker: self.say_go(job, w))  # type: ignore[misc]
+            self.parts.outbox.effect(lambda w=worker: self.parts.executor.go(w.id))  # type: ignore[misc]
         self.parts.sharing.process_began(job)
 
     # -- on a GPU of another job -------------------------------------------------------------------
@@ -201,7 +233,7 @@ class FixedRunner(RunnerBase):
         (worker,) = job.workers.values()
         device = worker.device
         if want != {device[0]: 1} or self.parts.devices.owner(device) is not None:
-            virtual = self.parts.nodes[device[0]].virtual and sum(want.values()) == 1
+            virtual = self.parts.nodes[device[0]].virtual and want == {device[0]: 1}
             found = self.parts.devices.choose(want) if virtual else None
             if found is None and job.resize is Resize.RESTART and not virtual:
                 self._stop_all(job)
@@ -221,34 +253,24 @@ class FixedRunner(RunnerBase):
             if worker.state == ACTIVE:
                 self.parts.executor.wake(worker.id)  # does nothing to one that runs
                 if job.shared and not (job.colocated and job.prescheduled):
-                    self.say_go(job, worker)
-
-    def _go(self, job: LiveJob, worker: LiveWorker) -> Path:
-        return self.parts.worker_directory(job.id, worker.id) / "go"
-
-    def say_go(self, job: LiveJob, worker: LiveWorker) -> None:
-        """Tell a pre-scheduled worker that it may use the GPU now."""
-        try:
-            self._go(job, worker).touch()
-        except FileNotFoundError:
-            pass  # its directory is gone, and so is the process
-        except OSError as error:
-            log.warning("cannot tell worker %s to go on, trying again: %s", worker.id, error)
-            asyncio.get_running_loop().call_later(RETRY_S, self._say_go_again, job, worker)
-
-    def _say_go_again(self, job: LiveJob, worker: LiveWorker) -> None:
-        if worker.id in job.workers and not self.loop.stopping:
-            self.say_go(job, worker)
+                    self.parts.executor.go(worker.id)
 
     def _stop_all(self, job: LiveJob) -> None:
         for worker in job.workers.values():
             self.stop(job, worker)
 
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
-        lost_in_a_crash = not exit_.began and exit_.code is None
-        job.asked_to_end = job.asked_to_end or exit_.asked_to_end or lost_in_a_crash
+        # A job that saves its own checkpoints begins again on another machine. That is no failure of its command.
+        lost_with_node = exit_.node_lost and job.resize is Resize.RESTART
+        not_begun = not exit_.began and exit_.code is None
+        job.asked_to_end = job.asked_to_end or exit_.asked_to_end or not_begun or lost_with_node
         job.exit_code, job.signal = exit_.code, exit_.signal
-        if lost_in_a_crash and job.ending is None:
+        if not_begun and job.ending is None:
+            if not exit_.asked_to_end and job.again_s is None and job.life.state is not JobState.STOPPING:
+                why = describe_exit(exit_)
+                job.ending = None if self.start_again(job, Cause.UNBEGUN, why) else why
+            self._stop_all(job)
+        elif lost_with_node and job.ending is None:
             self._stop_all(job)
         elif not exit_.ok and not exit_.asked_to_end and worker.state != LEAVING and job.ending is None:
             job.ending = describe_exit(exit_)
@@ -275,10 +297,3 @@ class FixedRunner(RunnerBase):
         self._stop_all(job)
         if not job.workers:
             self.over(job, Verb.VANISH)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago, where the workers of a job rendezvous."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -10,27 +10,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
 from shoal.knowledge.online_speed import Source
+from shoal.knowledge.plain_speed import SIGNIFICANT, plain_speed
 from shoal.knowledge.remaining import ConvergenceEstimator, LossAtMost
 from shoal.knowledge.speed_estimator import SpeedEstimator
+from shoal.knowledge.speed_prior import assumed_speed
 from shoal.knowledge.unknown import Unknown
-from shoal.server.api.models import Estimate
+from shoal.server.api.models import Estimate, SpeedPoint
 from shoal.wire.messages import Report
 
 ASSUMED_LENGTH_S = 3600.0
-ASSUMED_SERIAL = 0.1
-"""Part of a step that more GPUs do not make shorter, for a job of which nothing is known (Amdahl's law)."""
 ENOUGH_STEPS = 4
-Floats = np.ndarray[Any, np.dtype[np.float64]]
-LEVEL = 1e-6
-"""A relative difference of two speeds that is negligible but not zero."""
-SIGNIFICANT = 0.15
-"""Relative change of a speed that leads to a new profile and a new decision."""
+ENOUGH_SAMPLES = 5
+"""After so many measurements at one size, further ones count only if they differ."""
 
 
 @dataclass(slots=True)
@@ -86,6 +82,8 @@ class Learner:
     target_loss: float | None
     #: Placements over up to this many nodes have speeds of their own.
     nodes: int = 1
+    #: Whether it can be resized while it trains, so that measuring it at other sizes costs little.
+    is_live: bool = True
     #: From jobs before it: seconds that such a job took at the requested size.
     convergence: ConvergenceEstimator = field(default_factory=ConvergenceEstimator)
     pace: Pace = field(default_factory=Pace)
@@ -103,6 +101,8 @@ class Learner:
         if isinstance(measured, Unknown):
             return False
         before = self.believed.get((gpu_type, gpus))
+        if self.speed.samples(gpus, gpu_type) <= ENOUGH_SAMPLES:
+            before = None
         if before is not None and abs(measured / before - 1.0) < SIGNIFICANT:
             return False
         self.believed[gpu_type, gpus] = measured
@@ -124,7 +124,8 @@ class Learner:
         elif ANY_TYPE not in curves:
             # A type not measured yet is taken to be like the one that was: it must be possible to try it.
             curves[ANY_TYPE] = next(iter(curves.values()))
-        self.profile = Profile(model, curves)
+        uncertain = {t: u for t in curves if not isinstance(u := self.speed.uncertainty(t), Unknown)}
+        self.profile = Profile(model, curves, uncertain=uncertain if self.is_live else {})
         return self.profile
 
     def _spread(self, gpu_type: str) -> dict[int, SpeedCurve]:
@@ -138,29 +139,48 @@ class Learner:
             return "nothing was measured yet: each GPU is assumed to add a little less than the one before"
         return f"measured on {', '.join(measured)}, by this job and earlier ones of its model"
 
-    def points(self, gpu_type: str) -> list[tuple[int, float, bool]]:
-        """(GPUs, steps per second, whether measured)."""
+    def points(self, gpu_type: str) -> list[SpeedPoint]:
+        """The speed by number of GPUs: measured or fitted, with its interval."""
         table = self.speed.table(gpu_type)
         if isinstance(table, Unknown):
-            return [(n, float(s), False) for n, s in enumerate(assumed_speed(self.max_gpus)) if n]
+            assumed = enumerate(assumed_speed(self.max_gpus).tolist())
+            return [SpeedPoint(gpus=n, speed=speed, measured=False) for n, speed in assumed if n]
+        (low, high), fitted = table.interval(), self.speed.fitted(gpu_type)
         return [
-            (n, float(table.iterations_per_s[n]), bool(table.source[n] == Source.MEASURED))
+            SpeedPoint(
+                gpus=n,
+                speed=float(table.iterations_per_s[n]),
+                measured=bool(table.source[n] == Source.MEASURED),
+                low_speed=float(low[n]),
+                high_speed=float(high[n]) if math.isfinite(high[n]) else None,
+                fitted_speed=None if isinstance(fitted, Unknown) else float(fitted[n]),
+            )
             for n in range(1, min(self.max_gpus, len(table.iterations_per_s) - 1) + 1)
             if math.isfinite(table.iterations_per_s[n])
         ]
 
+    def is_measured(self, gpus: int, gpu_type: str) -> bool:
+        return self.speed.samples(gpus, gpu_type) > 0
+
+    def next_gpus(self, gpu_type: str) -> int | None:
+        """The size whose measurement would improve the curve most; None if all were measured."""
+        sizes = range(self.min_gpus, self.max_gpus + 1)
+        found = self.speed.next_gpus(gpu_type, [n for n in sizes if not self.is_measured(n, gpu_type)])
+        return None if isinstance(found, Unknown) else found
+
     def length(self, speed_at_requested: float) -> Length:
-        """Steps left. Never unknown, because policies must decide; but it says when it is an assumption."""
-        if self.total_steps:
-            left = max(self.total_steps - self.step, 0.0)
-            return Length(left, left, left, "the job's own count of steps")
-        if self.iterations is not None:
-            left = max(self.iterations - self.step, 0.0)
-            return Length(left, left, left, "the number of steps its owner gave")
-        if self.target_loss is not None:
-            found = self.convergence.remaining(LossAtMost(self.target_loss))
-            if not isinstance(found, Unknown):
-                return Length(found.steps, found.low_steps, found.high_steps, "its loss curve")
+        """Steps left. Never unknown, because policies must decide; but it says when it is an assumption.
+
+        A job with a target for its loss ends at the target or with its last step, whichever comes first.
+        """
+        counted, curve = self._counted(), self._until_target()
+        if counted is not None and curve is not None and curve.steps < counted.steps:
+            high = min(curve.high, counted.steps)
+            return Length(curve.steps, curve.low, high, f"{curve.basis}, before its last step")
+        if counted is not None:
+            return counted
+        if curve is not None:
+            return curve
         if self.expected_s is not None:
             left = max(self.expected_s * speed_at_requested - self.step, 0.0)
             return Length(left, 0.5 * left, 2.0 * left, "what its owner expects")
@@ -168,6 +188,24 @@ class Learner:
             ASSUMED_LENGTH_S * speed_at_requested - self.step, 0.1 * ASSUMED_LENGTH_S * speed_at_requested
         )
         return Length(left, 0.0, math.inf, "an assumption: nothing is known of its length", assumed=True)
+
+    def _counted(self) -> Length | None:
+        """Steps until the last one, if their number is known."""
+        total = self.total_steps or self.iterations
+        if total is None:
+            return None
+        left = max(total - self.step, 0.0)
+        basis = "the job's own count of steps" if self.total_steps else "the number of steps its owner gave"
+        return Length(left, left, left, basis)
+
+    def _until_target(self) -> Length | None:
+        """Steps until the loss reaches its target, if the curve tells."""
+        if self.target_loss is None:
+            return None
+        found = self.convergence.remaining(LossAtMost(self.target_loss))
+        if isinstance(found, Unknown):
+            return None
+        return Length(found.steps, found.low_steps, found.high_steps, "its loss curve")
 
     def remaining(self, speed: float, speed_at_requested: float) -> Estimate:
         """Time left at this speed."""
@@ -177,28 +215,6 @@ class Learner:
         if not speed > 0:
             return Estimate(unknown="its speed is not known yet")
         return Estimate(low_s=length.low / speed, high_s=length.high / speed, basis=length.basis)
-
-
-def plain_speed(speed: Floats, min_gpus: int) -> Floats:
-    """The curve that decisions are made with: a larger share counts as slower only if it plainly is.
-
-    Measurements are noisy: a share that is slower than a smaller one by less than `SIGNIFICANT` counts as equally
-    fast. No share below the job's minimum, which it can never have, counts as faster.
-    """
-    made = speed.copy()
-    made[:min_gpus] = np.minimum(made[:min_gpus], (1.0 - LEVEL) * made[min_gpus])
-    best = made[0]
-    for gpus in range(1, len(made)):
-        if (1.0 - SIGNIFICANT) * best < made[gpus] <= best:
-            made[gpus] = best * (1.0 + LEVEL)
-        best = max(best, made[gpus])
-    return made
-
-
-def assumed_speed(max_gpus: int) -> Floats:
-    """Steps per second for 0..max GPUs, one step per second with one GPU."""
-    gpus = np.arange(1, max_gpus + 1)
-    return np.concatenate([[0.0], 1.0 / (ASSUMED_SERIAL + (1.0 - ASSUMED_SERIAL) / gpus)])
 
 
 def fixed_profile(model: str, gpus: int) -> Profile:

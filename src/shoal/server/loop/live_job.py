@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from shoal.core.job import GpuRange
 from shoal.server.api.models import JobRef, JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Life
@@ -13,7 +14,12 @@ from shoal.server.loop.lifecycle import Life
 MAX_REFUSED = 3
 #: State that is saved beside a job's progress, so that another server can continue with it: attribute -> saved name.
 _SAVED = {
-    name: name for name in ("next_worker", "ending", "size", "search", "needs", "host", "shared", "used")
+    name: name
+    for name in (
+        *("next_worker", "ending", "size", "search", "needs", "host", "shared", "used"),
+        *("failures", "again_s", "began_s", "last_loss", "warned", "timed_out"),
+        *("reached_step", "reached_loss"),
+    )
 } | {"asked_to_end": "told", "prescheduled": "early", "colocated": "lodges"}
 #: States of a worker. The store calls a suspended worker "stopped".
 STARTING, READY, ACTIVE, SUSPENDED, LEAVING = "starting", "ready", "active", "stopped", "leaving"
@@ -33,10 +39,22 @@ class LiveWorker:
     is_replaced: bool = False
     #: It is on a GPU that another job holds; it holds none itself.
     colocated: bool = False
+    #: Further GPUs of the same node, if it is the only process of its job there.
+    more_gpus: tuple[int, ...] = ()
 
     @property
     def holds_gpu(self) -> bool:
         return self.state != SUSPENDED and not self.colocated
+
+    @property
+    def devices(self) -> list[Device]:
+        """All its GPUs, whether it holds them now or not."""
+        return [self.device, *((self.device[0], gpu) for gpu in self.more_gpus)]
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that it holds."""
+        return len(self.devices) if self.holds_gpu else 0
 
 
 @dataclass(slots=True)
@@ -99,21 +117,53 @@ class LiveJob:
     prescheduled: bool = False
     #: Its worker is on that GPU.
     colocated: bool = False
+    #: The step and the loss at which it reached its target: it ends after its next checkpoint.
+    reached_step: int | None = None
+    reached_loss: float | None = None
     #: It has shared a GPU, so its measurements say nothing about its speed alone.
     shared: bool = False
     #: What it used of its GPU by measurement, once it is over.
     used: dict[str, float] | None = None
-    #: Workers of the last generation that was committed.
+    #: The array that it is a task of, and its number there.
+    array: int | None = None
+    array_index: int | None = None
+    #: It was warned that its time limit is near; it was ended at its time limit.
+    warned: bool = False
+    timed_out: bool = False
+    #: Workers of the last generation that was committed; of a fixed job, the GPUs that it began with.
     size: int = 0
     #: Slow workers that were given another GPU.
     replaced: int = 0
     #: New workers that failed in a row. After `MAX_REFUSED`, no more are started until the target changes.
     refused: int = 0
+    #: Failures in a row; see `restarts`.
+    failures: int = 0
+    #: It failed and starts again at this time; None: it does not rest. Only `restarts` sets it.
+    again_s: float | None = None
+    #: When its present attempt began.
+    began_s: float | None = None
+    #: How its last worker was lost.
+    last_loss: str = ""
+    #: Its last worker to end could not be started.
+    is_unbegun: bool = False
+
+    @property
+    def step_gpus(self) -> int:
+        """It can have only multiples of this. It follows from how the script shards its model, so it never changes."""
+        return GpuRange.step_of(self.spec.get("gpus", ""))
+
+    @property
+    def range(self) -> GpuRange:
+        return GpuRange(self.min_gpus, self.max_gpus, self.step_gpus)
 
     @property
     def wanted(self) -> dict[int, int]:
-        """The GPUs by node that the job is to have now: its target, unless it is held, cancelled or over."""
-        if self.life.state in (JobState.PAUSED, JobState.STOPPING) or self.is_over:
+        """The GPUs by node that the job is to have now: its target, unless it is held, rests, is cancelled or over."""
+        if (
+            self.again_s is not None
+            or self.life.state in (JobState.PAUSED, JobState.STOPPING)
+            or self.is_over
+        ):
             return {}
         return self.target
 
@@ -123,7 +173,7 @@ class LiveJob:
 
     @property
     def gpus(self) -> int:
-        return sum(w.holds_gpu for w in self.workers.values())
+        return sum(w.gpus for w in self.workers.values())
 
     @property
     def is_to_leave(self) -> bool:
@@ -139,7 +189,7 @@ class LiveJob:
         return f"{self.id}.{number}"
 
     def row(self) -> dict[str, Any]:
-        """What the store keeps of it, besides what never changes."""
+        """What the store keeps of it, besides its target and what never changes."""
         life = self.life
         return {
             "id": self.id,
@@ -151,7 +201,6 @@ class LiveJob:
             "gpus": life.gpus,
             "target_gpus": self.target_gpus,
             "gpu_type": self.gpu_type,
-            "target": sorted([node, gpus] for node, gpus in self.wanted.items()),
             "generation": self.generation,
             "coordinator": self.coordinator,
             "progress": self.progress.to_dict() | self._memory(),
@@ -174,7 +223,8 @@ class LiveJob:
         return {saved: getattr(self, name) for name, saved in _SAVED.items()}
 
     @classmethod
-    def from_row(cls, row: dict[str, Any]) -> LiveJob:
+    def from_row(cls, row: dict[str, Any], target: dict[int, int]) -> LiveJob:
+        """`target`: that of the row, by indexes of nodes."""
         life = Life(
             state=JobState(row["state"]),
             submitted_s=row["submitted_s"],
@@ -203,7 +253,7 @@ class LiveJob:
             resize=Resize(row["resize"]),
             model=row["model"],
             life=life,
-            target=dict(row["target"]),
+            target=target,
             gpu_type=row["gpu_type"],
             generation=row["generation"],
             coordinator=row["coordinator"],
@@ -213,6 +263,8 @@ class LiveJob:
             resizes=row["resizes"],
             exit_code=row["exit_code"],
             signal=row["signal"],
+            array=row["array"],
+            array_index=row["array_index"],
             **memory,
         )
 
@@ -228,4 +280,5 @@ def job_ref(job: LiveJob, may_see: bool = True) -> JobRef:
         target_gpus=job.target_gpus,
         min_gpus=job.min_gpus,
         max_gpus=job.max_gpus,
+        step_gpus=job.step_gpus,
     )

@@ -8,7 +8,7 @@ consistent.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from shoal.server.loop import snapshot
@@ -20,10 +20,18 @@ log = logging.getLogger("shoal.server")
 
 class Outbox:
     def __init__(
-        self, store: Store, now_s: Callable[[], float], snapshot: Callable[[], dict[str, Any] | None]
+        self,
+        store: Store,
+        now_s: Callable[[], float],
+        snapshot: Callable[[], dict[str, Any] | None],
+        named: Callable[[Mapping[int, int]], list[list[Any]]],
     ) -> None:
-        """`snapshot` gives the state of the scheduler, or None if it cannot be saved."""
-        self._store, self._now_s, self._snapshot = store, now_s, snapshot
+        """`snapshot` gives the state of the scheduler, or None if it cannot be saved.
+
+        `named` gives a target by the names of nodes.
+        """
+        self._store, self._now_s, self._snapshot, self._named = store, now_s, snapshot, named
+        self._settings: dict[str, Any] = {}
         self._snapshot_due = False
         self._knowledge: dict[str, dict[str, Any]] = {}
         self._jobs: dict[int, LiveJob] = {}
@@ -40,7 +48,10 @@ class Outbox:
 
     @property
     def _has_rows(self) -> bool:
-        rows = (self._jobs, self._new_workers, self._worker_changes, self._events, self._knowledge)
+        rows = (
+            *(self._jobs, self._new_workers, self._worker_changes),
+            *(self._events, self._knowledge, self._settings),
+        )
         return self._snapshot_due or any(rows)
 
     def snapshot_due(self) -> None:
@@ -50,6 +61,10 @@ class Outbox:
     def knowledge(self, model: str, speed: dict[str, Any]) -> None:
         """What is known of the speed of jobs with this model word has changed."""
         self._knowledge[model] = speed
+
+    def setting(self, key: str, value: Any) -> None:
+        """Write a setting of the store."""
+        self._settings[key] = value
 
     def job(self, job: LiveJob) -> None:
         """The job has changed."""
@@ -63,6 +78,7 @@ class Outbox:
                 "rank": worker.rank,
                 "node": worker.node,
                 "gpu": worker.device[1],
+                "more_gpus": list(worker.more_gpus),
                 "state": worker.state,
                 "started_s": worker.started_s,
             }
@@ -107,17 +123,21 @@ class Outbox:
             return
         value = self._snapshot() if self._snapshot_due else None
         with self._store.change(self._now_s()) as change:
-            change.update_jobs([job.row() for job in self._jobs.values()])
+            rows = [job.row() | {"target": self._named(job.wanted)} for job in self._jobs.values()]
+            change.update_jobs(rows)
             change.add_workers(self._new_workers)
             change.update_workers(self._worker_changes)
             for row in self._events:
                 change.event(**row)
             for model, speed in self._knowledge.items():
                 change.put_knowledge(model, speed)
+            for key, setting in self._settings.items():
+                change.put(key, setting)
             if value is not None:
                 change.put(snapshot.KEY, value)
         self._snapshot_due = False
         self._knowledge.clear()
+        self._settings.clear()
         self._jobs.clear()
         self._new_workers.clear()
         self._worker_changes.clear()

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Protocol
 
 from shoal.core.events import Event, Measured
-from shoal.core.job import GpuRange, Job
+from shoal.core.job import GpuRange, Job, Throttle
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason as CoreReason
 from shoal.executors.base import NodeInfo
 from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import Estimate, JobState, Reason, Resize
+from shoal.server.loop.dependencies import Dependencies
 from shoal.server.loop.learning import ASSUMED_LENGTH_S, Learner, Length, fixed_profile
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.outbox import Outbox
@@ -42,6 +46,7 @@ class Profiles:
         """`take_in` takes events for the scheduler; a change of policy replaces the scheduler itself."""
         self._jobs, self._nodes, self._store, self._outbox = jobs, nodes, store, outbox
         self._take_in, self._scheduler, self._now_s = take_in, scheduler, now_s
+        self._dependencies = Dependencies(jobs, store)
         self._learners: dict[int, Learner] = {}
         #: One estimator for all live jobs of a model word: they learn from each other.
         self._speeds: dict[str, SpeedEstimator] = {}
@@ -49,8 +54,9 @@ class Profiles:
 
     def of(self, job: LiveJob) -> tuple[Job, Profile]:
         """The job as decisions see it, and its profile."""
-        gpus = GpuRange(job.min_gpus, job.max_gpus)
-        profile = self.profile(job)
+        gpus = job.range
+        profile, spec = self.profile(job), job.spec
+        throttle = spec.get("throttle")
         return (
             Job(
                 name=job.name,
@@ -60,8 +66,14 @@ class Profiles:
                 user=job.user,
                 model=job.model,
                 iterations=max(self._steps_left(job), 1e-6),
-                gpu_types=tuple(job.spec["gpu_types"]),
-                weight=job.spec["weight"],
+                gpu_types=tuple(spec["gpu_types"]),
+                weight=spec["weight"],
+                priority=spec.get("priority", 0),
+                not_before_s=_seconds(spec.get("not_before")) or 0.0,
+                after=self._dependencies.unmet(job),
+                time_limit_s=spec.get("time_limit_s"),
+                deadline_s=_seconds(spec.get("deadline")),
+                throttle=None if throttle is None else Throttle(*throttle),
             ),
             profile,
         )
@@ -77,6 +89,15 @@ class Profiles:
         assert learner.profile is not None
         return learner.profile
 
+    def imagined(self, job: LiveJob, gpus: GpuRange) -> Profile:
+        """The profile that it would have with this range."""
+        changed = replace(job, min_gpus=gpus.min, max_gpus=gpus.max)
+        if job.resize is Resize.NEVER:
+            return self.profile(changed)
+        learner = copy.copy(self.learner(job))
+        learner.min_gpus, learner.max_gpus = gpus.min, self.limit(changed)
+        return learner.make_profile(job.model)
+
     def learner(self, job: LiveJob) -> Learner:
         found = self._learners.get(job.id)
         if found is None:
@@ -88,7 +109,8 @@ class Profiles:
                 expected_s=job.spec["expected_s"],
                 requested_gpus=job.requested_gpus,
                 target_loss=job.spec["target_loss"],
-                nodes=min(len(self._nodes), MOST_NODES),
+                nodes=self._most_nodes,
+                is_live=job.resize is Resize.LIVE,
                 step=float(job.progress.step or 0),
                 total_steps=job.progress.total_steps,
             )
@@ -96,14 +118,15 @@ class Profiles:
 
     def limit(self, job: LiveJob) -> int:
         """The most GPUs it may have: by its range, and by the cluster."""
-        return min(job.max_gpus, max(self._scheduler().cluster.total_gpus, job.min_gpus))
+        most = min(job.max_gpus, max(self._scheduler().cluster.total_gpus, job.min_gpus))
+        return job.range.floor(most)
 
     def _speed(self, model: str) -> SpeedEstimator:
         found = self._speeds.get(model)
         if found is None:
             saved = self._store.knowledge(model)
             most = self._scheduler().cluster.total_gpus
-            per_node = max(n.gpus for n in self._nodes)
+            per_node = max((n.gpus for n in self._nodes), default=1)
             if saved is not None:
                 saved |= {"max_gpus": most, "gpus_per_node": per_node}
                 found = SpeedEstimator.from_dict(saved)
@@ -111,6 +134,22 @@ class Profiles:
                 found = SpeedEstimator(most, per_node)
             self._speeds[model] = found
         return found
+
+    @property
+    def _most_nodes(self) -> int:
+        return min(max(len(self._nodes), 1), MOST_NODES)
+
+    def nodes_changed(self) -> None:
+        """Make all profiles anew, for as many GPUs as the cluster has now. What was measured stays."""
+        most = self._scheduler().cluster.total_gpus
+        per_node = max((n.gpus for n in self._nodes), default=1)
+        for model, speed in self._speeds.items():
+            grown = speed.to_dict() | {"max_gpus": most, "gpus_per_node": per_node}
+            self._speeds[model] = SpeedEstimator.from_dict(grown)
+        for job_id, learner in self._learners.items():
+            if job_id in self._jobs:
+                learner.speed = self._speed(self._jobs[job_id].model)
+                learner.nodes, learner.profile = self._most_nodes, None
 
     def estimator(self, model: str) -> SpeedEstimator:
         """What jobs with this model word taught of their speed."""
@@ -174,11 +213,19 @@ class Profiles:
             return self._speed_at(job, 1)
         return self._speed_at(job, job.gpus) if job.gpus else 0.0
 
-    def speedup(self, job: LiveJob) -> float | None:
+    def speedup(self, job: LiveJob) -> tuple[float | None, bool]:
+        """Its speed over that of one GPU, and whether it was measured rather than estimated.
+
+        None if it is not known, as while its workers start.
+        """
         if job.resize is Resize.NEVER or not job.gpus:
-            return None
-        one, now = self._speed_at(job, 1), self._speed_at(job, job.gpus)
-        return now / one if one > 0 else None
+            return None, False
+        # While a live job is resized, workers on some of its GPUs do not train yet, or no more.
+        gpus = job.size if job.resize is Resize.LIVE and job.size else job.gpus
+        one, now = self._speed_at(job, 1), self._speed_at(job, gpus)
+        learner, gpu_type = self.learner(job), job.gpu_type or ""
+        measured = all(learner.is_measured(size, gpu_type) for size in (1, gpus))
+        return (now / one, measured) if one > 0 and now > 0 else (None, False)
 
     def remaining(self, job: LiveJob) -> Estimate:
         """How long it needs yet, at its present share (at the requested one if it has none)."""
@@ -213,3 +260,8 @@ class Profiles:
         state = learner.speed.to_dict()
         with self._store.change(self._now_s()) as change:
             change.put_knowledge(job.model, state)
+
+
+def _seconds(at: str | None) -> float | None:
+    """A time on record as seconds since 1970."""
+    return None if at is None else datetime.fromisoformat(at).timestamp()

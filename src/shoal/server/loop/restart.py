@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from shoal.core.cluster import Cluster, Node, User
+from shoal.core.cluster import Cluster
 from shoal.core.events import (
     Cancelled,
     Capped,
@@ -22,19 +22,23 @@ from shoal.core.events import (
     NodeLost,
     Rescaled,
     Submitted,
-    TicketsChanged,
 )
 from shoal.core.job import Job
+from shoal.core.limits import MONDAY_S
 from shoal.core.profile import Profile
-from shoal.executors.base import Executor, NodeInfo
+from shoal.executors.base import Executor
 from shoal.placement.placer import Placer
 from shoal.policies.base import Policy
+from shoal.scheduler.exploration.exploration import Exploration
 from shoal.scheduler.saved import restore
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop import snapshot
+from shoal.server.loop.dependencies import has_succeeded
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob, LiveWorker
+from shoal.server.loop.node_table import NodeTable
+from shoal.server.loop.people import changed_people, groups_of, users_of
 from shoal.server.loop.runner import Runner
 from shoal.server.store.store import Store
 
@@ -49,14 +53,13 @@ CoreOf = Callable[[LiveJob], tuple[Job, Profile]]
 CapsOf = Callable[[LiveJob], Sequence[Capped]]
 
 
-def make_cluster(nodes: Sequence[NodeInfo], store: Store) -> Cluster:
-    tickets = {u["name"]: u["tickets"] for u in store.users()}
+def make_cluster(table: NodeTable, store: Store) -> Cluster:
     # Accounts of the ledger go by position: users who were there before keep theirs.
     before = (store.get("ledger") or {}).get("state", {}).get("users", [])
-    names = dict.fromkeys([*before, *tickets])
     return Cluster(
-        tuple(Node(n.name, n.gpus, n.gpu_type, n.rack, n.domain) for n in nodes),
-        tuple(User(name, tickets.get(name, 1.0)) for name in names),
+        table.for_cluster,
+        users_of(store, before),
+        groups=groups_of(store),
     )
 
 
@@ -68,6 +71,7 @@ def restored_scheduler(
     policy: Callable[[], Policy],
     placer: Callable[[Policy], Placer],
     cool_down_s: float,
+    exploration: Exploration | None = None,
 ) -> Scheduler:
     """The scheduler of the last server's last cycle, or one made from the rows of the jobs."""
     value = store.get(snapshot.KEY)
@@ -95,8 +99,9 @@ def restored_scheduler(
         jobs = {job_id: job for job_id, (job, _) in found.items()}
         profiles = {job_id: profile for job_id, (_, profile) in found.items()}
         return restore(
-            saved, cluster, made, jobs, profiles, placer(made), cool_down_s=cool_down_s, shift_s=shift_s
-        )
+            saved, cluster, made, jobs, profiles, placer(made), cool_down_s=cool_down_s, shift_s=shift_s,
+            week_begin_s=MONDAY_S, exploration=exploration,
+        )  # fmt: skip
 
     try:
         return again()
@@ -119,7 +124,7 @@ def _known(
             row = store.job(job_id)
             if row is None:
                 raise LookupError(f"the saved scheduler knows job {job_id}, but the store does not")
-            job = LiveJob.from_row(row)
+            job = LiveJob.from_row(row, {})
         found[job_id] = core_of(job)
     return found
 
@@ -130,21 +135,21 @@ def missed_events(
     core_of: CoreOf,
     caps_of: CapsOf,
     drained: set[int],
-    tickets: Mapping[str, float],
+    store: Store,
 ) -> list[Event]:
     """What has happened to jobs, nodes and users that the scheduler does not know yet."""
     events: list[Event] = [NodeLost(node) for node in sorted(drained - scheduler.lost_nodes)]
     events += [NodeBack(node) for node in sorted(scheduler.lost_nodes - drained)]
-    known = {user.name: user.tickets for user in scheduler.cluster.users}
-    events += [TicketsChanged(n, t) for n, t in tickets.items() if known.get(n, 1.0) != t]
-    events += [Finished(job_id) for job_id in sorted(scheduler.jobs.keys() - live.keys())]
+    events += changed_people(scheduler.cluster, store)
+    ended = sorted(scheduler.jobs.keys() - live.keys())
+    events += [Finished(job_id, has_succeeded(store, job_id)) for job_id in ended]
     for job in sorted(live.values(), key=lambda j: j.id):
         if job.life.state is JobState.STOPPING:
-            events += [Cancelled(job.id)] if job.id in scheduler.jobs else []
+            events += [Cancelled(job.id, ended=False)] if job.id in scheduler.jobs else []
         elif job.id not in scheduler.jobs:
             core, profile = core_of(job)
             events += [Submitted(job.id, core, profile), *caps_of(job)]
-            events += [Held(job.id, True)] if job.life.state is JobState.PAUSED else []
+            events += [Held(job.id, True)] if _is_held(job) else []
         else:
             events += _changes(scheduler, job, core_of, caps_of)
     return events
@@ -161,18 +166,22 @@ def _changes(scheduler: Scheduler, job: LiveJob, core_of: CoreOf, caps_of: CapsO
     elif scheduler.profiles[job.id] is not profile:
         events.append(Measured(job.id, profile))
     events += [cap for cap in caps_of(job) if scheduler.caps.get(job.id) != cap]
-    paused = job.life.state is JobState.PAUSED
-    if paused != (job.id in scheduler.held):
-        events.append(Held(job.id, paused))
+    if _is_held(job) != (job.id in scheduler.held):
+        events.append(Held(job.id, _is_held(job)))
     return events
 
 
+def _is_held(job: LiveJob) -> bool:
+    """Its owner holds it, or it failed and rests."""
+    return job.life.state is JobState.PAUSED or job.again_s is not None
+
+
 def read_jobs(
-    store: Store, jobs: dict[int, LiveJob], nodes: Sequence[NodeInfo], devices: Devices, warnings: list[str]
+    store: Store, jobs: dict[int, LiveJob], nodes: NodeTable, devices: Devices, warnings: list[str]
 ) -> None:
     """Read the unfinished jobs of the last server and their workers."""
     for row in store.active_jobs():
-        jobs[row["id"]] = LiveJob.from_row(row)
+        jobs[row["id"]] = LiveJob.from_row(row, nodes.indexed(row["target"]))
     for row in store.unended_workers():
         _read_worker(row, jobs.get(row["job"]), nodes, devices, warnings)
 
@@ -180,19 +189,22 @@ def read_jobs(
 def _read_worker(
     row: Mapping[str, Any],
     job: LiveJob | None,
-    nodes: Sequence[NodeInfo],
+    nodes: NodeTable,
     devices: Devices,
     warnings: list[str],
 ) -> None:
     """Read a worker of the last server, and give it the GPU that it has."""
-    node = next((i for i, n in enumerate(nodes) if n.name == row["node"]), None)
-    if job is None or node is None or row["gpu"] >= nodes[node].gpus:
+    node = nodes.find(row["node"])
+    more_gpus = tuple(row["more_gpus"] or ())
+    if job is None or node is None or max(row["gpu"], *more_gpus, 0) >= nodes.infos[node].gpus:
         warnings.append(f"worker {row['id']} was on a GPU that is no longer there; it is ended")
         node = None
     if job is None:
         return
     device = (node if node is not None else -1, row["gpu"])
-    worker = LiveWorker(row["id"], device, row["node"], row["started_s"], row["rank"], row["state"])
+    worker = LiveWorker(
+        row["id"], device, row["node"], row["started_s"], row["rank"], row["state"], more_gpus=more_gpus
+    )
     job.workers[worker.id] = worker
     worker.colocated = job.colocated and worker.state != SUSPENDED
     if node is None:
@@ -200,11 +212,8 @@ def _read_worker(
     elif worker.colocated:
         devices.colocate(device, worker.id)
     elif worker.state != SUSPENDED:
-        devices.give(device, worker.id)
-
-
-def tickets_of(store: Store) -> dict[str, float]:
-    return {user["name"]: user["tickets"] for user in store.users()}
+        for held in worker.devices:
+            devices.give(held, worker.id)
 
 
 def repeat_orders(jobs: Iterable[LiveJob], runners: Mapping[Resize, Runner], executor: Executor) -> None:

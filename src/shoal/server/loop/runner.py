@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from shoal.executors.base import Executor, Exit, NodeInfo, WorkerSpec
+from shoal.executors.logs import read_lines, tail_position
 from shoal.server.api.models import JobState
 from shoal.server.home import Home
+from shoal.server.loop.ceilings import Ceilings
 from shoal.server.loop.devices import Device, Devices
+from shoal.server.loop.experiment import tracker_environment
 from shoal.server.loop.lifecycle import Verb, apply, hold_gpus, may
 from shoal.server.loop.live_job import LEAVING, SUSPENDED, LiveJob, LiveWorker
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
+from shoal.server.loop.restarts import Cause, Restarts, may_restart
 from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing.sharing import Sharing
 from shoal.server.metrics import Metrics
 from shoal.server.store.store import Store
+
+#: Holds the GPUs of an interactive job, whose command runs in a session.
+HOLDER = ("sleep", "infinity")
+#: Lines of a failed worker's output that are searched for a traceback, and recorded if there is none.
+LAST_LINES, LAST_LINES_SHOWN = 60, 10
 
 
 class Runner(Protocol):
@@ -34,6 +43,9 @@ class Runner(Protocol):
 
     def cancel(self, job: LiveJob) -> None:
         """Its owner ends the job."""
+
+    def end(self, job: LiveJob, why: str) -> None:
+        """End the job as failed, without a restart."""
 
     def conclude_rest(self, job: LiveJob) -> None:
         """End a job whose outcome is recorded and whose last worker ended just before the last server was killed."""
@@ -54,6 +66,29 @@ class Runner(Protocol):
         """The server ends."""
 
 
+@dataclass(slots=True)
+class Addresses:
+    """Where the workers of live jobs reach the control plane."""
+
+    #: Of workers on this machine.
+    here: str = ""
+    #: Of all others, inside TLS with the certificate that has this fingerprint.
+    elsewhere: str = ""
+    fingerprint: str = ""
+    #: Whether a node on another machine was proved to share the directory of the jobs' state.
+    shares_state: Callable[[str], bool] = lambda node: False
+
+    def state_env(self, node: NodeInfo, directory: Path) -> dict[str, str]:
+        """Where a worker may write the state of its job. Without a proof, it goes through the control plane."""
+        shared = not node.remote or self.shares_state(node.name)
+        return {"SHOAL_STATE_DIR": str(directory)} if shared else {}
+
+    def env(self, node: NodeInfo) -> dict[str, str]:
+        if not node.remote:
+            return {"SHOAL_CONTROL": self.here}
+        return {"SHOAL_CONTROL": self.elsewhere, "SHOAL_CONTROL_CERTIFICATE": self.fingerprint}
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts of the server that runners work with."""
@@ -69,11 +104,18 @@ class Parts:
     profiles: Profiles
     searches: Searches
     sharing: Sharing
-    #: Indexes of the nodes that are out of use.
-    drained: Set[int]
+    restarts: Restarts
+    ceilings: Ceilings
+    #: Indexes of the nodes that no job may use.
+    out_of_use: Set[int]
+    #: Indexes of the nodes whose machines will be taken away.
+    leaving: Set[int]
     #: Jobs that wait for GPUs which others have not released yet.
     unmet: set[int]
     warnings: list[str]
+    addresses: Addresses
+    #: The account under which the jobs of a user run; empty: the executor's own.
+    account_of: Callable[[str], str]
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
         return self.home.job(job_id) / "workers" / worker_id
@@ -119,9 +161,15 @@ class RunnerBase:
         pass
 
     def new_worker(
-        self, job: LiveJob, device: Device, rank: int | None, *, colocated: bool = False
+        self,
+        job: LiveJob,
+        device: Device,
+        rank: int | None,
+        *,
+        more: Sequence[Device] = (),
+        colocated: bool = False,
     ) -> LiveWorker:
-        """A new worker on a free GPU or, if `colocated`, on a GPU that another job holds."""
+        """A new worker on a free GPU, and `more` of its node; if `colocated`, on a GPU that another job holds."""
         worker = LiveWorker(
             job.new_worker_id(),
             device,
@@ -129,16 +177,31 @@ class RunnerBase:
             self.loop.now_s(),
             rank,
             colocated=colocated,
+            more_gpus=tuple(gpu for _, gpu in more),
         )
         job.workers[worker.id] = worker
         if colocated:
             self.parts.devices.colocate(device, worker.id)
         else:
-            self.parts.devices.give(device, worker.id)
+            for held in worker.devices:
+                self.parts.devices.give(held, worker.id)
         job.colocated = colocated
         self.parts.outbox.new_worker(job, worker)
         self.holds(job)
         return worker
+
+    def choose(self, job: LiveJob, need: dict[int, int]) -> list[Device] | None:
+        """Free GPUs for the job, by node; None if they are not free, or a limit does not let it hold them yet."""
+        if not self.parts.ceilings.allow(job, need):
+            return None
+        return self.parts.devices.choose(need, self.parts.sharing.beside(job))
+
+    def end(self, job: LiveJob, why: str) -> None:
+        """End the job as failed, without a restart."""
+        job.ending = why
+        self.parts.outbox.job(job)
+        for worker in job.workers.values():
+            self.stop(job, worker)
 
     def holds(self, job: LiveJob) -> None:
         """Account for the GPUs it has from now on."""
@@ -146,35 +209,62 @@ class RunnerBase:
         self.parts.outbox.job(job)
         self.parts.outbox.snapshot_due()
 
-    def start(self, job: LiveJob, worker: LiveWorker, env: dict[str, str], *, warm: bool = False) -> None:
+    def start(
+        self,
+        job: LiveJob,
+        worker: LiveWorker,
+        env: dict[str, str],
+        *,
+        warm: bool = False,
+        gpus: tuple[int, ...] = (),
+        secret_files: dict[str, str] | None = None,
+        waits_for_go: bool = False,
+        port: int | None = None,
+    ) -> None:
         spec = WorkerSpec(
             worker=worker.id,
             directory=self.parts.worker_directory(job.id, worker.id),
             node=worker.node,
             gpu=worker.device[1],
-            command=tuple(job.spec["command"]),
+            command=HOLDER if job.spec.get("interactive") else tuple(job.spec["command"]),
             workdir=job.spec["workdir"],
-            env=dict(job.spec["env"])
+            env=tracker_environment(job)
+            | dict(job.spec["env"])
             | secrets_of(self.parts.home.job(job.id))
             | self._names(job, worker)
             | env,
             grace_s=job.spec["grace_s"],
             warm=warm,
+            tree=job.spec.get("tree") or "",
+            gpus=gpus,
+            secret_files=secret_files or {},
+            waits_for_go=waits_for_go,
+            port=port,
+            account=self.parts.account_of(job.user),
         )
         self.parts.outbox.event("worker.started", f"worker {worker.id} starts on {worker.node}", job,
-                            worker=worker.id, node=worker.node, gpu=worker.device[1])  # fmt: skip
+                            worker=worker.id, node=worker.node, gpu=worker.device[1],
+                            gpus=[gpu for _, gpu in worker.devices])  # fmt: skip
         self.parts.outbox.effect(lambda: self.parts.executor.start(spec))
 
     def _names(self, job: LiveJob, worker: LiveWorker) -> dict[str, str]:
         memory_mb = (job.needs or {}).get("gpu_mem_mb")
-        return ({} if memory_mb is None else {"SHOAL_GPU_MEM_MB": f"{memory_mb:g}"}) | {
-            "SHOAL_JOB": str(job.id),
-            "SHOAL_JOB_NAME": job.name,
-            "SHOAL_JOB_DIR": str(self.parts.home.job(job.id)),
-            "SHOAL_USER": job.user,
-            "SHOAL_WORKER": worker.id,
-            "SHOAL_GPU": str(worker.device[1]),
-        }
+        # Other machines do not have the directory: what a job writes there must not be lost with a node.
+        here = not self.parts.nodes[worker.device[0]].remote
+        directory = {"SHOAL_JOB_DIR": str(self.parts.home.job(job.id))} if here else {}
+        return (
+            directory
+            | ({} if memory_mb is None else {"SHOAL_GPU_MEM_MB": f"{memory_mb:g}"})
+            | {
+                "SHOAL_JOB": str(job.id),
+                "SHOAL_JOB_NAME": job.name,
+                "SHOAL_USER": job.user,
+                "SHOAL_WORKER": worker.id,
+                "SHOAL_GPU": str(worker.device[1]),
+                "SHOAL_GPU_TYPE": self.parts.nodes[worker.device[0]].gpu_type,
+                **_task_names(job),
+            }
+        )
 
     def stop(self, job: LiveJob, worker: LiveWorker, *, kill: bool = False) -> None:
         # A suspended worker has no GPU. Another may have it, so it must not count as held again.
@@ -194,11 +284,21 @@ class RunnerBase:
         why, job.ending = job.ending or "it failed", None
         if job.life.state is JobState.STOPPING:
             self.over(job, Verb.VANISH)
-        elif job.life.restarts < job.spec["max_restarts"] and may(job.life, Verb.RESTART):
-            self.advance(job, Verb.RESTART, f"{why}; it is started again", why=why)
-            self.loop.soon(job)
-        else:
-            self.over(job, Verb.FAIL, why)
+        elif job.timed_out or not self.start_again(job, Cause.FAILED, why):
+            self.over(job, Verb.FAIL, why + times(job))
+
+    def start_again(self, job: LiveJob, cause: Cause, why: str) -> bool:
+        """Start the job again after a rest. False if it may not."""
+        if not may_restart(job, cause) or not may(job.life, Verb.RESTART):
+            return False
+        rest_s = self.parts.restarts.rest(job)
+        text = f"{why}; it is started again in {rest_s:.0f} s"
+        if cause is not Cause.UNBEGUN:
+            self.advance(job, Verb.RESTART, text, why=why, rest_s=rest_s)
+        elif may(job.life, Verb.PREEMPT):
+            self.advance(job, Verb.PREEMPT, text, why=why, rest_s=rest_s)
+        self.loop.soon(job)
+        return True
 
     def over(self, job: LiveJob, verb: Verb, message: str | None = None) -> None:
         """The job has ended, and none of its processes is left."""
@@ -220,18 +320,53 @@ _SENTENCE = {
 }
 
 
+def times(job: LiveJob) -> str:
+    """How often the job was started again before it failed for good."""
+    n = job.life.restarts
+    return f" (it was started again {'once' if n == 1 else f'{n} times'} before)" if n else ""
+
+
+def _task_names(job: LiveJob) -> dict[str, str]:
+    """Which task of its array a job is."""
+    if job.array is None:
+        return {}
+    task = job.spec["task"]
+    return {
+        "SHOAL_ARRAY": str(job.array),
+        "SHOAL_ARRAY_NAME": task["name"],
+        "SHOAL_ARRAY_INDEX": str(job.array_index),
+        "SHOAL_ARRAY_TASKS": str(task["tasks"]),
+    } | {f"SHOAL_SWEEP_{_env_word(key)}": str(value) for key, value in task["values"].items()}
+
+
+def _env_word(key: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in key).upper()
+
+
 def describe_exit(exit_: Exit) -> str:
     """How a worker ended, in words."""
     if exit_.signal is not None:
         return f"worker {exit_.worker} was ended by {exit_.signal}"
     if exit_.code is None or (exit_.code in (126, 127) and exit_.why):
         return f"worker {exit_.worker}: {exit_.why}"
-    return f"worker {exit_.worker} ended with exit code {exit_.code}"
+    last = f": {exit_.why}" if exit_.code and exit_.why else ""
+    return f"worker {exit_.worker} ended with exit code {exit_.code}{last}"
+
+
+def last_words(directory: Path) -> list[str]:
+    """What a worker printed last: its traceback, or its last lines."""
+    lines = [
+        line.text for line in read_lines(directory, tail_position(directory, LAST_LINES)) if line.text.strip()
+    ]
+    begin = max(
+        (i for i, text in enumerate(lines) if text.startswith("Traceback (most recent")), default=None
+    )
+    return lines[-LAST_LINES_SHOWN:] if begin is None else lines[begin:]
 
 
 def secrets_of(directory: Path) -> dict[str, str]:
     try:
         found = json.loads((directory / "secrets.json").read_text())
-    except OSError:
+    except (OSError, ValueError):  # a job under the server's account may have changed it
         return {}
-    return {str(k): str(v) for k, v in found.items()}
+    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

@@ -41,10 +41,12 @@ class Searches:
             return None
         if job.search is not None:
             try:
-                return SizeSearch.from_dict(job.search, asked, BY_REPORT)
+                return SizeSearch.from_dict(job.search, asked.in_steps_of(job.step_gpus), BY_REPORT)
             except ShoalError as error:
                 self._warnings.append(f"the autoscaler of job {job.name} begins anew: {error}")
-        return SizeSearch(asked, job.min_gpus, self._profiles.limit(job), BY_REPORT)
+        return SizeSearch(
+            asked.in_steps_of(job.step_gpus), job.min_gpus, self._profiles.limit(job), BY_REPORT
+        )
 
     def cap_events(self, job: LiveJob) -> list[Capped]:
         """The event that sets the autoscaler's limit for this job; empty if the job has no autoscaler."""

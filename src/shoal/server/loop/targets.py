@@ -57,7 +57,7 @@ class Targets:
                     data["reason"] = self._explain(job)
                 self._metrics.preempted(winners[0].user, job.user, command.verb)
             self._set(job, command)
-            why = self._why(command)
+            why = self._why(command, job)
             self._outbox.event("job.target", f"{why}: {before} -> {counted(gpus, 'GPU')}", job, **data)
             self._metrics.resized(command.verb)
         return [job.id for job, _, _ in moves]
@@ -77,13 +77,15 @@ class Targets:
         node = {} if cause.node is None else {"node": self._name(cause.node)}
         return {"cause": cause.kind.value, **node}
 
-    def _why(self, command: Reconfigure) -> str:
+    def _why(self, command: Reconfigure, job: LiveJob) -> str:
         """The first words of the event's message."""
         cause = command.cause
         if cause.kind is CauseKind.NODE_LOST:
             return "its GPUs are gone" if cause.node is None else f"{self._name(cause.node)} is out of use"
         if cause.kind is CauseKind.HELD:
-            return "held by its owner"
+            return "held by its owner" if job.again_s is None else "it failed and rests"
+        if cause.kind is CauseKind.MEASURING:
+            return f"{command.verb} for a measurement"
         return command.verb
 
     def _name(self, node: int) -> str:

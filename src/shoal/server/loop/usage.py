@@ -83,13 +83,13 @@ class Usage:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self) -> None:
-        """Virtual GPUs do nothing that could be looked at."""
-        if not all(node.virtual for node in self._nodes):
-            self._task = asyncio.create_task(self._look_regularly())
+        self._task = asyncio.create_task(self._look_regularly())
 
     async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(SAMPLE_S)
+            if all(node.virtual for node in self._nodes):
+                continue  # virtual GPUs do nothing that could be looked at
             try:
                 self.take(await asyncio.to_thread(self._executor.usage), self._now_s())
             except OSError:

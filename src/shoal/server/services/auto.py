@@ -24,11 +24,13 @@ async def auto_gpus(store: Store, profiles: Profiles, spec: JobSpec, user: str, 
     measured = _measured(profiles, spec)
     rows = store.jobs(states=[JobState.SUCCEEDED.value], user=user, limit=MOST_READ)
     program = program_name(spec.command)
-    finished = [run for row in rows if (run := _at_one_size(row, program)) is not None]
+    rows = [row for row in rows if program_name(row["spec"]["command"]) == program]
+    finished = [run for row in rows if (run := _at_one_size(row)) is not None]
     resizes = spec.resize is not Resize.NEVER
     return await asyncio.to_thread(
-        choose_gpus, spec.command, most, measured=measured, finished=finished, resizes=resizes
-    )
+        choose_gpus, spec.command, most, measured=measured, finished=finished, resizes=resizes,
+        resized=len(rows) - len(finished),
+    )  # fmt: skip
 
 
 def _measured(profiles: Profiles, spec: JobSpec) -> Floats | Unknown:
@@ -40,10 +42,10 @@ def _measured(profiles: Profiles, spec: JobSpec) -> Floats | Unknown:
     return trusted_speed(estimator.table(types[0]))
 
 
-def _at_one_size(row: Row, program: str) -> FinishedRun | None:
-    """What a finished job of the same program shows, if its size never changed."""
+def _at_one_size(row: Row) -> FinishedRun | None:
+    """What a finished job shows, if its size never changed."""
     command, running_s = row["spec"]["command"], float(row["running_s"])
-    if program_name(command) != program or row["resizes"] or row["restarts"] or running_s <= 0:
+    if row["resizes"] or row["restarts"] or running_s <= 0:
         return None
     if row["progress"].get("shared"):  # it shared a GPU, and would have been faster alone
         return None

@@ -6,15 +6,15 @@ import asyncio
 from typing import Protocol
 
 from shoal.core.events import Event, Rescaled
-from shoal.core.job import GpuRange
 from shoal.scheduler.scheduler import Scheduler
-from shoal.server.api.models import JobSpec, JobState, Resize, Scale
+from shoal.server.api.models import JobState, Scale
 from shoal.server.loop.lifecycle import Verb, apply
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.searches import Searches
+from shoal.server.services.engine_view import EngineView
 from shoal.server.services.errors import Conflict
-from shoal.server.services.feasible import feasible_range, most_gpus
+from shoal.server.services.sizes import new_size
 from shoal.server.store.store import Store
 
 _DONE = {Verb.HOLD: "paused", Verb.RELEASE: "resumed", Verb.CANCEL: "cancelled"}
@@ -42,8 +42,10 @@ class ChangeLoop(Protocol):
 
 
 class ChangeJob:
-    def __init__(self, loop: ChangeLoop, store: Store, profiles: Profiles, searches: Searches) -> None:
-        self._loop, self._store = loop, store
+    def __init__(
+        self, loop: ChangeLoop, store: Store, profiles: Profiles, searches: Searches, engine: EngineView
+    ) -> None:
+        self._loop, self._store, self._engine = loop, store, engine
         self._profiles, self._searches = profiles, searches
 
     def cancel(self, job: LiveJob, actor: str, grace_s: float | None = None) -> None:
@@ -89,15 +91,8 @@ class ChangeJob:
 
     def scale(self, job: LiveJob, scale: Scale, actor: str) -> None:
         """Change the job's range of GPUs. Bounds that `scale` leaves out stay."""
-        if job.life.state is JobState.STOPPING:
-            raise Conflict("it is being cancelled")
-        gpus = _new_range(job, scale)
-        if job.resize is Resize.NEVER and job.workers:
-            raise Conflict("it cannot change size while it runs: submit it with resize `live` or `restart`")
-        if job.resize is Resize.NEVER and gpus.min != gpus.max:
-            raise Conflict("it has a fixed size; give pin, or submit it with resize `live` or `restart`")
-        requested = self._requested(job, gpus)
-        before = GpuRange(job.min_gpus, job.max_gpus)
+        gpus, requested = new_size(job, scale, self._loop.scheduler.cluster, self._engine)
+        before = job.range
         with self._store.change(self._loop.now_s(), actor=actor) as change:
             change.update_job(job.id, min_gpus=gpus.min, max_gpus=gpus.max, requested_gpus=requested)
             change.event(
@@ -109,19 +104,3 @@ class ChangeJob:
         profile = self._profiles.profile(job)
         capped = self._searches.rescaled(job)
         self._loop.post(Rescaled(job.id, gpus.min, gpus.max, requested, profile), *capped)
-
-    def _requested(self, job: LiveJob, gpus: GpuRange) -> int:
-        """As at submission: the owner's wish, within the range and the cluster."""
-        cluster = self._loop.scheduler.cluster
-        spec = JobSpec.model_validate(
-            {"command": ["x"], "gpus": str(gpus), "resize": "live", "gpu_types": job.spec["gpu_types"]}
-        )
-        feasible_range(spec, cluster)
-        wish = job.spec["requested_gpus"] or most_gpus(spec, cluster)
-        return min(max(wish, gpus.min), gpus.max)
-
-
-def _new_range(job: LiveJob, scale: Scale) -> GpuRange:
-    low = scale.pin or scale.min or job.min_gpus
-    high = scale.pin or scale.max or max(job.max_gpus, low)
-    return GpuRange(min(low, high) if scale.min is None else low, high)

@@ -31,7 +31,8 @@ class Events:
     def page(self, chosen: EventFilter, *, after: int, tail: int | None, limit: int) -> list[m.Event]:
         """Events after this id, oldest first; with `tail` only the newest of them."""
         rows = self._store.events(after_id=after, tail=tail, limit=limit, **asdict(chosen))
-        return [_event(row) for row in rows]
+        names = self._store.job_names(row["job"] for row in rows if row["job"] is not None)
+        return [_event(row, names.get(row["job"])) for row in rows]
 
     def follow(self, chosen: EventFilter, after: int | None, tail: int | None) -> EventReader:
         """Read from this id on. Without an id: the last `tail`, or all since `since_s`, then new ones."""
@@ -62,13 +63,14 @@ class EventReader:
         return found
 
 
-def _event(row: Row) -> m.Event:
+def _event(row: Row, job_name: str | None) -> m.Event:
     return m.Event(
         id=row["id"],
         at=as_time(row["at_s"]),
         type=row["type"],
         actor=row["actor"],
         job=row["job"],
+        job_name=job_name,
         user=row["user"],
         plan=row["plan"],
         cause=_cause(row),

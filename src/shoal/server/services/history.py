@@ -45,6 +45,7 @@ class Then:
     target_gpus: int = 0
     min_gpus: int = 1
     max_gpus: int = 1
+    step_gpus: int = 1
     last: Row | None = None
 
     def take(self, event: Row) -> None:
@@ -59,7 +60,7 @@ class Then:
             self.target_gpus, self.last = data["to_gpus"], event
         if kind in ("job.submitted", "job.scaled"):
             gpus = GpuRange.parse(data["gpus"] if kind == "job.submitted" else data["to"])
-            self.min_gpus, self.max_gpus = gpus.min, gpus.max
+            self.min_gpus, self.max_gpus, self.step_gpus = gpus.min, gpus.max, gpus.step
             self.name = data.get("name", self.name)
 
     def ref(self, may_see: bool) -> m.JobRef:
@@ -72,6 +73,7 @@ class Then:
             target_gpus=self.target_gpus,
             min_gpus=self.min_gpus,
             max_gpus=self.max_gpus,
+            step_gpus=self.step_gpus,
         )
 
 
@@ -211,4 +213,5 @@ class History:
             target_gpus=0,
             min_gpus=row["min_gpus"],
             max_gpus=row["max_gpus"],
+            step_gpus=GpuRange.step_of(row["spec"]["gpus"]),
         )

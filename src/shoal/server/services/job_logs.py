@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
-from shoal.executors.logs import Line, read_lines, tail_position
+from shoal.executors.logs import Line, position_at, read_lines, tail_position
 from shoal.server.api import models as m
 from shoal.server.loop.clock import as_time
 from shoal.server.services.errors import Invalid
@@ -17,6 +20,8 @@ from shoal.server.store.store import Store
 WorkerDirectory = Callable[[int, str], Path]
 
 CHUNK_BYTES = 256 * 1024
+#: Requests of one user that read logs at the same time.
+READS_OF_USER = 2
 _CURSOR = re.compile(r"(\d{1,12}:\d{1,18})(,\d{1,12}:\d{1,18})*")
 
 
@@ -33,10 +38,18 @@ class LogFilter:
 class Logs:
     def __init__(self, store: Store, worker_directory: WorkerDirectory) -> None:
         self._store, self._worker_directory = store, worker_directory
+        self._turns: dict[str, asyncio.Semaphore] = {}
 
     def of(self, job_id: int, chosen: LogFilter) -> JobLogs:
         """A reader of one job's output."""
         return JobLogs(self._store, self._worker_directory, job_id, chosen)
+
+    @contextlib.asynccontextmanager
+    async def turn(self, user: str) -> AsyncIterator[None]:
+        """Read in turns: the logs of one user never take all threads."""
+        turns = self._turns.setdefault(user, asyncio.Semaphore(READS_OF_USER))
+        async with turns:
+            yield
 
 
 class JobLogs:
@@ -51,10 +64,9 @@ class JobLogs:
         self._ranks: dict[int, int | None] = {}
 
     def begin(self, cursor: str | None, tail: int | None) -> None:
-        """Start at a cursor, or `tail` lines before the end, or at the beginning."""
+        """Start at a cursor, or `tail` lines before the end, or at the beginning. Call `look_for_workers` first."""
         if cursor and not _CURSOR.fullmatch(cursor):
             raise Invalid("cursor: the server did not give out this cursor", "cursor")
-        self.look_for_workers()
         if cursor:
             pairs = (part.partition(":") for part in cursor.split(","))
             self._position = {int(number): int(position) for number, _, position in pairs}
@@ -66,6 +78,10 @@ class JobLogs:
                 : max(len(found) - tail, 0)
             ]:  # `tail` lines of all workers, not of each
                 self._position[number] = line.end
+        if self._chosen.since_s is not None:
+            for number in self._ranks:
+                since = position_at(self._directory(number), self._chosen.since_s)
+                self._position[number] = max(since, self._position.get(number, 0))
 
     def look_for_workers(self) -> None:
         chosen = self._chosen
@@ -106,7 +122,9 @@ class JobLogs:
         found: list[tuple[float, int, Line]] = []
         for number in sorted(self._ranks):
             lines = read_lines(self._directory(number), self._position.get(number, 0), CHUNK_BYTES)
-            found += [(line.at_s, number, line) for line in lines[:limit]]
+            # The lines of a worker stay in order, even if the clock of its machine was set back in between.
+            times = accumulate((line.at_s for line in lines[:limit]), max)
+            found += [(at_s, number, line) for at_s, line in zip(times, lines)]
         return sorted(found, key=lambda entry: entry[:2])
 
     def _read(self, limit: int) -> tuple[list[m.LogLine], bool]:

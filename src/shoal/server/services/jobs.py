@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from shoal.core.errors import did_you_mean
-from shoal.executors.local import read_json
+from shoal.core.job import GpuRange
+from shoal.executors.keeper_files import read_started
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.clock import as_time
@@ -34,7 +35,10 @@ class Jobs:
         profiles: Profiles,
         reasons: Reasons,
         worker_directory: WorkerDirectory,
+        idle_s: Callable[[LiveJob], float | None],
     ) -> None:
+        """`idle_s`: how long a job has held GPUs without using them."""
+        self._idle_s = idle_s
         self._loop, self._store, self._profiles, self._reasons = loop, store, profiles, reasons
         self._worker_directory = worker_directory
 
@@ -75,11 +79,14 @@ class Jobs:
         before_id: int | None,
         limit: int,
         may_see: bool,
+        labels: Mapping[str, str] | None = None,
+        array: int | None = None,
     ) -> list[m.Job]:
         """Jobs, newest first. Decisions do not wait for a long list."""
         rows = self._store.jobs(
-            states=states, user=user, name=name, since_s=since_s, before_id=before_id, limit=limit
-        )
+            states=states, user=user, name=name, since_s=since_s, before_id=before_id, limit=limit,
+            labels=labels, array=array,
+        )  # fmt: skip
         items = []
         for i, row in enumerate(rows):
             if i % SLICE == SLICE - 1:
@@ -110,6 +117,7 @@ class Jobs:
             gpu_type=row["gpu_type"],
             min_gpus=row["min_gpus"],
             max_gpus=row["max_gpus"],
+            step_gpus=GpuRange.step_of(spec["gpus"]),
             requested_gpus=row["requested_gpus"],
             resize=Resize(row["resize"]),
             generation=row["generation"],
@@ -122,9 +130,19 @@ class Jobs:
             model=row["model"],
             max_restarts=spec["max_restarts"],
             autoscale=spec.get("autoscale"),
+            target_loss=spec.get("target_loss"),
             replace_stragglers=spec.get("replace_stragglers", False),
             needs=progress.get("needs"),
             grace_s=spec["grace_s"],
+            priority=spec.get("priority", 0),
+            labels=spec.get("labels", {}),
+            not_before=spec.get("not_before"),
+            deadline=spec.get("deadline"),
+            time_limit_s=spec.get("time_limit_s"),
+            warn_signal=spec.get("warn_signal"),
+            warn_s=spec.get("warn_s", 60.0),
+            after=spec.get("after", []),
+            array=_array(row),
             given=row["given"],
             step=progress.get("step"),
             total_steps=progress.get("total_steps"),
@@ -161,13 +179,14 @@ class Jobs:
         found.step, found.total_steps = live.progress.step, live.progress.total_steps
         found.speed, found.values = live.progress.speed, live.progress.values
         found.progress = _fraction(found.step, found.total_steps)
-        found.speedup = self._profiles.speedup(live)
+        found.speedup, found.speedup_measured = self._profiles.speedup(live)
         found.remaining = self._profiles.remaining(live)
+        found.idle_s = self._idle_s(live)
         found.reason = self._reasons.reason(live, may_see)
         places: dict[str, list[int]] = {}
         for worker in live.workers.values():
             if worker.holds_gpu:
-                places.setdefault(worker.node, []).append(worker.device[1])
+                places.setdefault(worker.node, []).extend(gpu for _, gpu in worker.devices)
         found.placement = [m.GpuPlace(node=n, gpus=sorted(g)) for n, g in sorted(places.items())]
 
     def _workers(self, job_id: int) -> list[m.Worker]:
@@ -175,14 +194,15 @@ class Jobs:
         for row in self._store.workers_of(job_id, limit=MOST_WORKERS):
             pid = None
             if row["ended_s"] is None:
-                started = read_json(self._worker_directory(job_id, row["id"]) / "started")
-                pid = started["pid"] if started else None
+                started = read_started(self._worker_directory(job_id, row["id"]))
+                pid = started.pid if started else None
             found.append(
                 m.Worker(
                     id=row["id"],
                     rank=row["rank"],
                     node=row["node"],
                     gpu=row["gpu"],
+                    gpus=[row["gpu"], *(row["more_gpus"] or [])],
                     state=row["state"],
                     pid=pid,
                     started_at=as_time(row["started_s"]),
@@ -196,17 +216,32 @@ class Jobs:
     def profile(self, job: LiveJob) -> m.Profile:
         """What is known of its speed by share, and of the work left."""
         gpu_type = job.gpu_type or self._loop.scheduler.cluster.gpu_types[0]
-        if job.resize is Resize.NEVER:
-            points, basis = [], "its size is fixed, so its speed at other sizes does not matter"
-        else:
+        scheduler = self._loop.scheduler
+        points: list[m.SpeedPoint] = []
+        basis, next_gpus = "its size is fixed, so its speed at other sizes does not matter", None
+        if job.resize is not Resize.NEVER:
             learner = self._profiles.learner(job)
-            points, basis = learner.points(gpu_type), learner.basis()
+            points, basis, next_gpus = learner.points(gpu_type), learner.basis(), learner.next_gpus(gpu_type)
+        trial = None
+        if scheduler.exploration is not None:
+            trial = scheduler.exploration.reason(job.id, scheduler.cluster.gpu_types)
         return m.Profile(
             job=job_ref(job),
             basis=basis,
-            points=[m.SpeedPoint(gpus=n, speed=s, measured=k) for n, s, k in points],
+            points=points,
             remaining=self._profiles.remaining(job),
+            next_gpus=next_gpus,
+            measuring=None if trial is None else trial.sentence,
         )
+
+
+def _array(row: Row) -> m.ArrayRef | None:
+    if row["array"] is None:
+        return None
+    task = row["spec"]["task"]
+    return m.ArrayRef(
+        id=row["array"], name=task["name"], index=row["array_index"], values=task.get("values", {})
+    )
 
 
 def _fraction(step: int | None, total: int | None) -> float | None:

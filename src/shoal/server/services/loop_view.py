@@ -7,6 +7,7 @@ from typing import Protocol
 
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.loop.live_job import LiveJob
+from shoal.server.loop.node_table import NodeTable
 
 
 class LoopView(Protocol):
@@ -19,6 +20,9 @@ class LoopView(Protocol):
     def scheduler(self) -> Scheduler: ...
 
     @property
+    def table(self) -> NodeTable: ...
+
+    @property
     def policy_name(self) -> str: ...
 
     @property
@@ -28,5 +32,8 @@ class LoopView(Protocol):
     @property
     def unmet(self) -> Set[int]:
         """Jobs that wait for GPUs which others have not released yet."""
+
+    def drained_names(self) -> list[str]:
+        """Nodes that an admin has taken out of use."""
 
     def now_s(self) -> float: ...

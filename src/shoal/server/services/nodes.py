@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from shoal.core.errors import did_you_mean
 from shoal.executors.base import NodeInfo
 from shoal.server.api import models as m
+from shoal.server.loop.clock import as_time
 from shoal.server.loop.devices import Devices
 from shoal.server.loop.live_job import LiveJob, job_ref
+from shoal.server.loop.node_table import NodeTable
+from shoal.server.loop.node_watch import NodeWatch
+from shoal.server.services.engine_view import EngineView
 from shoal.server.services.errors import NotFound
 from shoal.server.services.naming import printable
 from shoal.server.store.store import Store
@@ -24,7 +28,7 @@ class NodeLoop(Protocol):
     def nodes(self) -> Sequence[NodeInfo]: ...
 
     @property
-    def drained(self) -> Set[int]: ...
+    def table(self) -> NodeTable: ...
 
     @property
     def devices(self) -> Devices: ...
@@ -34,20 +38,24 @@ class NodeLoop(Protocol):
 
     def now_s(self) -> float: ...
 
+    @property
+    def node_watch(self) -> NodeWatch: ...
+
     def lose_node(self, node: int) -> None: ...
 
     def node_back(self, node: int) -> None: ...
 
 
 class Nodes:
-    def __init__(self, loop: NodeLoop, store: Store) -> None:
-        self._loop, self._store = loop, store
+    def __init__(self, loop: NodeLoop, store: Store, engine: EngineView) -> None:
+        self._loop, self._store, self._engine = loop, store, engine
 
     def all(self) -> list[m.NodeStatus]:
-        return [self._status(i) for i in range(len(self._loop.nodes))]
+        records = self._loop.table.records
+        return [self._status(i) for i, record in enumerate(records) if not record.removed]
 
     def _status(self, index: int) -> m.NodeStatus:
-        node = self._loop.nodes[index]
+        node, record = self._loop.nodes[index], self._loop.table.records[index]
         return m.NodeStatus(
             name=node.name,
             gpu_type=node.gpu_type,
@@ -55,7 +63,13 @@ class Nodes:
             used=self._loop.devices.used_of(index),
             virtual=node.virtual,
             devices=list(node.devices)[:MOST_DEVICES],
-            state="drained" if index in self._loop.drained else "ready",
+            state=record.state,
+            why=record.reason or None,
+            leaves_at=None if record.leaves is None else as_time(record.leaves[0]),
+            address=node.address,
+            engine=self._engine.of_node(node.name),
+            rack=node.rack,
+            domain=node.domain,
         )
 
     def show(self, name: str, only: str | None) -> m.Node:
@@ -72,26 +86,32 @@ class Nodes:
     def drain(self, name: str, actor: str) -> None:
         """Take a node out of use: its jobs move to others or wait."""
         node = self._find(name)
-        if node not in self._loop.drained:
-            self._record({*self._loop.drained, node}, "node.drained", node, actor)
+        if not self._loop.table.records[node].drained:
+            drained = {*self._loop.table.drained_names, self._loop.nodes[node].name}
+            self._record(drained, "node.drained", node, actor)
             self._loop.lose_node(node)
 
     def uncordon(self, name: str, actor: str) -> None:
         node = self._find(name)
-        if node in self._loop.drained:
-            self._record(set(self._loop.drained) - {node}, "node.uncordoned", node, actor)
+        if self._loop.table.records[node].drained:
+            drained = set(self._loop.table.drained_names) - {self._loop.nodes[node].name}
+            self._record(drained, "node.uncordoned", node, actor)
             self._loop.node_back(node)
 
-    def _record(self, drained: set[int], type: str, node: int, actor: str) -> None:
-        nodes = self._loop.nodes
+    def forget(self, name: str) -> None:
+        """Show a node that is lost no longer."""
+        self._loop.node_watch.remove(self._find(name))
+
+    def _record(self, drained: set[str], type: str, node: int, actor: str) -> None:
         with self._store.change(self._loop.now_s(), actor=actor) as change:
-            change.put("drained", sorted(nodes[i].name for i in drained))
-            name = nodes[node].name
+            change.put("drained", sorted(drained))
+            name = self._loop.nodes[node].name
             change.event(type, f"{name} was {type.split('.')[1]} by {actor}", data={"node": name})
 
     def _find(self, name: str) -> int:
-        names = [n.name for n in self._loop.nodes]
-        if name not in names:
+        index = self._loop.table.find(name)
+        if index is None or self._loop.table.records[index].removed:
+            names = [status.name for status in self.all()]
             hint = did_you_mean(name, names) if len(names) < 1000 else None
             raise NotFound(f"there is no node {printable(name)!r}", hint)
-        return names.index(name)
+        return index

@@ -28,6 +28,8 @@ class PolicyLoop(Protocol):
 
     def now_s(self) -> float: ...
 
+    async def compile_policy(self, name: str, options: dict[str, str]) -> None: ...
+
     def use_policy(self, name: str, options: dict[str, str]) -> None: ...
 
 
@@ -43,9 +45,10 @@ class PolicyInForce:
             available=[_info(name, cls) for name, cls in policy_classes().items()],
         )
 
-    def set(self, name: str, options: dict[str, str], actor: str) -> None:
+    async def set(self, name: str, options: dict[str, str], actor: str) -> None:
         """Decide by another policy from now on. A policy that cannot be used is refused before anything changes."""
         make_options(policy_class(name), options)
+        await self._loop.compile_policy(name, options)
         before = self._loop.policy_name, self._loop.policy_options
         self._loop.use_policy(name, options)  # raises if it fails on the present jobs
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,15 @@ from shoal.core.ledger import COLUMNS
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState
 from shoal.server.loop.clock import as_time
+from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.live_ledger import LiveLedger
 from shoal.server.services.loop_view import LoopView
 
 
 class Shares:
-    def __init__(self, loop: LoopView, ledger: LiveLedger) -> None:
-        self._loop, self._live = loop, ledger
+    def __init__(self, loop: LoopView, ledger: LiveLedger, idle_s: Callable[[LiveJob], float | None]) -> None:
+        """`idle_s`: how long a job has held GPUs without using them."""
+        self._loop, self._live, self._idle_s = loop, ledger, idle_s
 
     def show(self, since_s: float | None = None) -> m.ShareList:
         """The ledger since it began, or since its last sample before `since_s`."""
@@ -41,13 +43,25 @@ class Shares:
                     user=user.name,
                     tickets=user.tickets,
                     gpus=sum(j.gpus for j in mine),
+                    unused_gpus=sum(j.gpus for j in mine if self._idle_s(j) is not None),
                     entitled_gpus=float(ledger.rate[i, :, 0].sum()) if known else 0.0,
                     running_jobs=sum(j.gpus > 0 or j.life.state is JobState.RUNNING for j in mine),
                     pending_jobs=sum(j.life.state is JobState.PENDING and not j.gpus for j in mine),
                     **{f"{k}_gpu_s": v for k, v in account.items()},
                 )
             )
-        return m.ShareList(items=items, since=as_time(begin_s), total_gpus=cluster.total_gpus, next=None)
+        capacity_gpu_s = self._live.capacity_gpu_s(begin_s, self._loop.now_s())
+        used_gpu_s = sum(item.received_gpu_s for item in items)
+        total = self._loop.scheduler.supply.total_gpus
+        return m.ShareList(
+            items=items,
+            since=as_time(begin_s),
+            total_gpus=total,
+            idle_gpus=max(total - sum(item.gpus for item in items), 0),
+            idle_gpu_s=max(capacity_gpu_s - used_gpu_s, 0.0),
+            capacity_gpu_s=max(capacity_gpu_s, used_gpu_s),
+            next=None,
+        )
 
     def rates(self, column: str) -> Iterator[tuple[str, str, float]]:
         """(user, GPU type, GPUs) that are `borrowed` or `lent` now."""

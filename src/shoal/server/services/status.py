@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -13,11 +13,13 @@ from typing import Protocol
 from shoal import __version__
 from shoal.executors.base import Executor, NodeInfo
 from shoal.server.api import models as m
-from shoal.server.loop.clock import Clock, as_time
+from shoal.server.loop.clock import Clock, as_time, warn_of_clock
 from shoal.server.loop.devices import Devices
+from shoal.server.loop.node_table import NodeTable
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.sharing.sharing import Sharing
+from shoal.server.services.accounts import Accounts
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.nodes import Nodes
 from shoal.server.store.store import Store
@@ -35,6 +37,9 @@ class StatusLoop(LoopView, Protocol):
 
     @property
     def nodes(self) -> Sequence[NodeInfo]: ...
+
+    @property
+    def table(self) -> NodeTable: ...
 
     @property
     def devices(self) -> Devices: ...
@@ -66,9 +71,26 @@ class Process:
 
 
 class Status:
-    def __init__(self, loop: StatusLoop, store: Store, nodes: Nodes, clock: Clock, process: Process) -> None:
-        self._loop, self._store, self._nodes = loop, store, nodes
-        self._clock, self.process = clock, process
+    def __init__(
+        self,
+        loop: StatusLoop,
+        store: Store,
+        nodes: Nodes,
+        clock: Clock,
+        process: Process,
+        upload_limit_bytes: int,
+        ignored: Callable[[], list[str]],
+        machine_checks: Callable[[], list[m.Check]],
+        accounts: Accounts,
+    ) -> None:
+        """`ignored`: what somebody has set and the policy in force does not use.
+
+        `machine_checks`: of the machines and of the engine that provides them.
+        """
+        self._machine_checks = machine_checks
+        self._loop, self._store, self._nodes, self._ignored = loop, store, nodes, ignored
+        self._upload_limit_bytes = upload_limit_bytes
+        self._clock, self.process, self._accounts = clock, process, accounts
 
     def show(self, user: str, role: str, only: str | None) -> m.Status:
         """`only`: count the jobs of this user; None: of all."""
@@ -88,13 +110,14 @@ class Status:
             pre_schedule=loop.sharing.prescheduling is not None,
             store="sqlite" if self._store.kind == "sqlite" else "postgresql",
             nodes=self._nodes.all(),
-            total_gpus=loop.scheduler.cluster.total_gpus,
+            total_gpus=loop.table.gpus,
             used_gpus=loop.devices.used,
             jobs=self._store.count_jobs(only),
             user=user,
             role=role,
             warnings=self._warnings(),
             last_event=self._store.last_event()[0],
+            upload_limit_bytes=self._upload_limit_bytes,
         )
 
     @property
@@ -106,7 +129,7 @@ class Status:
         return str(getattr(self._loop.executor, "why_virtual", ""))
 
     def _warnings(self) -> list[str]:
-        found = list(self._loop.warnings)
+        found = [*self._loop.warnings, *self._ignored()]
         if self._is_virtual:
             why = f" ({self._why_virtual})" if self._why_virtual else ""
             found.append(f"the GPUs are virtual: jobs run on the CPU{why}")
@@ -121,6 +144,8 @@ class Status:
             self._store_check(),
             self._disk_check(),
             self._clock_check(),
+            *self._machine_checks(),
+            *([] if (found := self._accounts.doctor()) is None else [found]),
             *self._loop_checks(),
             _torch_check(),
         ]
@@ -128,7 +153,7 @@ class Status:
 
     def _gpu_check(self) -> m.Check:
         cluster = self._loop.scheduler.cluster
-        total = cluster.total_gpus
+        total = self._loop.table.gpus
         if not self._is_virtual:
             text = f"{total} GPUs: {', '.join(cluster.gpu_types)}"
             return m.Check(name="gpus", status="ok", message=text)
@@ -156,6 +181,10 @@ class Status:
         behind_s = self._clock.behind_s()
         if abs(behind_s) < CLOCK_OFF_S:
             return m.Check(name="clock", status="ok", message="as the machine's")
+        warning = warn_of_clock(self._clock)
+        if warning is not None:
+            text, _, hint = warning.rpartition(": ")
+            return m.Check(name="clock", status="warning", message=text, hint=hint)
         text = f"the machine's clock was set by {behind_s:+.0f} s since the server started"
         hint = (
             "durations are right, times of day are not: `shoal down --keep-jobs` and `shoal up` correct them"
@@ -169,6 +198,10 @@ class Status:
         found = [
             m.Check(name="policy", status="ok", message=f"{name}: {policy.summary}"),
             m.Check(name="jobs", status="ok", message=jobs),
+        ]
+        hint = "choose another with `shoal policy set`, or leave it out"
+        found += [
+            m.Check(name="ignored", status="warning", message=text, hint=hint) for text in self._ignored()
         ]
         if policy.needs_lengths:
             unknown = sum(loop.profiles.remaining(j).unknown is not None for j in loop.jobs.values())

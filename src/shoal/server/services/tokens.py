@@ -17,11 +17,14 @@ class Tokens:
         """The tokens of one user; None: of all."""
         return self._store.tokens(user)
 
-    def add(self, user: str, label: str, expires_in_s: float | None, actor: str) -> tuple[Row, str]:
-        """(its row, the token itself). The token is shown this once."""
+    def add(
+        self, user: str, label: str, expires_in_s: float | None, actor: str, latest_s: float | None = None
+    ) -> tuple[Row, str]:
+        """(its row, the token itself). The token is shown this once. It expires at `latest_s` at the latest."""
         token = f"shoal_{secrets.token_urlsafe(32)}"
         now_s = self._now_s()
-        expires_s = None if expires_in_s is None else now_s + expires_in_s
+        ends_s = [latest_s, None if expires_in_s is None else now_s + expires_in_s]
+        expires_s = min((end_s for end_s in ends_s if end_s is not None), default=None)
         with self._store.change(now_s, actor=actor) as change:
             token_id = change.add_token(user, hash_of(token), label, expires_s)
             change.event("token.created", f"token {token_id} for {user}", data={"token": token_id})

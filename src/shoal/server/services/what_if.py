@@ -8,63 +8,75 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 
-from shoal.core.events import Cancelled, Capped, Event, Rescaled, Submitted, Timer
-from shoal.core.job import GpuRange
+from shoal.core.errors import ShoalError
+from shoal.core.events import Cancelled, Capped, Event, Held, Rescaled, Submitted, Timer
 from shoal.core.job import Job as CoreJob
 from shoal.core.profile import ANY_TYPE, Profile, SpeedCurve
 from shoal.core.words import counted, listed
 from shoal.knowledge.size_search import Autoscale, SizeSearch
+from shoal.knowledge.speed_prior import assumed_speed
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
-from shoal.server.loop.learning import assumed_speed, fixed_profile
+from shoal.server.loop.learning import fixed_profile
 from shoal.server.loop.live_job import LiveJob, job_ref
 from shoal.server.loop.profiles import Profiles
+from shoal.server.services.engine_view import EngineView
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.reasons import shown_name
+from shoal.server.services.sizes import new_size
 
 #: Other jobs to try without, and turns of the policy to look ahead.
 MOST_TRIED, MOST_TURNS = 5, 60
 
 
 class WhatIf:
-    def __init__(self, loop: LoopView, profiles: Profiles) -> None:
-        self._loop, self._profiles = loop, profiles
+    def __init__(self, loop: LoopView, profiles: Profiles, engine: EngineView) -> None:
+        self._loop, self._profiles, self._engine = loop, profiles, engine
 
     def could(self, job: LiveJob, may_see: bool = False) -> list[m.CouldDo]:
-        """The smallest changes, one of each kind, that would start a waiting job or grow a running one now."""
+        """The smallest changes, one of each kind, that would start a waiting job or grow a running one now.
+
+        Each was tried: the command is accepted, and the scheduler then gives the job GPUs.
+        """
         if job.life.state is JobState.PAUSED:
-            text = f"resume it: shoal resume {shlex.quote(job.name)}"
-            text += "" if self._would_start(job) else " (it would wait for GPUs then)"
+            text = f"resume it: shoal resume {self._called(job)}"
+            text += "" if self._gpus_after(job, Held(job.id, False)) else " (it would wait for GPUs then)"
             return [m.CouldDo(change="resume", value=job.name, sentence=text)]
+        if job.again_s is not None:
+            return []  # it starts by itself, and nothing that its owner could change starts it sooner
         if job.gpus:
             return self._larger(job, may_see)
         if job.life.state is not JobState.PENDING or job.target_gpus:
             return []
         found = [*self._smaller(job)]
-        if job.spec["gpu_types"] and self._would_start(job, gpu_types=()):
-            text = "on any GPU type it would start now"
+        if job.spec["gpu_types"] and self._would_start_on_any_type(job):
+            text = "on any GPU type it would start now: submit it without gpu_types"
             found.append(m.CouldDo(change="gpu_types", value="any", sentence=text))
         return found + self._without_another(job)
 
+    def _called(self, job: LiveJob) -> str:
+        """The job in a command: its name, or its number if another job has the same name."""
+        same = [j for j in self._loop.jobs.values() if j.name == job.name]
+        return shlex.quote(job.name) if len(same) == 1 else str(job.id)
+
     def _smaller(self, job: LiveJob) -> Iterator[m.CouldDo]:
         elastic = self._loop.scheduler.policy.elastic
-        size = self._smaller_that_starts(job)
+        fixed = job.resize is Resize.NEVER or job.min_gpus == job.max_gpus
+        bound = "pin" if fixed else "min" if elastic else "max"
+        size = self._smaller_that_starts(job, bound)
         if size is None:
             return
-        fixed = job.resize is Resize.NEVER or job.min_gpus == job.max_gpus
-        option = f"--pin {size}" if fixed else f"--min {size}" if elastic else f"--max {size}"
         gpus = counted(size, "GPU")
-        if elastic and not fixed:
+        if bound == "min":
             text = f"with a minimum of {gpus} instead of {job.min_gpus} it would start now"
         else:
-            text = (
-                f"with {gpus} instead of {job.min_gpus if elastic else job.requested_gpus} it would start now"
-            )
+            now = job.min_gpus if elastic else job.requested_gpus
+            text = f"with {gpus} instead of {now} it would start now"
         yield m.CouldDo(
             change="min_gpus" if elastic or fixed else "requested_gpus",
             value=size,
-            sentence=f"{text}: shoal scale {shlex.quote(job.name)} {option}",
+            sentence=f"{text}: shoal scale {self._called(job)} --{bound} {size}",
         )
 
     def _without_another(self, job: LiveJob) -> list[m.CouldDo]:
@@ -73,19 +85,21 @@ class WhatIf:
             j for j in self._loop.jobs.values() if j.user == job.user and j.id != job.id and j.target_gpus
         ]
         for other in sorted(mine, key=lambda j: (j.target_gpus, -j.id))[:MOST_TRIED]:
-            if self._would_start(job, without=other.id):
-                text = f"if {other.name} released its GPUs it would start now: shoal pause {shlex.quote(other.name)}"
+            if self._gpus_after(job, Held(other.id, True)):
+                how = f"shoal pause {self._called(other)}"
+                text = f"if {other.name} released its GPUs it would start now: {how}"
                 return [m.CouldDo(change="finish_job", value=other.name, sentence=text)]
         return []
 
     def _larger(self, job: LiveJob, may_see: bool) -> list[m.CouldDo]:
-        """Whether a minimum of one GPU more would be granted, and which jobs would shrink."""
-        size = job.target_gpus + 1
-        if job.resize is Resize.NEVER or size > job.max_gpus or job.id not in self._loop.scheduler.view:
+        """Whether a minimum of one step more would be granted, and which jobs would shrink."""
+        size = job.target_gpus + job.step_gpus
+        scaled = self._scaled(job, "min", size) if size <= job.max_gpus else None
+        if scaled is None or job.id not in self._loop.scheduler.view:
             return []
         scheduler = self._copy()
-        plan = scheduler.step(self._loop.now_s(), [Rescaled(job.id, size, job.max_gpus)])
-        if int(scheduler.view.gpus[scheduler.view.row(job.id)]) < size:
+        plan = scheduler.step(self._loop.now_s(), [scaled])
+        if scheduler.outcome(job.id, self._loop.now_s()).share.gpus < size:
             return []
         smaller = [
             f"{shown_name(other, may_see or other.user == job.user)} "
@@ -95,9 +109,30 @@ class WhatIf:
             and command.share.gpus < other.target_gpus
         ]
         cost = f" ({listed(smaller[:MOST_TRIED])})" if smaller else ""
-        how = f"shoal scale {shlex.quote(job.name)} --min {size}"
+        how = f"shoal scale {self._called(job)} --min {size}"
         text = f"with a minimum of {size} GPUs it would have them now{cost}: {how}"
         return [m.CouldDo(change="min_gpus", value=size, sentence=text)]
+
+    def _scaled(self, job: LiveJob, bound: str, size: int) -> Rescaled | None:
+        """The event of `shoal scale --BOUND SIZE`; None if that would be refused, or the autoscaler decides."""
+        if job.spec.get("autoscale"):
+            return None
+        try:
+            gpus, requested = new_size(
+                job, m.Scale.model_validate({bound: size}), self._loop.scheduler.cluster, self._engine
+            )
+        except ShoalError:
+            return None
+        profile = self._profiles.imagined(job, gpus)
+        return Rescaled(job.id, gpus.min, gpus.max, requested, profile)
+
+    def _gpus_after(self, job: LiveJob, event: Event) -> int:
+        """GPUs that the job would have right after this event."""
+        scheduler, now_s = self._copy(), self._loop.now_s()
+        if job.id not in scheduler.jobs:
+            return 0
+        scheduler.step(now_s, [event])
+        return scheduler.outcome(job.id, now_s).share.gpus
 
     def turn_in_s(self, job: LiveJob) -> float | None:
         """Seconds until the policy gives it GPUs by itself: at the end of a quantum or lease, or at a new level.
@@ -117,44 +152,26 @@ class WhatIf:
             now_s = wake_s
         return None
 
-    def _smaller_that_starts(self, job: LiveJob) -> int | None:
+    def _smaller_that_starts(self, job: LiveJob, bound: str) -> int | None:
         size = job.min_gpus if self._loop.scheduler.policy.elastic else job.requested_gpus
-        low, high, best = 1, size - 1, None
+        step = job.step_gpus
+        low, high, best = 1, size // step - 1, None
         while low <= high:  # a smaller job is never harder to start, so a binary search finds the largest
             middle = (low + high) // 2
-            if self._would_start(job, min_gpus=middle):
+            scaled = self._scaled(job, bound, middle * step)
+            if scaled is not None and self._gpus_after(job, scaled):
                 best, low = middle, middle + 1
             else:
                 high = middle - 1
-        return best
+        return best * step if best is not None else None
 
-    def _would_start(
-        self,
-        job: LiveJob,
-        min_gpus: int | None = None,
-        gpu_types: tuple[str, ...] | None = None,
-        without: int | None = None,
-    ) -> bool:
-        """Whether the job with these changes would get GPUs now; `without`: without this other job."""
-        scheduler = self._copy()
+    def _would_start_on_any_type(self, job: LiveJob) -> bool:
+        """Whether the job would get GPUs now if it were submitted without GPU types."""
+        scheduler, now_s, new_id = self._copy(), self._loop.now_s(), self._next_id()
         core, profile = self._profiles.of(job)
-        low = min_gpus or core.gpus.min
-        high = max(low, core.gpus.max) if job.resize is not Resize.NEVER else low
-        if job.resize is Resize.NEVER:
-            profile = fixed_profile("what-if", low)
-        changed = replace(
-            core,
-            gpus=GpuRange(low, high),
-            requested_gpus=low if min_gpus else core.requested_gpus,
-            gpu_types=core.gpu_types if gpu_types is None else gpu_types,
-        )
-        now_s = self._loop.now_s()
-        new_id = self._next_id()
         if job.id in scheduler.jobs:
             scheduler.take_in(Cancelled(job.id), now_s)
-        if without is not None:
-            scheduler.take_in(Cancelled(without), now_s)
-        scheduler.step(now_s, [Submitted(new_id, changed, profile)])
+        scheduler.step(now_s, [Submitted(new_id, replace(core, gpu_types=()), profile)])
         return scheduler.outcome(new_id, now_s).share.gpus > 0
 
     def _copy(self) -> Scheduler:
@@ -162,7 +179,9 @@ class WhatIf:
         s = self._loop.scheduler
         # Immutable values are shared: with many jobs they are most of the memory.
         same = (s.cluster, s.supply, *s.jobs.values(), *s.profiles.values(), *s.placements.values())
-        return copy.deepcopy(s, {id(value): value for value in same})
+        made = copy.deepcopy(s, {id(value): value for value in (*same, s.exploration)})
+        made.exploration = None  # what the policy would decide, without trials
+        return made
 
     def _next_id(self) -> int:
         ids = [*self._loop.scheduler.jobs, *self._loop.jobs]
@@ -210,10 +229,12 @@ class WhatIf:
             name=spec.name or "what-if",
             submit_s=now_s,
             gpus=gpus,
-            requested_gpus=spec.requested_gpus or max(min(gpus.max, total), gpus.min),
+            requested_gpus=spec.requested_gpus or max(gpus.floor(min(gpus.max, total)), gpus.min),
             user=user,
             iterations=spec.iterations or 3600.0,
             gpu_types=tuple(spec.gpu_types),
             weight=spec.weight,
+            priority=spec.priority,
+            not_before_s=0.0 if spec.not_before is None else spec.not_before.timestamp(),
         )
         return job, profile

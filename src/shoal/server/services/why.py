@@ -13,11 +13,14 @@ from shoal.server.loop.coordinator_events import DONE
 from shoal.server.loop.live_job import LiveJob, job_ref
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.sharing.explanations import Explanations
+from shoal.server.services.deadline import verdict
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.reasons import Reasons, shown_name
 from shoal.server.services.what_if import WhatIf
 
 MOST_AHEAD = 5
+#: Reasons that have nothing to do with the GPUs of others.
+_CONDITIONS = ("NotBefore", "Dependency", "ExceedsLimit", "QuotaExhausted")
 
 
 class Why:
@@ -32,7 +35,11 @@ class Why:
         reason = self._reasons.reason(job, may_see)
         waits = job.gpus == 0 and job.life.state is JobState.PENDING
         grows = bool(job.gpus) and reason is not None and _could_use_more(reason)
-        ahead = self._ahead(job) if waits else self._holders(job) if grows else []
+        conditioned = reason is not None and reason.code in _CONDITIONS
+        ahead = self._ahead(job) if waits and not conditioned else self._holders(job) if grows else []
+        starts_in = None
+        if waits:
+            starts_in = self._when_allowed(job, reason) if conditioned and reason else self._starts_in(job)
         return m.Why(
             job=job_ref(job),
             reason=reason,
@@ -40,9 +47,11 @@ class Why:
             policy=self._loop.policy_name,
             ahead=[job_ref(j, may_see or j.user == job.user) for j in ahead[:MOST_AHEAD]],
             ahead_total=len(ahead),
-            starts_in=self._starts_in(job) if waits else None,
+            starts_in=starts_in,
             grows_in=self._grows_in(job, may_see) if grows else None,
             could=self._what_if.could(job, may_see) if waits or grows or not job.gpus else [],
+            deadline=self._deadline(job, starts_in),
+            quantum=self._loop.scheduler.policy.quantum if (waits and not conditioned) or grows else None,
             last_decision=self._loop.scheduler.plans - 1 if self._loop.scheduler.plans else None,
             decided_at=as_time(self._loop.decided_s),
         )
@@ -52,7 +61,7 @@ class Why:
         how = f": {job.message}" if job.message else ""
         ref = m.JobRef(
             id=job.id, name=job.name, user=job.user, state=job.state, gpus=0, target_gpus=0,
-            min_gpus=job.min_gpus, max_gpus=job.max_gpus,
+            min_gpus=job.min_gpus, max_gpus=job.max_gpus, step_gpus=job.step_gpus,
         )  # fmt: skip
         is_ = "was " if job.state is JobState.CANCELLED else ""
         sentence = f"{job.name} {is_}{job.state.value}{how}"
@@ -85,6 +94,29 @@ class Why:
 
     def _ahead(self, job: LiveJob) -> list[LiveJob]:
         return self._holders(job) + self._before(job)
+
+    def _deadline(self, job: LiveJob, starts_in: m.Estimate | None) -> str | None:
+        """Whether its deadline will be met; None without one."""
+        core = self._loop.scheduler.jobs.get(job.id)
+        if core is None or core.deadline_s is None:
+            return None
+        return verdict(core.deadline_s - self._loop.now_s(), starts_in, self._profiles.remaining(job))
+
+    def _when_allowed(self, job: LiveJob, reason: m.Reason) -> m.Estimate:
+        """When something besides GPUs lets it run: a time, the end of another job, or a limit."""
+        for key, basis in (
+            ("wait_s", "its owner lets it start then"),
+            ("frees_in_s", "its limit frees up then"),
+        ):
+            if key in reason.evidence:
+                return m.Estimate(low_s=float(reason.evidence[key]), basis=basis)
+        other = self._loop.jobs.get(int(reason.evidence.get("after", 0)))
+        if other is None:
+            return m.Estimate(unknown="it does not depend on GPUs")
+        left = self._profiles.remaining(other)
+        if left.unknown is not None:
+            return m.Estimate(unknown=f"when {other.name} ends is not known: {left.unknown}")
+        return m.Estimate(low_s=left.low_s, basis=f"{other.name} ends, by {left.basis}")
 
     # -- when --------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from shoal.core.errors import ShoalError
 from shoal.server.store import tables as t
+from shoal.server.store.carried_over import refuse_what_cannot_be_carried_over
 from shoal.server.store.migrate import migrate
 
 Row = dict[str, Any]
@@ -30,12 +31,16 @@ ACTIVE_STATES = ("pending", "starting", "running", "paused", "stopping")
 
 
 # Made once: the values are given when they are executed, so that nothing is compiled again.
-_ADD_JOB = t.jobs.insert()
+_ADD_JOBS = t.jobs.insert().returning(t.jobs.c.id, sort_by_parameter_order=True)
 _UPDATE_JOB = t.jobs.update().where(t.jobs.c.id == sa.bindparam("_id"))
 _ADD_WORKER = t.workers.insert()
 _UPDATE_WORKER = t.workers.update().where(t.workers.c.id == sa.bindparam("_id"))
 _ADD_EVENT = t.events.insert().returning(t.events.c.id, sort_by_parameter_order=True)
 _JOB = sa.select(t.jobs).where(t.jobs.c.id == sa.bindparam("_id"))
+
+
+#: Columns in seconds that are no moments, and the end of a token, which lies in the future.
+DURATIONS = {"waiting_s", "running_s", "paused_s", "stalled_s", "gpu_s", "expires_s"}
 
 
 class StoreFull(ShoalError):
@@ -55,7 +60,31 @@ class Change:
         self.events: list[Row] = []
 
     def add_job(self, **values: Any) -> int:
-        return _new_key(self._connection.execute(_ADD_JOB, values))
+        return self.add_jobs([values])[0]
+
+    def add_jobs(self, rows: Sequence[Row]) -> list[int]:
+        """Many at once, all with the same columns. Gives their numbers, in order."""
+        return [int(key) for key in self._connection.execute(_ADD_JOBS, list(rows)).scalars()]
+
+    def continue_ids_after(self, job_id: int) -> None:
+        """Give no id up to this one to a new job."""
+        if self._connection.dialect.name == "sqlite":
+            self._connection.execute(sa.text("delete from sqlite_sequence where name = 'jobs'"))
+            add = sa.text("insert into sqlite_sequence (name, seq) values ('jobs', :last)")
+        else:
+            add = sa.text("select setval(pg_get_serial_sequence('jobs', 'id'), :last)")
+        self._connection.execute(add, {"last": job_id})
+
+    def no_later_than(self, now_s: float) -> None:
+        """Set all recorded times that lie in the future to `now_s`. A token lives as long as it was meant to."""
+        late = t.tokens.c.created_s > now_s
+        sooner = t.tokens.c.expires_s - (t.tokens.c.created_s - now_s)
+        self._connection.execute(t.tokens.update().where(late).values(expires_s=sooner))
+        for table in t.metadata.sorted_tables:
+            for column in table.c:
+                if column.name.endswith("_s") and column.name not in DURATIONS:
+                    clamped = table.update().where(column > now_s).values({column.name: now_s})
+                    self._connection.execute(clamped)
 
     def update_job(self, job_id: int, **values: Any) -> None:
         self._connection.execute(_UPDATE_JOB, {"_id": job_id, **values})
@@ -122,17 +151,29 @@ class Change:
     def put_knowledge(self, model: str, speed: Row) -> None:
         self._upsert(t.knowledge, ["model"], {"model": model, "speed": speed, "updated_s": self.now_s})
 
-    def add_user(self, name: str, role: str, tickets: float) -> None:
-        self._connection.execute(
-            t.users.insert().values(name=name, role=role, tickets=tickets, created_s=self.now_s)
-        )
+    def insert(self, table: sa.Table, **values: Any) -> int | None:
+        """Add a row that was created now. Gives its number, if the table counts its rows."""
+        result = self._connection.execute(table.insert().values(**values, created_s=self.now_s))
+        return _new_key(result) if "id" in table.c else None
+
+    def update(self, table: sa.Table, key: str | int, **values: Any) -> None:
+        """Change the row with this primary key."""
+        (primary,) = table.primary_key
+        self._connection.execute(table.update().where(primary == key).values(**values))
+
+    def delete(self, table: sa.Table, where: sa.ColumnElement[bool]) -> None:
+        self._connection.execute(table.delete().where(where))
+
+    def add_user(self, name: str, role: str, tickets: float, **more: Any) -> None:
+        self.insert(t.users, name=name, role=role, tickets=tickets, **more)
 
     def update_user(self, name: str, **values: Any) -> None:
-        self._connection.execute(t.users.update().where(t.users.c.name == name).values(**values))
+        self.update(t.users, name, **values)
 
     def delete_user(self, name: str) -> None:
-        self._connection.execute(t.tokens.delete().where(t.tokens.c.user == name))
-        self._connection.execute(t.users.delete().where(t.users.c.name == name))
+        self.delete(t.tokens, t.tokens.c.user == name)
+        self.delete(t.webhooks, t.webhooks.c.user == name)
+        self.delete(t.users, t.users.c.name == name)
 
     def add_token(self, user: str, hash: str, label: str, expires_s: float | None) -> int:
         row = {
@@ -174,6 +215,7 @@ class Store:
             raise ShoalError(f"{self.kind!r} is not a database that Shoal can use: give sqlite or postgresql")
         try:
             self._engine = _engine(self.url)
+            refuse_what_cannot_be_carried_over(self._engine, where)
             self.copy = migrate(self._engine, where)
             self._connection = self._engine.connect()
         except ModuleNotFoundError as error:
@@ -235,7 +277,8 @@ class Store:
         A job that nobody named is `train-17` by its program and its number, and `train` will do.
         """
         numbered = sa.literal(f"{name}-") + sa.cast(t.jobs.c.id, sa.String)
-        for named in (t.jobs.c.name == name, t.jobs.c.name == numbered):
+        by_number = (t.jobs.c.name == numbered) & t.jobs.c.array.is_(None)
+        for named in (t.jobs.c.name == name, by_number):
             query = sa.select(t.jobs).where(named)
             if user is not None:
                 query = query.where(t.jobs.c.user == user)
@@ -256,6 +299,8 @@ class Store:
         name: str | None = None,
         since_s: float | None = None,
         before_id: int | None = None,
+        labels: Mapping[str, str] | None = None,
+        array: int | None = None,
         limit: int = 100,
     ) -> list[Row]:
         """Newest first."""
@@ -270,7 +315,16 @@ class Store:
             query = query.where(t.jobs.c.submitted_s >= since_s)
         if before_id is not None:
             query = query.where(t.jobs.c.id < before_id)
+        if array is not None:
+            query = query.where(t.jobs.c.array == array)
+        for key, value in (labels or {}).items():
+            query = query.where(t.jobs.c.spec["labels", key].as_string() == value)
         return self._rows(query)
+
+    def states_of_array(self, array: int) -> dict[int, str]:
+        """By job: its state on record."""
+        query = sa.select(t.jobs.c.id, t.jobs.c.state).where(t.jobs.c.array == array)
+        return {row["id"]: row["state"] for row in self._rows(query)}
 
     def count_jobs(self, user: str | None = None) -> dict[str, int]:
         query = sa.select(t.jobs.c.state, sa.func.count().label("n")).group_by(t.jobs.c.state)
@@ -316,6 +370,12 @@ class Store:
             return self._rows(query.order_by(sa.desc(e.id)).limit(min(tail, limit)))[::-1]
         return self._rows(query.order_by(e.id).limit(limit))
 
+    def next_event(self, user: str, types: Sequence[str], after_id: int) -> Row | None:
+        """The first event of these types about this user's jobs after the one with this number."""
+        e = t.events.c
+        query = sa.select(t.events).where(e.id > after_id, e.user == user, e.type.in_(types))
+        return self._row(query.order_by(e.id))
+
     def events_of_jobs_at(self, at_s: float, types: Sequence[str]) -> list[Row]:
         """What had happened, of these types, to the jobs that were unfinished then; oldest first."""
         j, e = t.jobs.c, t.events.c
@@ -328,6 +388,12 @@ class Store:
         """All of these types, oldest first."""
         e = t.events.c
         return self._rows(sa.select(t.events).where(e.job == job, e.type.in_(types)).order_by(e.id))
+
+    def job_names(self, ids: Iterable[int]) -> dict[int, str]:
+        """The names of these jobs."""
+        wanted = sorted(set(ids))
+        query = sa.select(t.jobs.c.id, t.jobs.c.name).where(t.jobs.c.id.in_(wanted))
+        return {row["id"]: row["name"] for row in self._rows(query)} if wanted else {}
 
     def last_event(self) -> tuple[int, float]:
         """Number and time of the last event; (0, 0.0) in a new store."""
@@ -342,11 +408,31 @@ class Store:
         row = self._row(sa.select(t.knowledge.c.speed).where(t.knowledge.c.model == model))
         return row["speed"] if row else None
 
+    def job_ids(self) -> set[int]:
+        """The ids of all jobs on record."""
+        return {row["id"] for row in self._rows(sa.select(t.jobs.c.id))}
+
+    def last_job(self) -> int:
+        """The highest id of a job on record, or 0."""
+        row = self._row(sa.select(sa.func.max(t.jobs.c.id).label("last")))
+        return int(row["last"] or 0) if row else 0
+
+    def rows_of(self, table: sa.Table, where: sa.ColumnElement[bool] | None = None) -> list[Row]:
+        """Rows of a small table, in the order of its primary key."""
+        query = sa.select(table).order_by(*table.primary_key)
+        return self._rows(query if where is None else query.where(where))
+
+    def groups(self) -> list[Row]:
+        return self.rows_of(t.groups)
+
     def users(self) -> list[Row]:
         return self._rows(sa.select(t.users).order_by(t.users.c.created_s, t.users.c.name))
 
     def user(self, name: str) -> Row | None:
         return self._row(sa.select(t.users).where(t.users.c.name == name))
+
+    def has_jobs_of(self, user: str) -> bool:
+        return self._row(sa.select(t.jobs.c.id).where(t.jobs.c.user == user).limit(1)) is not None
 
     def tokens(self, user: str | None = None) -> list[Row]:
         query = sa.select(t.tokens).order_by(t.tokens.c.id)
@@ -356,6 +442,11 @@ class Store:
         """The token with its user's role."""
         query = sa.select(t.tokens, t.users.c.role).join(t.users, t.users.c.name == t.tokens.c.user)
         return self._row(query.where(t.tokens.c.hash == hash))
+
+    def token(self, token_id: int) -> Row | None:
+        """The token with its user's role."""
+        query = sa.select(t.tokens, t.users.c.role).join(t.users, t.users.c.name == t.tokens.c.user)
+        return self._row(query.where(t.tokens.c.id == token_id))
 
     def idempotent(self, user: str, key: str) -> Row | None:
         i = t.idempotency.c

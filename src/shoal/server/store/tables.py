@@ -47,9 +47,12 @@ jobs = sa.Table(
     Column("restarts", sa.Integer, nullable=False, default=0),
     Column("exit_code", sa.Integer),
     Column("signal", sa.String(16)),
+    Column("array", Key),  # the array that it is a task of
+    Column("array_index", sa.Integer),
     sa.Index("jobs_state", "state"),
     sa.Index("jobs_user", "user", "id"),
     sa.Index("jobs_name", "name"),
+    sa.Index("jobs_array", "array"),
     sqlite_autoincrement=True,
 )
 
@@ -61,6 +64,7 @@ workers = sa.Table(
     Column("rank", sa.Integer),
     Column("node", sa.String(64), nullable=False),
     Column("gpu", sa.Integer, nullable=False),
+    Column("more_gpus", sa.JSON),  # further GPUs of the same node
     Column("state", sa.String(16), nullable=False),
     Column("pid", sa.Integer),
     Column("started_s", Seconds, nullable=False),
@@ -92,6 +96,52 @@ users = sa.Table(
     Column("role", sa.String(8), nullable=False),
     Column("tickets", sa.Double, nullable=False),
     Column("created_s", Seconds, nullable=False),
+    Column("group", sa.String(64)),
+    Column("limits", sa.JSON),  # as `Limits.plain` gives them
+    Column("account", sa.String(64)),  # of the machines, under which their jobs run; null: the server's
+)
+
+groups = sa.Table(
+    "groups",
+    metadata,
+    Column("name", sa.String(64), primary_key=True),
+    Column("tickets", sa.Double),
+    Column("limits", sa.JSON),
+    Column("created_s", Seconds, nullable=False),
+)
+
+#: Arrays and sweeps: jobs that were submitted together.
+arrays = sa.Table(
+    "arrays",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("name", sa.String(64), nullable=False),
+    Column("user", sa.String(64), nullable=False),
+    Column("tasks", sa.Integer, nullable=False),
+    Column("max_running", sa.Integer),
+    Column("created_s", Seconds, nullable=False),
+    sa.Index("arrays_name", "name"),
+    sqlite_autoincrement=True,
+)
+
+#: Addresses that receive notifications. The events themselves are the queue; `cursor` is the last one dealt with.
+webhooks = sa.Table(
+    "webhooks",
+    metadata,
+    Column("id", Key, primary_key=True, autoincrement=True),
+    Column("user", sa.String(64), sa.ForeignKey("users.name"), nullable=False, index=True),
+    Column("url", sa.Text, nullable=False),
+    Column("format", sa.String(8), nullable=False),
+    Column("events", sa.JSON, nullable=False),
+    Column("secret", sa.String(100), nullable=False),
+    Column("cursor", Key, nullable=False),
+    Column("attempts", sa.Integer, nullable=False),  # failed ones for the event after the cursor
+    Column("next_s", Seconds),  # no attempt before that
+    Column("sent", sa.Integer, nullable=False),
+    Column("dropped", sa.Integer, nullable=False),
+    Column("last_error", sa.Text),
+    Column("created_s", Seconds, nullable=False),
+    sqlite_autoincrement=True,
 )
 
 tokens = sa.Table(

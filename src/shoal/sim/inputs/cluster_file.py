@@ -1,10 +1,12 @@
-"""cluster.yaml: groups of equal nodes, and users with tickets.
+"""cluster.yaml: groups of equal nodes, and users and groups of users with tickets and limits.
 
 nodes:
   - {count: 4, gpus: 8, type: v100, rack: r1, domain: east, name: big}
   - {count: 2, gpus: 4, type: k80}
 users:
-  - {name: ada, tickets: 2}        # or as a mapping: `ada: 2`
+  - {name: ada, tickets: 2, group: lab, max_gpus: 8}        # or as a mapping: `ada: 2`
+groups:
+  - {name: lab, tickets: 3, max_gpus_of_type: {v100: 16}, gpu_hours_per_week: 500}
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from pathlib import Path
 
 import yaml
 
-from shoal.core.cluster import Cluster, Node, User
-from shoal.core.errors import InputError, did_you_mean
+from shoal.core.cluster import Cluster, Group, Node, User
+from shoal.core.errors import InputError, ShoalError, did_you_mean
+from shoal.core.limits import Limits
 from shoal.sim.inputs.column_values import MOST_GPUS
 from shoal.sim.inputs.table import check_text, printable, read_head, shortened
 
 _GROUP_KEYS = ("count", "gpus", "type", "rack", "domain", "name")
-_USER_KEYS = ("name", "tickets")
+_LIMITS = ("max_gpus", "max_gpus_of_type", "max_running_jobs", "max_waiting_jobs", "gpu_hours_per_week")
+_USER_KEYS = ("name", "tickets", "group", *_LIMITS)
+_USER_GROUP_KEYS = ("name", "tickets", *_LIMITS)
 _MOST_BYTES = 8 << 20
 
 
@@ -60,7 +65,8 @@ class _Reader:
     file: str
 
     def cluster(self, root: yaml.Node) -> Cluster:
-        top = self.mapping(root, ("nodes", "users"), "a cluster is a mapping with `nodes:` and `users:`")
+        keys = ("nodes", "users", "groups")
+        top = self.mapping(root, keys, "a cluster is a mapping with `nodes:` and `users:`")
         if "nodes" not in top:
             raise self.error(root, "this key is missing: a cluster needs groups of nodes", "nodes")
         nodes: dict[str, Node] = {}
@@ -73,12 +79,17 @@ class _Reader:
                 nodes[node.name] = node
         if not nodes:
             raise self.error(top["nodes"], "the list is empty: a cluster needs at least one node", "nodes")
+        types = tuple(dict.fromkeys(node.gpu_type for node in nodes.values()))
+        groups = self.user_groups(top.get("groups"), types)
         users: dict[str, User] = {}
-        for name, tickets, place in self.users(top.get("users")):
-            if name in users:
-                raise self.error(place, f"another user is called {name!r}; names must differ", "users")
-            users[name] = User(name, tickets)
-        return Cluster(tuple(nodes.values()), tuple(users.values()))
+        for user, place in self.users(top.get("users"), types):
+            if user.name in users:
+                raise self.error(place, f"another user is called {user.name!r}; names must differ", "users")
+            if user.group and user.group not in groups:
+                hint = did_you_mean(user.group, groups) if groups else "list it under `groups:`"
+                raise self.error(place, f"there is no group {user.group!r}; {hint}", "group")
+            users[user.name] = user
+        return Cluster(tuple(nodes.values()), tuple(users.values()), groups=tuple(groups.values()))
 
     def group(self, node: yaml.Node, before: int) -> list[Node]:
         keys = self.mapping(node, _GROUP_KEYS, "a group of nodes is a mapping with count and gpus")
@@ -102,23 +113,60 @@ class _Reader:
         )
         return [Node(each, gpus, gpu_type, rack, domain) for each in names]
 
-    def users(self, node: yaml.Node | None) -> list[tuple[str, float, yaml.Node]]:
-        """(name, tickets, YAML node) from a list of users or a mapping of names to tickets."""
+    def users(self, node: yaml.Node | None, types: tuple[str, ...]) -> list[tuple[User, yaml.Node]]:
+        """(user, YAML node) from a list of users or a mapping of names to tickets."""
         if node is None or self.is_null(node):
             return []
         if isinstance(node, yaml.MappingNode):
-            return [(self.text(k, "users"), self.tickets(v), k) for k, v in node.value]
-        found: list[tuple[str, float, yaml.Node]] = []
+            return [(User(self.text(k, "users"), self.tickets(v)), k) for k, v in node.value]
+        found: list[tuple[User, yaml.Node]] = []
         for item in self.items(node, "users", "a list `- {name: ada, tickets: 2}` or a mapping `ada: 2`"):
             if isinstance(item, yaml.ScalarNode):
-                found.append((self.text(item, "name"), 1.0, item))
+                found.append((User(self.text(item, "name")), item))
                 continue
             keys = self.mapping(item, _USER_KEYS, "a user is a mapping with name and tickets")
             if "name" not in keys:
                 raise self.error(item, "this key is missing: a user needs a name", "name")
             tickets = self.tickets(keys["tickets"]) if "tickets" in keys else 1.0
-            found.append((self.text(keys["name"], "name"), tickets, item))
+            group = self.text(keys["group"], "group") if "group" in keys else ""
+            found.append(
+                (User(self.text(keys["name"], "name"), tickets, self.limits(keys, types), group), item)
+            )
         return found
+
+    def user_groups(self, node: yaml.Node | None, types: tuple[str, ...]) -> dict[str, Group]:
+        found: dict[str, Group] = {}
+        if node is None or self.is_null(node):
+            return found
+        for item in self.items(node, "groups", "a list of groups, each `- {name: lab, max_gpus: 8}`"):
+            keys = self.mapping(item, _USER_GROUP_KEYS, "a group is a mapping with name, tickets and limits")
+            if "name" not in keys:
+                raise self.error(item, "this key is missing: a group needs a name", "name")
+            name = self.text(keys["name"], "name")
+            if name in found:
+                raise self.error(item, f"another group is called {name!r}; names must differ", "groups")
+            tickets = self.tickets(keys["tickets"]) if "tickets" in keys else None
+            found[name] = Group(name, tickets, self.limits(keys, types))
+        return found
+
+    def limits(self, keys: dict[str, yaml.Node], types: tuple[str, ...]) -> Limits:
+        values: dict[str, object] = {}
+        for field in _LIMITS:
+            if field not in keys:
+                continue
+            node = keys[field]
+            if field == "max_gpus_of_type":
+                by_type = self.mapping(node, types, "must be a mapping of GPU types to numbers, {v100: 4}")
+                values[field] = {t: int(self.number(n, t, int, "a whole number")) for t, n in by_type.items()}
+            elif field == "gpu_hours_per_week":
+                values[field] = self.number(node, field, float, "a number")
+            else:
+                values[field] = int(self.number(node, field, int, "a whole number"))
+            try:
+                Limits.from_plain({field: values[field]})
+            except ShoalError as error:
+                raise self.error(node, str(error).removeprefix(f"{field} "), field) from None
+        return Limits.from_plain(values)
 
     def mapping(self, node: yaml.Node, known: tuple[str, ...], wish: str) -> dict[str, yaml.Node]:
         if not isinstance(node, yaml.MappingNode):

@@ -1,8 +1,9 @@
 """jobs.csv (or Parquet): one job per row, in order of submission.
 
 Columns: `submit_s, model, iterations, requested_gpus, max_gpus`, and optionally `job, user, min_gpus,
-gpu_types` (separated by `|`), `kind` (all-reduce, parameter-server), `weight`, `autoscale` (the heuristic of
-the autoscaler, such as `efficiency:threshold=0.5`).
+step_gpus` (shares are multiples of it), `gpu_types` (separated by `|`), `kind` (all-reduce, parameter-server),
+`weight`, `autoscale` (the heuristic of the autoscaler, such as `efficiency:threshold=0.5`), and those of
+`job_conditions`: `priority, not_before_s, after, time_limit_s, deadline_s`.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ from shoal.sim.inputs.column_values import (
     strings,
     where_in,
 )
+from shoal.sim.inputs.job_conditions import CONDITIONS, Conditions, read_conditions
 from shoal.sim.inputs.size_limits import Limits
 from shoal.sim.inputs.table import Columns, FloatArray, IntArray, Problems, Table, printable, read_table
 
 COLUMNS = Columns(
     ("submit_s", "model", "iterations", "requested_gpus", "max_gpus"),
-    ("job", "user", "min_gpus", "gpu_types", "kind", "weight", "autoscale"),
+    ("job", "user", "min_gpus", "step_gpus", "gpu_types", "kind", "weight", "autoscale", *CONDITIONS),
 )
 DEFAULT_USER = "default"
 
@@ -84,22 +86,27 @@ class _Checked:
     requested_gpus: list[int]
     min_gpus: list[int]
     max_gpus: list[int]
+    step_gpus: list[int]
     user: list[str]
     gpu_types: list[tuple[str, ...]]
     kind: list[Kind]
     weight: list[float]
     autoscale: list[str]
+    conditions: Conditions | None
 
 
 def _jobs(rows: _Checked) -> tuple[Job, ...]:
-    ranges: dict[tuple[int, int], GpuRange] = {}
+    ranges: dict[tuple[int, int, int], GpuRange] = {}
     bounds = [
-        ranges.get(key) or ranges.setdefault(key, GpuRange(*key)) for key in zip(rows.min_gpus, rows.max_gpus)
+        ranges.get(key) or ranges.setdefault(key, GpuRange(*key))
+        for key in zip(rows.min_gpus, rows.max_gpus, rows.step_gpus)
     ]
     columns = (
         rows.name, rows.submit_s, bounds, rows.requested_gpus, rows.user, rows.model,
         rows.iterations, rows.kind, rows.gpu_types, rows.weight, repeat(1.0), rows.autoscale,
     )  # fmt: skip
+    if rows.conditions is not None:
+        columns = (*columns, *rows.conditions)  # type: ignore[assignment]
     # With a million new objects, the garbage collector would scan all of them many times for nothing.
     collecting = gc.isenabled()
     gc.disable()
@@ -123,19 +130,27 @@ def _checked(
     least = (
         counts(table, problems, "min_gpus", default=1) if table.has("min_gpus") else np.ones_like(requested)
     )
+    step = (
+        counts(table, problems, "step_gpus", default=1) if table.has("step_gpus") else np.ones_like(requested)
+    )
+    if not table.has("min_gpus"):
+        least = step
     _check_range(least, requested, max_gpus, problems)
+    _check_step(step, {"min_gpus": least, "requested_gpus": requested, "max_gpus": max_gpus}, problems)
 
     model = names(table, problems, "model")
     limits = Limits.of(table, problems, model, profiles, cluster, profiles_file)
     limits.check(requested, problems)
     weight = numbers(table, problems, "weight", default=1.0, above=0.0) if table.has("weight") else None
     kind = _kinds(table, problems)
+    _check_step_kind(step, kind, problems)
     autoscale = _autoscale(table, problems)
     user = _users(table, problems, cluster)
     job = _job_names(table, problems)
+    conditions = read_conditions(table, problems, job, submit_s)
     problems.raise_first()
-    low = np.maximum(least, limits.smallest)
-    high = np.minimum(max_gpus, limits.largest)
+    low = -(-np.maximum(least, limits.smallest) // step) * step
+    high = np.minimum(max_gpus, limits.largest) // step * step
     return _Checked(
         name=job,
         submit_s=submit_s.tolist(),
@@ -144,11 +159,13 @@ def _checked(
         requested_gpus=requested.tolist(),
         min_gpus=low.tolist(),
         max_gpus=high.tolist(),
+        step_gpus=step.tolist(),
         user=user,
         gpu_types=limits.gpu_types,
         kind=kind,
         weight=[1.0] * len(table) if weight is None else weight.tolist(),
         autoscale=autoscale,
+        conditions=conditions,
     )
 
 
@@ -177,6 +194,25 @@ def _check_range(least: IntArray, requested: IntArray, most: IntArray, problems:
         "requested_gpus",
         lambda row: f"{requested[row]} is below the job's min_gpus {least[row]}",
     )
+
+
+def _check_step(step: IntArray, sizes: Mapping[str, IntArray], problems: Problems) -> None:
+    for name, size in sizes.items():
+        _check_multiple(name, size, step, problems)
+
+
+def _check_multiple(name: str, size: IntArray, step: IntArray, problems: Problems) -> None:
+    problems.add(
+        size % step != 0,
+        name,
+        lambda row: f"{size[row]} is no multiple of the job's step_gpus {step[row]}",
+    )
+
+
+def _check_step_kind(step: IntArray, kind: list[Kind], problems: Problems) -> None:
+    if (step > 1).any():
+        servers = np.array([k is Kind.PARAMETER_SERVER for k in kind])
+        problems.add((step > 1) & servers, "step_gpus", lambda row: "a step is for all-reduce jobs only")
 
 
 def _kinds(table: Table, problems: Problems) -> list[Kind]:

@@ -1,4 +1,5 @@
-"""The experiments of the Liquid paper (TPDS'21): placement (`liquid_placing`) and one GPU (`liquid_one_gpu`).
+"""The experiments of the Liquid paper (TPDS'21): estimates (`liquid_estimates`), placement (`liquid_placing`), and
+one GPU (`liquid_one_gpu`).
 
 Immediate mode runs on the authors' local cluster (5 nodes of 4 GPUs), batch mode on their cloud cluster (5 to 20 nodes
 of 2 GPUs), with 8 jobs for every 5 nodes in the order of their launcher.
@@ -15,7 +16,7 @@ import numpy as np
 from shoal.core.cluster import Cluster
 from shoal.placement.grouping_ga import Search
 from shoal.placement.ps_speed import LAYOUTS
-from shoal.sim.papers import liquid_one_gpu
+from shoal.sim.papers import liquid_estimates, liquid_one_gpu
 from shoal.sim.papers.liquid_placing import (
     CLOUD_GPUS,
     LAUNCH,
@@ -72,7 +73,8 @@ def run(seed: int = 0, quick: bool = False) -> dict[str, Any]:
         "one_gpu": liquid_one_gpu.rows(seed),
         "sharing_by_utilisation": by_use,
         "bounds": bounds(),
-        "why": WHY,
+        "estimates": liquid_estimates.rows(seed, 1 if quick else 5),
+        "why": f"{WHY} {liquid_estimates.WHY}",
     }
 
 
@@ -142,7 +144,12 @@ def render(result: dict[str, Any]) -> str:
         what = f"{row['gpu']:4} {row['jobs']:6} {row['what']}"
         lines.append(f"  {what:48} {row['ours']:6.1f} {row['paper']:6.0f}")
     by_use = ", ".join(f"{u:.0%}: {g:.0f}" for u, g in result["sharing_by_utilisation"].items())
-    return "\n".join([*lines, f"  sharing by utilisation of each job: {by_use}", "", result["why"]])
+    lines += [
+        f"  sharing by utilisation of each job: {by_use}",
+        "",
+        *liquid_estimates.render(result["estimates"]),
+    ]
+    return "\n".join([*lines, "", result["why"]])
 
 
 def _table(figures: dict[str, Any], numbers: Callable[[dict[str, Any]], list[str]]) -> list[str]:
@@ -161,7 +168,7 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (gains, sizes, one_gpu) = plt.subplots(1, 3, figsize=(17, 5))
+    figure, (gains, sizes, one_gpu, estimates) = plt.subplots(1, 4, figsize=(22, 5))
     published = [r for r in result["rows"] if r["paper"] is not None and r["nodes"] in (LOCAL_NODES, 20)]
     published = [r for r in published if r["mode"] == "immediate" or r["nodes"] == 20]
     _bars(gains, published, [f"{r['mode']}, {r['metric']}\nagainst {r['against']}" for r in published])
@@ -177,6 +184,13 @@ def plot(result: dict[str, Any], path_png: str | Path) -> None:
     saved = result["one_gpu"]
     _bars(one_gpu, saved, [f"{r['gpu']} {r['jobs']}\n{r['what'].split(':')[0]}" for r in saved])
     one_gpu.set(xlabel="per cent less", title="One GPU")
+    for i, name in enumerate(liquid_estimates.ORDER):
+        of = [r for r in result["estimates"] if r["regressor"] == name]
+        estimates.plot([r["jobs"] for r in of], [r["r2"] for r in of], "o-", color=f"C{i}", label=name)
+        estimates.plot([r["jobs"] for r in of], [r["paper_r2"] for r in of], "x", color=f"C{i}")
+    estimates.plot([], [], "kx", label="paper (read off)")
+    estimates.set(xlabel="jobs to learn from", ylabel="R2", title="Estimates of memory", ylim=(-0.7, 1))
+    estimates.legend()
     figure.tight_layout()
     figure.savefig(path_png, dpi=120)
     plt.close(figure)

@@ -7,6 +7,10 @@ Within v1, fields are only added. Timestamps are RFC 3339 in UTC, durations are 
 from shoal.server.api.models.cluster import (
     Check,
     Doctor,
+    JoinToken,
+    JoinTokenCreate,
+    JoinTokenCreated,
+    JoinTokenList,
     Node,
     NodeList,
     NodeStatus,
@@ -18,6 +22,7 @@ from shoal.server.api.models.cluster import (
     ShareList,
     Shutdown,
     Status,
+    Workdir,
 )
 from shoal.server.api.models.common import (
     NAME,
@@ -34,6 +39,9 @@ from shoal.server.api.models.events import (
     LogPage,
 )
 from shoal.server.api.models.job import (
+    AfterRef,
+    Array,
+    ArrayRef,
     Change,
     CouldDo,
     Estimate,
@@ -51,6 +59,12 @@ from shoal.server.api.models.job import (
     Worker,
 )
 from shoal.server.api.models.people import (
+    Group,
+    GroupChange,
+    GroupCreate,
+    GroupList,
+    Limits,
+    LimitsUse,
     Role,
     Token,
     TokenCreate,
@@ -61,10 +75,12 @@ from shoal.server.api.models.people import (
     UserCreate,
     UserList,
 )
+from shoal.server.api.models.sessions import ExecInput, ExecOutput, ExecSize, ExecStart, ExecStarted
 from shoal.server.api.models.spec import (
     AUTO,
     ENV_NAME,
     MAX_COMMAND_BYTES,
+    AfterJob,
     Cancel,
     EnvName,
     EnvValue,
@@ -73,13 +89,19 @@ from shoal.server.api.models.spec import (
     JobState,
     Resize,
     Scale,
+    is_reserved,
 )
+from shoal.server.api.models.webhooks import Webhook, WebhookCreate, WebhookCreated, WebhookList, WebhookTest
 
 __all__ = [
     "AUTO",
     "ENV_NAME",
     "MAX_COMMAND_BYTES",
     "NAME",
+    "AfterJob",
+    "AfterRef",
+    "Array",
+    "ArrayRef",
     "Cancel",
     "Change",
     "Check",
@@ -92,14 +114,29 @@ __all__ = [
     "Estimate",
     "Event",
     "EventList",
+    "ExecInput",
+    "ExecOutput",
+    "ExecSize",
+    "ExecStart",
+    "ExecStarted",
     "Given",
     "GpuPlace",
+    "Group",
+    "GroupChange",
+    "GroupCreate",
+    "GroupList",
     "Job",
     "JobList",
     "JobNeeds",
     "JobRef",
     "JobSpec",
     "JobState",
+    "JoinToken",
+    "JoinTokenCreate",
+    "JoinTokenCreated",
+    "JoinTokenList",
+    "Limits",
+    "LimitsUse",
     "LogLine",
     "LogPage",
     "Name",
@@ -132,6 +169,13 @@ __all__ = [
     "UserChange",
     "UserCreate",
     "UserList",
+    "Webhook",
+    "WebhookCreate",
+    "WebhookCreated",
+    "WebhookList",
+    "WebhookTest",
     "Why",
+    "Workdir",
     "Worker",
+    "is_reserved",
 ]

@@ -19,9 +19,10 @@ class Share(BaseModel, json_schema_extra=shown(ex.SHARE)):
     user: str
     tickets: float
     gpus: int = Field(description="Held now.")
+    unused_gpus: int = Field(0, description="Held by jobs that have not used them for a while.")
     entitled_gpus: float = Field(description="Due now by tickets, at most what the jobs of the user can use.")
-    running_jobs: int
-    pending_jobs: int
+    running_jobs: int | None = Field(description="null: you may not see the jobs of this user.")
+    pending_jobs: int | None = Field(description="null: you may not see the jobs of this user.")
     entitled_gpu_s: float
     received_gpu_s: float
     lent_gpu_s: float
@@ -33,7 +34,12 @@ class ShareList(Page[Share]):
     """The fairness ledger."""
 
     since: datetime
-    total_gpus: int
+    total_gpus: int = Field(description="Usable now.")
+    idle_gpus: int = Field(0, description="Held by no job now.")
+    idle_gpu_s: float = Field(
+        0.0, description="GPU time that no user received: capacity without all `received`."
+    )
+    capacity_gpu_s: float = Field(0.0, description="GPU time that could be used since then.")
 
 
 class NodeStatus(BaseModel, json_schema_extra=shown(ex.NODE)):
@@ -43,7 +49,15 @@ class NodeStatus(BaseModel, json_schema_extra=shown(ex.NODE)):
     used: int
     virtual: bool
     devices: list[str] = Field(default_factory=list, description="Name or id of each GPU.")
-    state: Literal["ready", "drained"] = Field("ready", description="drained: no job gets its GPUs.")
+    state: Literal["ready", "drained", "leaving", "kept off", "unreachable", "lost"] = Field(
+        "ready", description="Jobs get GPUs of a node that is ready only."
+    )
+    why: str | None = Field(None, description="Why it is not ready, unless a person drained it.")
+    leaves_at: datetime | None = Field(None, description="When its machine is taken away.")
+    address: str = Field("127.0.0.1", description="What workers on other nodes connect to.")
+    rack: str = "rack0"
+    domain: str = "domain0"
+    engine: str | None = Field(None, description="How the engine that provides the machine sees it.")
 
 
 class NodeList(Page[NodeStatus]):
@@ -54,6 +68,28 @@ class Node(NodeStatus):
     """One node and its jobs."""
 
     jobs: list[JobRef] = Field(default_factory=list, description="Jobs that hold GPUs of this node.")
+
+
+class JoinToken(BaseModel, json_schema_extra=shown(ex.JOIN_TOKEN)):
+    id: str
+    expires_at: datetime
+    used_by: str | None = Field(None, description="The agent that joined with it. No other can.")
+
+
+class JoinTokenList(Page[JoinToken]):
+    pass
+
+
+class JoinTokenCreate(Given, json_schema_extra=shown({"expires_in_s": 3600})):
+    expires_in_s: float = Field(3600.0, gt=0, le=30 * 86400)
+
+
+class JoinTokenCreated(
+    JoinToken,
+    json_schema_extra=shown(ex.JOIN_TOKEN | {"token": "shoal-join:...", "address": "10.0.0.1:7600"}),
+):
+    token: str = Field(description="Shown only this once; the server keeps its hash.")
+    address: str = Field(description="Where the agent connects to.")
 
 
 class Status(BaseModel, json_schema_extra=shown(ex.STATUS)):
@@ -85,6 +121,7 @@ class Status(BaseModel, json_schema_extra=shown(ex.STATUS)):
     role: str
     warnings: list[str] = Field(default_factory=list)
     last_event: int = 0
+    upload_limit_bytes: int = Field(0, description="The most that an uploaded working directory may have.")
 
 
 class Check(BaseModel, json_schema_extra=shown(ex.CHECK)):
@@ -97,6 +134,13 @@ class Check(BaseModel, json_schema_extra=shown(ex.CHECK)):
 class Doctor(BaseModel, json_schema_extra=shown({"healthy": True, "checks": [ex.CHECK]})):
     healthy: bool
     checks: list[Check]
+
+
+class Workdir(BaseModel, json_schema_extra=shown({"digest": "9f" * 32, "size_bytes": 120_000})):
+    """A working directory that was uploaded."""
+
+    digest: str
+    size_bytes: int
 
 
 class PolicyInfo(BaseModel, json_schema_extra=shown(ex.POLICY)):

@@ -13,9 +13,9 @@ Item = TypeVar("Item")
 
 
 class Given(BaseModel):
-    """A body that a client sends. Unknown fields are errors."""
+    """A body that a client sends. Unknown fields are errors, and numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class Page(BaseModel, Generic[Item]):

@@ -20,6 +20,7 @@ class Event(BaseModel, json_schema_extra=shown(ex.EVENT)):
     type: str = Field(description="job.submitted, job.started, job.resized, ... (docs/api.md)")
     actor: str = Field(description="User name, or `system` for the scheduler and the executor.")
     job: int | None = None
+    job_name: str | None = None
     user: str | None = Field(None, description="Owner of the job.")
     plan: int | None = Field(None, description="Number of the decision that caused it.")
     cause: int | None = Field(None, description="Id of the event that caused it, where one is known.")

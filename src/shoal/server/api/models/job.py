@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from shoal.core.job import When
 from shoal.core.reason import Reason as CoreReason
 from shoal.server.api.models import examples as ex
 from shoal.server.api.models.common import Given, Page
@@ -38,12 +39,13 @@ class GpuPlace(BaseModel):
 
 
 class Worker(BaseModel):
-    """One process of a job, bound to one GPU."""
+    """One process of a job, bound to one GPU, or to all GPUs of a command on one machine."""
 
     id: str
     rank: int | None = None
     node: str
     gpu: int
+    gpus: list[int] = Field(default_factory=list, description="All its GPUs.")
     state: Literal["starting", "ready", "active", "stopped", "leaving", "ended"]
     pid: int | None = None
     started_at: datetime
@@ -61,6 +63,23 @@ class Estimate(BaseModel):
     unknown: str | None = None
 
 
+class AfterRef(BaseModel):
+    """A job whose end it waits for."""
+
+    job: int
+    name: str
+    on: When
+
+
+class ArrayRef(BaseModel):
+    """The array or sweep that a job is a task of."""
+
+    id: int
+    name: str
+    index: int
+    values: dict[str, str | int | float | bool] = Field(default_factory=dict, description="Those of a sweep.")
+
+
 class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     """A job as it is now."""
 
@@ -76,6 +95,7 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     gpu_type: str | None = None
     min_gpus: int
     max_gpus: int
+    step_gpus: int = Field(1, description="It has multiples of this.")
     requested_gpus: int
     resize: Resize
     placement: list[GpuPlace] = Field(default_factory=list)
@@ -95,11 +115,24 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     model: str = ""
     max_restarts: int = 0
     autoscale: str | None = None
+    target_loss: float | None = None
     replace_stragglers: bool = False
     needs: JobNeeds | None = Field(
         None, description="Needs of one GPU, as given or as measured of earlier jobs."
     )
     grace_s: float = 10.0
+    priority: int = 0
+    labels: dict[str, str] = Field(default_factory=dict)
+    not_before: datetime | None = None
+    deadline: datetime | None = None
+    time_limit_s: float | None = None
+    warn_signal: str | None = None
+    warn_s: float = 60.0
+    after: list[AfterRef] = Field(default_factory=list)
+    array: ArrayRef | None = None
+    idle_s: float | None = Field(
+        None, description="How long it has held GPUs without using them; null if it uses them."
+    )
     given: list[str] = Field(
         default_factory=list, description="Fields that the owner gave; all others have defaults."
     )
@@ -109,6 +142,7 @@ class Job(BaseModel, json_schema_extra=shown(ex.JOB)):
     progress: float | None = Field(None, ge=0, le=1)
     speed: float | None = Field(None, description="Steps per second, measured.")
     speedup: float | None = Field(None, description="Relative to one GPU, measured or estimated.")
+    speedup_measured: bool = Field(False, description="Whether it was measured with one GPU and at its size.")
     values: dict[str, float] = Field(
         default_factory=dict, description="The last of each logged value: loss, ..."
     )
@@ -135,10 +169,34 @@ class JobList(Page[Job]):
     """Newest first."""
 
 
+class Array(BaseModel, json_schema_extra=shown(ex.ARRAY)):
+    """Jobs that were submitted together: an array or a sweep."""
+
+    id: int
+    name: str
+    user: str
+    tasks: int
+    max_running: int | None = None
+    created_at: datetime
+    jobs: dict[str, int] = Field(description="Number of its jobs by state.")
+    gpus: int = Field(0, description="GPUs that its jobs hold now.")
+    first: int = Field(description="Number of its first job.")
+    last: int = Field(description="Number of its last job.")
+
+
 class SpeedPoint(BaseModel):
     gpus: int
     speed: float = Field(description="Steps per second.")
     measured: bool
+    low_speed: float | None = Field(
+        None, description="Lower end of the 90 % interval; null if nothing is known."
+    )
+    high_speed: float | None = Field(
+        None, description="Upper end of the 90 % interval; null if nothing is known."
+    )
+    fitted_speed: float | None = Field(
+        None, description="The speed by the fitted curve, also where it was measured."
+    )
 
 
 class Profile(BaseModel, json_schema_extra=shown(ex.PROFILE)):
@@ -148,6 +206,10 @@ class Profile(BaseModel, json_schema_extra=shown(ex.PROFILE)):
     basis: str = Field(description="Source of the speeds: measurements, earlier jobs, or an assumption.")
     points: list[SpeedPoint]
     remaining: Estimate
+    next_gpus: int | None = Field(
+        None, description="The size that would be measured next if a decision depended on it; null if none."
+    )
+    measuring: str | None = Field(None, description="The trial under way, if the job takes part in one.")
 
 
 class JobRef(BaseModel, json_schema_extra=shown(ex.JOB_REF)):
@@ -161,6 +223,7 @@ class JobRef(BaseModel, json_schema_extra=shown(ex.JOB_REF)):
     target_gpus: int
     min_gpus: int
     max_gpus: int
+    step_gpus: int = 1
 
 
 class CouldDo(BaseModel):
@@ -202,6 +265,10 @@ class Why(BaseModel, json_schema_extra=shown(ex.WHY)):
         None, description="When GPUs that it could use are allocated anew; only for a job that has some."
     )
     could: list[CouldDo] = Field(default_factory=list)
+    deadline: str | None = Field(None, description="Whether its deadline will be met, if it has one.")
+    quantum: str | None = Field(
+        None, description="How long jobs keep their GPUs under the policy in force, if it has such a time."
+    )
     last_decision: int | None = Field(None, description="Number of the decision.")
     decided_at: datetime | None = None
     at: datetime | None = Field(None, description="The time that was asked about; null for now.")

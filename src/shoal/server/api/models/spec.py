@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
 from shoal.core.errors import ShoalError
-from shoal.core.job import GpuRange
+from shoal.core.job import GpuRange, When
 from shoal.server.api.models.common import Given, Name
 from shoal.server.api.models.examples import shown
+from shoal.server.api.models.tasks import MAX_SWEEP_KEYS, SweepValue, check_tasks
 
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
 MAX_COMMAND_BYTES = 64 * 1024
@@ -21,6 +23,29 @@ AUTO = "auto"
 EnvName = Annotated[str, StringConstraints(pattern=ENV_NAME)]
 #: Values of environment variables; they cannot contain NUL.
 EnvValue = Annotated[str, StringConstraints(max_length=32 * 1024, pattern=r"^[^\x00]*$")]
+
+
+#: Variables that the executor sets, so a job cannot. The runtime's own settings are the exception.
+_RESERVED = frozenset(
+    [
+        "CUDA_VISIBLE_DEVICES",
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    ]
+)
+_RESERVED_PREFIXES = ("SHOAL_", "PET_")
+_SETTINGS = frozenset({"SHOAL_CHECKED", "SHOAL_STATE_BYTES_PER_S"})
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether only the executor may set this variable of a job."""
+    if variable in _SETTINGS:
+        return False
+    return variable in _RESERVED or variable.startswith(_RESERVED_PREFIXES)
 
 
 class JobState(StrEnum):
@@ -72,6 +97,20 @@ class JobNeeds(BaseModel):
     basis: str = ""
 
 
+LabelValue = Annotated[str, StringConstraints(max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
+#: Signals that a worker may be sent before its job reaches its time limit.
+Warning_ = Literal["USR1", "USR2", "HUP", "INT", "TERM"]
+
+
+class AfterJob(Given, json_schema_extra=shown({"job": "prepare", "on": "success"})):
+    """Another job, or all tasks of an array, that must have ended first."""
+
+    job: Annotated[str, StringConstraints(min_length=1, max_length=100)] = Field(
+        description="Number or name of an earlier job, or the name of an array."
+    )
+    on: When = Field(When.SUCCESS, description="Which end lets this job run.")
+
+
 class JobSpec(Given):
     """What a user submits."""
 
@@ -82,6 +121,14 @@ class JobSpec(Given):
         min_length=1, max_length=1024, description="Program and arguments; no shell."
     )
     workdir: str = Field("/", max_length=4096, description="Absolute path; the command starts there.")
+    upload: bool = Field(
+        False, description="Machines get a copy of workdir from the server instead of sharing it."
+    )
+    tree: str | None = Field(
+        None,
+        pattern=r"^[0-9a-f]{64}$",
+        description="With upload: the digest under which workdir was uploaded. The client sets it.",
+    )
     gpus: str = Field(
         "1",
         max_length=32,
@@ -91,6 +138,16 @@ class JobSpec(Given):
         None, ge=1, le=1_000_000, description="GPUs under policies that do not resize; the max if left out."
     )
     resize: Resize | None = Field(None, description="Default: `live` if gpus is a range, else `never`.")
+    per_gpu: bool = Field(
+        False,
+        description="Start the command once per GPU, with RANK, WORLD_SIZE and LOCAL_RANK, in place of once per "
+        "machine. Live jobs always have one process per GPU.",
+    )
+    interactive: bool = Field(
+        False,
+        description="The command runs in a terminal (`shoal run --interactive`): the job holds its GPUs for sessions "
+        "and ends with the last one.",
+    )
     gpu_types: list[Name] = Field(default_factory=list, max_length=32, description="Empty: any type.")
     env: dict[EnvName, EnvValue] = Field(default_factory=dict, max_length=512)
     secrets: dict[EnvName, EnvValue] = Field(
@@ -106,7 +163,8 @@ class JobSpec(Given):
     )
     target_loss: float | None = Field(
         None,
-        description="The job is done when its logged loss reaches this; used to estimate the remaining work.",
+        description="The job ends, after a checkpoint, when its logged loss reaches this, or with its last step if "
+        "that is sooner.",
     )
     max_restarts: int = Field(0, ge=0, le=1000, description="Restarts after it failed or lost all workers.")
     autoscale: str | None = Field(
@@ -121,6 +179,37 @@ class JobSpec(Given):
     needs: Needs | None = Field(None, description="Its needs of one GPU, if you know them.")
     grace_s: float = Field(
         10.0, ge=0, le=3600, description="Time between asking its workers to end and killing them."
+    )
+    priority: int = Field(
+        0, ge=-1000, le=1000, description="Order among your own jobs: a higher one starts and grows first."
+    )
+    labels: dict[Name, LabelValue] = Field(
+        default_factory=dict, max_length=64, description="Words to find the job by: `shoal ps -l key=value`."
+    )
+    not_before: datetime | None = Field(None, description="It does not start before this time.")
+    deadline: datetime | None = Field(
+        None, description="When you need it; `shoal why` says whether that will be met."
+    )
+    time_limit_s: float | None = Field(
+        None, gt=0, le=1e9, description="It is ended after this long with GPUs, and has failed then."
+    )
+    warn_signal: Warning_ | None = Field(
+        None,
+        description="Sent to its workers `warn_s` before the time limit; live jobs save a checkpoint anyway.",
+    )
+    warn_s: float = Field(60.0, ge=0, le=86400, description="How long before the time limit it is warned.")
+    after: list[AfterJob] = Field(
+        default_factory=list, max_length=1000, description="It does not start before these jobs have ended."
+    )
+    array: str | None = Field(
+        None, max_length=100, description="Submit many jobs: `0-99`, or `0-99%8` to run 8 of them at once."
+    )
+    sweep: dict[Name, list[SweepValue]] | None = Field(
+        None, max_length=MAX_SWEEP_KEYS,
+        description="Submit a job for every combination of these values, in place of `{name}` in the command.",
+    )  # fmt: skip
+    max_running: int | None = Field(
+        None, ge=1, le=1_000_000, description="Tasks of an array or sweep that run at once."
     )
 
     model_config = ConfigDict(
@@ -149,6 +238,13 @@ class JobSpec(Given):
             raise ValueError("workdir must be an absolute path without '..' and control characters")
         return path
 
+    @field_validator("after", mode="before")
+    @classmethod
+    def _short_after(cls, after: Any) -> Any:
+        """`prepare` and 17 are short for the success of that job."""
+        given = after if isinstance(after, list) else [after]
+        return [{"job": str(one)} if isinstance(one, (str, int)) else one for one in given]
+
     @field_validator("command")
     @classmethod
     def _small(cls, command: list[str]) -> list[str]:
@@ -167,6 +263,19 @@ class JobSpec(Given):
             self._check_range()
         if self.autoscale and (self.resize not in (None, Resize.LIVE) or self.gpus.isdecimal()):
             raise ValueError("autoscale: needs a range of GPUs such as 1..8, and resize `live`")
+        if self.interactive and self.resize not in (None, Resize.NEVER):
+            raise ValueError("interactive: a terminal cannot be moved; leave resize out")
+        if self.tree is not None and not self.upload:
+            raise ValueError("tree: is the name of an uploaded directory; set upload too")
+        if self.name is not None and any(a.job == self.name for a in self.after):
+            raise ValueError(f"after: {self.name} would wait for itself; name an earlier job")
+        if self.time_limit_s is None and self.warn_signal is not None:
+            raise ValueError("warn_signal: give time_limit_s too, of which it warns")
+        check_tasks(self.array, self.sweep, self.max_running)
+        for field, given in (("env", self.env), ("secrets", self.secrets)):
+            taken = sorted(name for name in given if is_reserved(name))
+            if taken:
+                raise ValueError(f"{field}: {taken[0]} is set by Shoal and cannot be changed; leave it out")
         twice = self.env.keys() & self.secrets.keys()
         if twice:
             raise ValueError(f"secrets: {sorted(twice)[0]} is given both in env and in secrets")
@@ -176,11 +285,14 @@ class JobSpec(Given):
         try:
             gpus = GpuRange.parse(self.gpus)
         except ShoalError as error:
-            raise ValueError(f"gpus: {error}, or auto") from None
+            other = ", or auto" if "is not a number" in str(error) else ""
+            raise ValueError(f"gpus: {error}{other}") from None
         if gpus.max > 1_000_000:
             raise ValueError(f"gpus: {gpus.max} GPUs are more than any cluster has; the limit is 1000000")
         if self.requested_gpus is not None and not gpus.min <= self.requested_gpus <= gpus.max:
             raise ValueError(f"requested_gpus: {self.requested_gpus} is not within gpus {gpus}")
+        if self.requested_gpus is not None and self.requested_gpus % gpus.step:
+            raise ValueError(f"requested_gpus: {self.requested_gpus} is no multiple of {gpus.step}")
         if self.resize is Resize.NEVER and gpus.min != gpus.max:
             raise ValueError("gpus: a range needs resize `live` or `restart`; give one number, or say which")
 

@@ -44,7 +44,7 @@ async def shares(
         # A share means nothing without the shares of the others, so users see all; but not the others' jobs.
         for line in found.items:
             if line.user != who.user:
-                line.running_jobs = line.pending_jobs = 0
+                line.running_jobs = line.pending_jobs = None
     return found
 
 
@@ -58,7 +58,7 @@ async def get_policy(s: S, who: W) -> m.Policy:
 async def set_policy(choice: m.PolicySet, s: S, who: W) -> m.Policy:
     """Decide by another policy from now on, without a restart."""
     who.must_administer()
-    s.policy.set(choice.name, choice.options, who.user)
+    await s.policy.set(choice.name, choice.options, who.user)
     return s.policy.show()
 
 
@@ -96,8 +96,8 @@ async def health() -> dict[str, str]:
 
 @outside.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """For Prometheus; from another machine with a token."""
-    if not _is_local(request):
+    """For Prometheus; from another machine or through a proxy with a token."""
+    if not _is_local(request) or "x-forwarded-for" in request.headers or "forwarded" in request.headers:
         await get_who(request)
     s = await get_services(request)
     return Response(s.metrics.text(await s.gauges.collect()), media_type=CONTENT_TYPE_PLAIN_0_0_4)

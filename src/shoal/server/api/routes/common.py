@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Depends, Header, Path, Query, Request
 
 from shoal.server.api import models as m
 from shoal.server.api.auth import Gate, Who
@@ -16,23 +16,30 @@ from shoal.server.api.hub import Hub
 from shoal.server.gauges import Gauges
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.metrics import Metrics
+from shoal.server.services.accounts import Accounts
+from shoal.server.services.arrays import Arrays
 from shoal.server.services.change import ChangeJob
 from shoal.server.services.errors import Invalid
 from shoal.server.services.events import Events
 from shoal.server.services.history import History
 from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
+from shoal.server.services.join_tokens import JoinTokens
+from shoal.server.services.limits_use import LimitsUse
 from shoal.server.services.naming import printable
 from shoal.server.services.nodes import Nodes
 from shoal.server.services.policy import PolicyInForce
 from shoal.server.services.reasons import Reasons
+from shoal.server.services.sessions import Sessions
 from shoal.server.services.shares import Shares
 from shoal.server.services.status import Status
 from shoal.server.services.submit import Submit
 from shoal.server.services.tokens import Tokens
 from shoal.server.services.users import Users
+from shoal.server.services.webhooks import Webhooks
 from shoal.server.services.what_if import WhatIf
 from shoal.server.services.why import Why
+from shoal.server.services.workdirs import Workdirs
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": m.Error, "description": text}
@@ -66,13 +73,20 @@ class Services:
     reasons: Reasons
     why: Why
     what_if: WhatIf
+    accounts: Accounts
+    sessions: Sessions
     history: History
     shares: Shares
     policy: PolicyInForce
     nodes: Nodes
+    join_tokens: JoinTokens
     users: Users
+    arrays: Arrays
+    webhooks: Webhooks
+    limits_use: LimitsUse
     tokens: Tokens
     status: Status
+    workdirs: Workdirs
     shut_down: Callable[[bool], None]
 
 
@@ -90,6 +104,9 @@ async def get_who(request: Request) -> Who:
 S = Annotated[Services, Depends(get_services)]
 W = Annotated[Who, Depends(get_who)]
 JobId = Annotated[str, Path(max_length=100, description="Number or name of a job.", examples=["17"])]
+IdempotencyKey = Annotated[
+    str | None, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[\x21-\x7e]+$")
+]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=4000)]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Query, Response
 
 from shoal.server.api import models as m
 from shoal.server.api.routes.common import (
     ERRORS,
     Cursor,
+    IdempotencyKey,
     JobId,
     Limit,
     S,
@@ -23,15 +25,18 @@ from shoal.server.services.errors import Invalid
 from shoal.server.store.store import ACTIVE_STATES
 
 router = APIRouter(tags=["jobs"], responses=ERRORS)
-Key = Annotated[str | None, Header(alias="Idempotency-Key", max_length=200, pattern=r"^[\x21-\x7e]+$")]
 
 
 @router.post("/jobs", status_code=201, response_model=m.Job, responses={200: {"model": m.Job}})
-async def submit(spec: m.JobSpec, response: Response, s: S, who: W, idempotency_key: Key = None) -> m.Job:
+async def submit(
+    spec: m.JobSpec, response: Response, s: S, who: W, idempotency_key: IdempotencyKey = None
+) -> m.Job:
     """Submit a job. The server answers when the job is in its store; `state` says whether it started."""
     who.must_change()
-    job_id, new = await s.submit.submit(spec, who.user, key=idempotency_key)
+    job_id, new = await s.submit.submit(spec, who.user, key=idempotency_key, only=who.only)
     response.status_code = 201 if new else 200
+    if spec.interactive:
+        s.sessions.interactive_job()
     return s.jobs.by_id(job_id, workers=False)
 
 
@@ -44,6 +49,10 @@ async def list_jobs(
     user: Annotated[str | None, Query(max_length=64)] = None,
     name: Annotated[str | None, Query(max_length=64)] = None,
     since: datetime | None = None,
+    label: Annotated[
+        list[str] | None, Query(max_length=16, description="`key=value`; all must match.")
+    ] = None,
+    array: Annotated[str | None, Query(max_length=100, description="Only jobs of this array.")] = None,
     cursor: Cursor = None,
     limit: Limit = 100,
 ) -> m.JobList:
@@ -60,6 +69,8 @@ async def list_jobs(
             return m.JobList(items=[])
         user = who.only
     items = await s.jobs.page(
+        labels=_labels(label or []),
+        array=None if array is None else s.arrays.find(array, who.only)["id"],
         states=states,
         user=user,
         name=name,
@@ -69,6 +80,16 @@ async def list_jobs(
         may_see=who.sees_all,
     )
     return m.JobList(items=items, next=str(items[-1].id) if len(items) == limit else None)
+
+
+def _labels(given: list[str]) -> dict[str, str]:
+    found = {}
+    for one in given:
+        key, equals, value = one.partition("=")
+        if not equals or not re.fullmatch(m.NAME, key) or "\x00" in value:
+            raise Invalid(f"label: {one[:40]!r} is not of the form key=value", "label")
+        found[key] = value
+    return found
 
 
 @router.get("/jobs/{job}", response_model=m.Job)

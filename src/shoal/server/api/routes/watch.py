@@ -83,8 +83,16 @@ async def _one_stream(s: S, who: W) -> AsyncIterator[None]:
         s.hub.leave(who.user)
 
 
-def _stream(hub: Hub, more: Callable[[], Awaitable[Messages]], poll_s: float) -> StreamingResponse:
+#: Interval between checks that the token of a stream is still valid.
+CHECK_S = 2.0
+
+
+def _stream(
+    hub: Hub, is_allowed: Callable[[], bool], more: Callable[[], Awaitable[Messages]], poll_s: float
+) -> StreamingResponse:
     """Send what there is whenever something happens, and look for more at least every `poll_s`.
+
+    The stream ends when its token is deleted or expires.
 
     This loop is our own: FastAPI's raises when a client leaves while a message is pending, and sse-starlette
     replaces uvicorn's signal handling.
@@ -93,8 +101,12 @@ def _stream(hub: Hub, more: Callable[[], Awaitable[Messages]], poll_s: float) ->
 
     async def parts() -> AsyncIterator[bytes]:
         yield format_sse_event(comment="shoal")  # so that a client sees at once that it is connected
-        sent_s = loop.time()
+        sent_s = checked_s = loop.time()
         while not hub.closed:
+            if loop.time() - checked_s >= CHECK_S:
+                if not is_allowed():
+                    return
+                checked_s = loop.time()
             messages, is_end = await more()
             for message in messages:
                 yield message
@@ -106,7 +118,7 @@ def _stream(hub: Hub, more: Callable[[], Awaitable[Messages]], poll_s: float) ->
                 yield KEEPALIVE_COMMENT
                 sent_s = loop.time()
             else:
-                await hub.wait(poll_s)
+                await hub.wait(min(poll_s, CHECK_S))
 
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(parts(), media_type="text/event-stream", headers=headers)
@@ -141,7 +153,7 @@ async def stream_events(
     async def more() -> Messages:
         return [_message(event.type, str(event.id), event) for event in reader.read()], False
 
-    return _stream(s.hub, more, HEARTBEAT_S)
+    return _stream(s.hub, lambda: s.gate.is_valid(who), more, HEARTBEAT_S)
 
 
 WorkerQuery = Annotated[str | None, Query(max_length=80, description="One worker only.")]
@@ -170,8 +182,10 @@ async def logs(
     """Lines that its workers printed, merged by time."""
     job_id = s.jobs.find(job, who.only)["id"]
     reader = s.logs.of(job_id, LogFilter(worker, rank, attempt, seconds(since)))
-    reader.begin(cursor, tail)
-    lines = await asyncio.to_thread(reader.read, limit)
+    reader.look_for_workers()
+    async with s.logs.turn(who.user):
+        await asyncio.to_thread(reader.begin, cursor, tail)
+        lines = await asyncio.to_thread(reader.read, limit)
     return m.LogPage(items=lines, next=reader.cursor if len(lines) == limit else None)
 
 
@@ -196,15 +210,18 @@ async def follow_logs(
     """Lines that its workers print, over resizes and restarts, until the job is over and all are sent."""
     job_id = s.jobs.find(job, who.only)["id"]
     reader = s.logs.of(job_id, LogFilter(worker, rank, attempt, seconds(since)))
-    reader.begin(last_event_id or cursor, tail)
+    reader.look_for_workers()
+    async with s.logs.turn(who.user):
+        await asyncio.to_thread(reader.begin, last_event_id or cursor, tail)
 
     async def more() -> Messages:
         is_over = s.jobs.live(job_id) is None  # asked before reading, so that its last lines are read
         reader.look_for_workers()
-        lines = await asyncio.to_thread(reader.read, 500)
+        async with s.logs.turn(who.user):
+            lines = await asyncio.to_thread(reader.read, 500)
         messages = [_message("line", line.cursor or "", line) for line in lines]
         if messages or not is_over:
             return messages, False
         return [_message("end", reader.cursor, s.jobs.by_id(job_id))], True
 
-    return _stream(s.hub, more, LOG_POLL_S)
+    return _stream(s.hub, lambda: s.gate.is_valid(who), more, LOG_POLL_S)

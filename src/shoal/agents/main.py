@@ -1,0 +1,119 @@
+"""An agent as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from platform import python_version
+
+from shoal import __version__
+from shoal.agents.agent import Agent, AgentError, lease_clock_s, lease_path, node_facts
+from shoal.agents.join_tokens import JoinToken, TokenError
+from shoal.agents.joining import Membership
+from shoal.agents.leaving_file import watch_leaving_file
+from shoal.core.errors import ShoalError
+from shoal.executors.local import LocalExecutor
+from shoal.wire.channel import parse_address
+from shoal.wire.messages import WireError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentOptions:
+    join: str
+    token_file: Path | None
+    gpus: int | None
+    gpu_type: str | None
+    rack: str
+    domain: str
+    address: str | None
+    name: str | None
+    state: Path | None
+
+
+def run(options: AgentOptions) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(_run(options))
+    except (AgentError, TokenError, OSError) as error:
+        raise ShoalError(str(error)) from None
+
+
+async def _run(options: AgentOptions) -> None:
+    name = options.name or socket.gethostname().partition(".")[0]
+    if NAME.fullmatch(name) is None:
+        raise AgentError(f"{name!r} is not a name of a node: give letters and digits with --name")
+    try:
+        parse_address(options.join)
+    except WireError as error:
+        raise AgentError(f"--join: {error}; `shoal node add` prints the whole command") from None
+    state = options.state or Path.home() / ".local" / "state" / "shoal-agent" / name
+    state.mkdir(parents=True, exist_ok=True, mode=0o700)
+    member = Membership(state, name, options.join, _token(options.token_file, state))
+    executor = LocalExecutor(options.gpus, lease_file=lease_path(state))
+    if options.gpus is None and executor.why_virtual:
+        raise AgentError(f"no GPU is found here: {executor.why_virtual}; --gpus N tries it with virtual ones")
+    address = options.address or _own_address(options.join)
+    nodes = node_facts(name, executor.nodes(), address, options.gpu_type, options.rack, options.domain)
+    agent = Agent(
+        name, state, executor, nodes, member.connect,
+        versions=versions(), credential=member.credential, save_credential=member.save,
+    )  # fmt: skip
+    task = asyncio.create_task(agent.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    leaving_file = os.environ.get("SHOAL_LEAVING_FILE")
+    watch = (
+        asyncio.create_task(watch_leaving_file(Path(leaving_file), agent.leaving, lease_clock_s))
+        if leaving_file
+        else None
+    )
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    if watch is not None:
+        watch.cancel()
+
+
+def _token(file: Path | None, state: Path) -> JoinToken:
+    """From the file or, after a first join, what is left of it in the state directory."""
+    kept, credential = state / "fingerprint", state / "credential"
+    try:
+        if file is None:
+            raise FileNotFoundError
+        token = JoinToken.parse(file.read_text())
+    except FileNotFoundError:
+        if not (kept.exists() and credential.exists()):
+            what = "--token-file" if file is None else str(file)
+            raise AgentError(f"{what} is missing: `shoal node join-token create` makes a token") from None
+        return JoinToken(kept.read_text().strip(), "")
+    except (OSError, TokenError, UnicodeDecodeError) as error:
+        raise AgentError(f"{file}: {error}") from None
+    if kept.exists() and kept.read_text().strip() != token.fingerprint:
+        credential.unlink(missing_ok=True)  # it was for another control plane
+    kept.write_text(token.fingerprint)
+    return token
+
+
+def versions() -> dict[str, str]:
+    """What `doctor` compares over all machines."""
+    found = {"shoal": __version__, "python": python_version()}
+    with contextlib.suppress(PackageNotFoundError):
+        found["torch"] = version("torch")
+    return found
+
+
+def _own_address(join: str) -> str:
+    """The address by which this machine reaches the server."""
+    host, _, port = join.rpartition(":")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,52 @@
+"""Arrays and sweeps as one line each in a table of jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from shoal.cli import jobs_table as t
+from shoal.cli.times import ago
+
+if TYPE_CHECKING:
+    from shoal.server.api.models import Array, Job
+
+#: The states of a job, as a person reads them: what happens now first.
+ORDER = ("running", "starting", "stopping", "pending", "paused", "succeeded", "failed", "cancelled")
+
+
+def rows(jobs: Sequence[Job], array_of: Callable[[int], Array]) -> list[list[str]]:
+    """The default columns, with all listed jobs of an array as one row in the place of the first."""
+    tasks: dict[int, list[Job]] = {}
+    for job in jobs:
+        if job.array is not None:
+            tasks.setdefault(job.array.id, []).append(job)
+    made, done = [], set()
+    for job in jobs:
+        if job.array is None:
+            made.append(t.row(job))
+        elif job.array.id not in done:
+            done.add(job.array.id)
+            made.append(_row(tasks[job.array.id], array_of(job.array.id)))
+    return made
+
+
+def _row(listed: Sequence[Job], array: Array) -> list[str]:
+    newest = listed[0]
+    over = sum(array.jobs.get(state, 0) for state in ("succeeded", "failed", "cancelled"))
+    state = next((s for s in ORDER if array.jobs.get(s)), "pending")
+    counts = ", ".join(f"{array.jobs[s]} {s}" for s in ORDER if array.jobs.get(s))
+    reasons = Counter(t.reason(job) for job in listed if job.reason is not None and not job.gpus)
+    why = f"; {reasons.most_common(1)[0][0]}" if reasons else ""
+    return [
+        f"{array.name}[{array.tasks}]",
+        array.user,
+        state,
+        str(array.gpus) if array.gpus else "-",
+        t.want(newest),
+        "-",
+        f"{over / array.tasks:.0%}",
+        ago(array.created_at),
+        f"{counts}{why}",
+    ]

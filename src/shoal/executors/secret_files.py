@@ -1,0 +1,32 @@
+"""Files of a worker that nobody else may read, such as the key of its job. They are deleted when it has ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+
+class SecretFiles:
+    """In the directory `secrets` of a worker's directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory / "secrets"
+
+    def env(self, files: Mapping[str, str]) -> dict[str, str]:
+        """The variables that name the paths."""
+        return {name: str(self._directory / name.lower()) for name in files}
+
+    def write(self, files: Mapping[str, str]) -> None:
+        if not files:
+            return
+        self._directory.mkdir(mode=0o700, exist_ok=True)
+        for name, text in files.items():
+            path = self._directory / name.lower()
+            path.unlink(missing_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text)
+
+    def remove(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)

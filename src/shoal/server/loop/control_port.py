@@ -1,0 +1,71 @@
+"""The port at which live jobs' workers reach the control plane, over restarts and upgrades of the server.
+
+A restarted server listens on the same port, so that its workers reconnect. After an upgrade that changed the protocol,
+the workers of the earlier version still know the old port and speak the old protocol there (`shoal.wire.previous`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shoal.server.api.models import Resize
+from shoal.server.home import write_atomically
+from shoal.server.loop.live_job import LiveJob
+from shoal.server.store.store import Store
+from shoal.wire.messages import PROTOCOL
+from shoal.wire.previous import CHECKPOINT_VERSION, PREVIOUS_PROTOCOL
+from shoal.wire.service import ControlService
+
+
+class ControlPort:
+    """Opens the ports of the service. One setting of the store says which ones they are."""
+
+    def __init__(self, service: ControlService, store: Store, warnings: list[str]) -> None:
+        self._service, self._store, self._warnings = service, store, warnings
+        #: Workers that speak the previous protocol.
+        self._previous: frozenset[str] = frozenset()
+
+    async def open(
+        self, host: str, jobs: Mapping[int, LiveJob], directory_of: Callable[[int], Path], now_s: float
+    ) -> None:
+        port, previous = self._recorded(jobs.values())
+        if previous["workers"]:
+            await self._listen_for_previous(host, previous["port"])
+        try:
+            address = await self._service.start(host, port)
+        except OSError as error:
+            self._warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
+            address = await self._service.start(host, 0)
+            for job in jobs.values():
+                if job.resize is Resize.LIVE and job.workers:  # its workers know the old address only
+                    write_atomically(directory_of(job.id) / "control", address + "\n")
+        self._previous = frozenset(previous["workers"])
+        with self._store.change(now_s) as change:
+            change.put("control_port", int(address.rpartition(":")[2]))
+            change.put("control_protocol", PROTOCOL)
+            change.put("checkpoint_version", CHECKPOINT_VERSION)
+            change.put("previous_control", previous)
+
+    def speaks_previous(self, job: LiveJob) -> bool:
+        """Whether the job has workers that an earlier version started."""
+        return not self._previous.isdisjoint(job.workers)
+
+    def _recorded(self, jobs: Iterable[LiveJob]) -> tuple[int, dict[str, Any]]:
+        """(the port of this protocol, the port and workers of the previous one). An earlier version wrote no number."""
+        live = sorted(w for job in jobs if job.resize is Resize.LIVE for w in job.workers)
+        port = int(self._store.get("control_port", 0))
+        if self._store.get("control_protocol", PREVIOUS_PROTOCOL) != PROTOCOL:
+            return 0, {"port": port, "workers": live}
+        before = self._store.get("previous_control") or {"port": 0, "workers": []}
+        return port, {"port": before["port"], "workers": [w for w in before["workers"] if w in live]}
+
+    async def _listen_for_previous(self, host: str, port: int) -> None:
+        try:
+            await self._service.listen_for_previous(host, port)
+        except OSError as error:
+            self._warnings.append(
+                f"port {port} is taken ({error.strerror}): workers of the earlier version cannot be asked to save "
+                "their state, and their jobs go on from their last checkpoints"
+            )

@@ -1,0 +1,98 @@
+"""Under which account of the machines the jobs of a user run.
+
+A server that runs as root runs each job under the account of its owner, and users without an account get no job. Any
+other server can run jobs only under its own account: then all users can read each other's files, and each other user
+must be added with that in mind.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+from shoal.executors.accounts import find_account
+from shoal.server.api import models as m
+from shoal.server.api.models import Role
+from shoal.server.services.errors import Conflict, Forbidden, Invalid
+from shoal.server.store.store import Row, Store
+
+
+class Accounts:
+    def __init__(self, store: Store, *, enforced: bool, is_root: bool | None = None) -> None:
+        """`enforced` is False for an executor that starts no processes of this machine."""
+        self._store, self._enforced = store, enforced
+        self._is_root = os.geteuid() == 0 if is_root is None else is_root
+
+    @property
+    def separate(self) -> bool:
+        """Whether jobs run under the accounts of their owners."""
+        return self._enforced and self._is_root
+
+    def of(self, user: str) -> str:
+        """The account for the jobs of this user; empty: the server's own."""
+        row = self._store.user(user)
+        if not self.separate or row is None or (row["account"] is None and row["role"] == Role.ADMIN.value):
+            return ""
+        return str(row["account"] or user)
+
+    def check_new(self, account: str | None, *, same_account: bool) -> None:
+        """Refuse a new user whose jobs would run where nobody expects it."""
+        if not self._enforced:
+            return
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        if account is not None:
+            self.check(account)
+        elif self._is_root and same_account:
+            raise Invalid(
+                "same_account: this server runs as root, and so would the jobs of this user; give the account of the "
+                "user: --account NAME",
+                "same_account",
+            )
+        elif not self._is_root and not same_account:
+            raise Conflict(
+                f"this server does not run as root, so the jobs of all users run under the account {own!r}: they can "
+                "read each other's files, secrets and tokens, and the admin's",
+                "confirm that with --same-account, or run the server as root and give each user an --account",
+            )
+
+    def check(self, account: str) -> None:
+        """Refuse an account under which no job could run."""
+        if not self._enforced:
+            return
+        try:
+            find_account(account)
+        except OSError as error:
+            what = f"{error.strerror}" if self._is_root else f"the server cannot use it: {error.strerror}"
+            raise Invalid(f"account: {what}", "account") from None
+
+    def must_have_one(self, user: str) -> None:
+        """Refuse a job whose owner has no account to run it under."""
+        row = self._store.user(user)
+        if self.separate and row is not None and row["account"] is None and row["role"] != Role.ADMIN.value:
+            raise Forbidden(
+                f"user {user} has no account on the machines, so no job can run for them; "
+                f"an admin sets one: shoal user set {user} --account NAME"
+            )
+
+    def doctor(self) -> m.Check | None:
+        users = self._store.users()
+        if not self._enforced:
+            return None
+        if self._is_root:
+            return _of_root(users)
+        own = pwd.getpwuid(os.geteuid()).pw_name
+        if len(users) < 2:
+            text = f"jobs run under the account {own!r}, like the server"
+            return m.Check(name="accounts", status="ok", message=text)
+        text = f"the jobs of all {len(users)} users run under the account {own!r}: they can read each other's files"
+        hint = "run the server as root and give each user an account (docs/accounts.md)"
+        return m.Check(name="accounts", status="warning", message=text, hint=hint)
+
+
+def _of_root(users: list[Row]) -> m.Check:
+    without = [u["name"] for u in users if u["account"] is None and u["role"] != Role.ADMIN.value]
+    if without:
+        text = f"{', '.join(without[:5])} without an account of the machine: they get no job"
+        hint = f"shoal user set {without[0]} --account NAME"
+        return m.Check(name="accounts", status="warning", message=text, hint=hint)
+    return m.Check(name="accounts", status="ok", message="jobs run under the accounts of their owners")

@@ -1,0 +1,94 @@
+"""Small numbers that travel with the gradients, in the all-reduce that each step has anyway.
+
+They cost no message of their own: where each worker is in the data (so that workers that have come apart are found at
+once), what its gradient counts (tokens, for example), and what the script has logged.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLACES = 4093
+"""Sums of places, of up to 4,095 workers, are exact in float32."""
+HEAD = 5
+LOGS = 16
+"""Logged values that are averaged. A worker reports its own values for the rest."""
+WIDTH = HEAD + 3 * LOGS
+
+
+class Aside:
+    """What this worker adds (`place`, `amount`, logged values), and the sums over all of them (`total`, `means`)."""
+
+    def __init__(self) -> None:
+        self.place = self.rates = 0
+        #: Whether this worker must be where the others are. A newcomer that receives the state need not be.
+        self.checks = True
+        #: What this worker's gradient counts in this step. None: samples, whose share is known beforehand.
+        self.amount: float | None = None
+        #: The sum of all workers' amounts. 0.0 if gradients are weighted by samples.
+        self.total = 0.0
+        self.means: dict[str, float] = {}
+        self._logged: dict[str, tuple[Any, float]] = {}
+        self._sent: tuple[str, ...] = ()
+
+    def set_place(self, place: tuple[int, ...], rates: tuple[float, ...]) -> None:
+        """Where this worker is in the data, and its learning rates: both must be the same on all."""
+        self.place, self.rates = hash(place) % PLACES, hash(rates) % PLACES
+
+    def log(self, name: str, value: Any, weight: float) -> None:
+        """A value of this worker's part of a step, to be averaged in the next all-reduce."""
+        self._logged[name] = (value, weight)
+
+    def take_logged(self) -> dict[str, Any]:
+        """What no all-reduce has taken."""
+        rest, self._logged = {name: value for name, (value, _) in self._logged.items()}, {}
+        return rest
+
+    def write(self, out: Tensor) -> None:
+        """This worker's numbers, before they are summed."""
+        out.zero_()
+        weighs = self.amount is not None
+        amount = self.amount if self.amount is not None else 0.0
+        out[:HEAD] = torch.tensor([1.0, self.place, self.rates, amount, weighs])
+        self._sent = tuple(sorted(self._logged))[:LOGS]
+        for index, name in enumerate(self._sent):
+            value, weight = self._logged.pop(name)
+            if weight:
+                place = HEAD + 3 * index
+                out[place : place + 2] = torch.tensor([weight, weight * _code(name)])
+                out[place + 2] = value * weight
+
+    def read(self, sums: Tensor) -> None:
+        """The sums over all workers."""
+        numbers = sums.tolist()
+        workers, places, rates, total, weighers = numbers[:HEAD]
+        if self.checks and rates != workers * self.rates:
+            raise RuntimeError(
+                "the learning rates differ between the workers: pass schedules to job.wrap(..., schedulers=[...]), "
+                "and step them on every worker, with the same numbers: job.mean(x), job.broadcast(x)"
+            )
+        if self.checks and places != workers * self.place:
+            raise RuntimeError(
+                "the workers are at different batches: the script has left its loop over the loader (by `break`, for "
+                "example), or has run another number of backward passes, on some workers only. Let all decide "
+                "together: if job.any(flag): break"
+            )
+        if weighers not in (0.0, workers):
+            raise RuntimeError(
+                f"job.weigh() was called on {weighers:.0f} of {workers:.0f} workers: call it in every step on all"
+            )
+        self.total = total
+        for index, name in enumerate(self._sent):
+            weight, codes, value = numbers[HEAD + 3 * index : HEAD + 3 * index + 3]
+            # Another name in its place: not all workers have logged the same values.
+            if weight and abs(codes / weight - _code(name)) < 0.5:
+                self.means[name] = value / weight
+        self._sent = ()
+
+
+def _code(name: str) -> int:
+    return zlib.crc32(name.encode()) % 1021

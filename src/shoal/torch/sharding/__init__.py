@@ -1,0 +1,1 @@
+"""Sharded models (FSDP2) whose workers change while they train."""

@@ -1,0 +1,113 @@
+"""Machines on this one: an agent in namespaces of its own, which cannot see the server's home."""
+
+import contextlib
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+from live_cluster import Cluster, eventually
+
+
+class Machine:
+    """Processes, /dev/shm and a loopback address of its own. A supervisor starts the agent again when it is killed."""
+
+    def __init__(self, cluster: Cluster, directory: Path, name: str, address: str, gpus: int = 2) -> None:
+        self.cluster, self.name, self.address = cluster, name, address
+        self.state = directory / name
+        self.state.mkdir()
+        made = cluster.json("node", "join-token", "create")
+        self.token = self.state / "token"
+        self.token.write_text(made["token"])
+        words = ["--join", made["address"], "--token-file", str(self.token), "--name", name]
+        words += ["--gpus", str(gpus), "--address", address, "--state", str(self.state)]
+        self.command = [sys.executable, "-m", "shoal.cli.main", "agent", *words]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.boot()
+
+    def boot(self) -> None:
+        run = f"{shlex.join(self.command)} >> {shlex.quote(str(self.state / 'log'))} 2>&1"
+        hidden = f"mount -t tmpfs none {shlex.quote(str(self.cluster.home))} && mount -t tmpfs none /dev/shm"
+        script = f"{hidden} && while true; do {run}; sleep 0.1; done"
+        command = [
+            "unshare",
+            "--pid",
+            "--mount",
+            "--ipc",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+        ]
+        env = {k: v for k, v in self.cluster.env.items() if k != "SHOAL_HOME"}
+        self.process = subprocess.Popen([*command, script], env=env, start_new_session=True)
+
+    def _processes(self) -> list[psutil.Process]:
+        assert self.process is not None
+        with contextlib.suppress(psutil.Error):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
+    @property
+    def agent(self) -> int:
+        """The pid of the agent."""
+
+        def find() -> int | None:
+            for process in self._processes():
+                with contextlib.suppress(psutil.Error):
+                    if process.cmdline()[:4] == self.command[:4]:
+                        return process.pid
+            return None
+
+        return eventually(find, what=f"an agent on {self.name}")
+
+    def workers(self, job: int) -> dict[str, int]:
+        """The pids of a job's live workers here, by the id of the worker."""
+        by_inner = {_inner_pid(p.pid): p.pid for p in self._processes()}
+        found = {}
+        for path in (self.state / "workers").glob(f"{job}.*/started"):
+            with contextlib.suppress(OSError, ValueError):
+                pid = by_inner.get(json.loads(path.read_text())["pid"])
+                if pid is not None:
+                    found[path.parent.name] = pid
+        return found
+
+    def crash(self) -> None:
+        """The machine loses its power: all its processes are gone at once."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def kill_agent(self) -> None:
+        os.kill(self.agent, signal.SIGKILL)
+
+
+def _inner_pid(pid: int) -> int | None:
+    """The pid that a process has in its own namespace."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    except OSError:
+        pass
+    return None
+
+
+def alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def ready(cluster: Cluster) -> set[str]:
+    return {n["name"] for n in cluster.json("node", "ls")["items"] if n["state"] == "ready"}
+
+
+def await_nodes(cluster: Cluster, *names: str) -> None:
+    eventually(lambda: set(names) <= ready(cluster), 60, f"nodes {names}")

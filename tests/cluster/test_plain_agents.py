@@ -1,0 +1,221 @@
+"""Clusters of plain agents: each machine has its own processes, its own address, and cannot see the server's home."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from live_cluster import Cluster, eventually
+from machines import Machine, alive, await_nodes
+
+SCRIPTS = Path(__file__).with_name("scripts")
+STEPS = 1500
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "true"]).returncode != 0,
+    reason="namespaces need root and unshare",
+)
+
+
+class World:
+    def __init__(self, directory: Path, lease_s: int) -> None:
+        self.directory, self.lease_s = directory, lease_s
+        self.cluster = Cluster(directory / "home")
+        self.machines: dict[str, Machine] = {}
+        self.up()
+
+    def up(self) -> None:
+        args = ("up", "--gpus", 0, "--policy", "max-min", "--lease", f"{self.lease_s}s")
+        self.cluster.shoal(*args, code=0, timeout=90)
+
+    def machine(self, name: str) -> Machine:
+        address = f"127.0.0.{2 + len(self.machines)}"
+        self.machines[name] = Machine(self.cluster, self.directory, name, address)
+        return self.machines[name]
+
+    def show(self, name: str) -> dict:
+        return self.cluster.json("show", name)
+
+    def step(self, name: str) -> int:
+        return self.show(name)["step"] or 0
+
+    def await_step_after(self, name: str, step: int) -> None:
+        eventually(lambda: self.step(name) > step, 60, f"a step after {step}")
+
+    def await_size(self, name: str, gpus: int) -> None:
+        self.cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "60s", code=0, timeout=90)
+
+    def pids(self, job: int) -> dict[str, int]:
+        return {w: pid for m in self.machines.values() if m.process for w, pid in m.workers(job).items()}
+
+    def close(self) -> None:
+        for machine in self.machines.values():
+            machine.crash()
+        self.cluster.close()
+
+
+@pytest.fixture
+def world(tmp_path, request):
+    made = World(tmp_path, lease_s=request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)  # longer than any restart of the server takes
+def test_a_job_spans_machines_and_outlives_the_server_an_agent_a_machine_and_all_machines(world):
+    cluster, fast = world.cluster, world.directory / "fast"
+    a, b = world.machine("a"), world.machine("b")
+    await_nodes(cluster, "a", "b")
+    command = [sys.executable, SCRIPTS / "train.py", STEPS, fast]
+    cluster.shoal("run", "-d", "--name", "t", "--gpus", "1..4", "--", *command, code=0)
+    world.await_size("t", 4)
+    job = world.show("t")["id"]
+    assert {w["node"] for w in world.show("t")["workers"]} == {"a", "b"}
+    before, step = world.pids(job), world.step("t")
+    assert len(before) == 4
+
+    cluster.kill_server()
+    world.up()
+    world.await_step_after("t", step)
+    assert world.pids(job) == before, "the workers of the killed server train on"
+
+    first, step = a.agent, world.step("t")
+    a.kill_agent()
+    eventually(lambda: a.agent != first, what="another agent")
+    await_nodes(cluster, "a", "b")
+    world.await_step_after("t", step)
+    assert world.pids(job) == before, "the workers of the killed agent train on"
+
+    b.crash()
+    world.await_step_after("t", world.step("t") + 1)
+    assert f"at {b.address}" in cluster.shoal("logs", "t", code=0).stdout, "its logs outlive the machine"
+    b.boot()
+    await_nodes(cluster, "a", "b")
+    world.await_size("t", 4)
+
+    cluster.shoal("pause", "t", code=0)
+    eventually(lambda: world.show("t")["state"] == "paused" and not world.pids(job), 60, "the pause")
+    step = world.step("t")
+    a.crash()
+    b.crash()
+    world.machine("c"), world.machine("d")
+    await_nodes(cluster, "c", "d")
+    cluster.shoal("resume", "t", code=0)
+    world.await_size("t", 4)
+    fast.touch()
+    cluster.shoal("wait", "t", "--timeout", "120s", code=0, timeout=150)
+    assert world.show("t")["restarts"] == 0
+    output = cluster.shoal("logs", "t", code=0).stdout
+    steps = re.findall(r"^.*step \d+$", output, re.M)
+    # A step that broke with a machine may be printed again when it is repeated, but none is missing.
+    assert STEPS <= len(steps) <= STEPS + 3, f"paused at {step}"
+    alone = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, env=cluster.env, check=True
+    )
+    (expected,) = re.findall(r"weights (-?\d\S*)", alone.stdout)
+    weights = {float(found) for found in re.findall(r"weights (-?\d\S*)", output)}
+    assert weights
+    assert all(found == pytest.approx(float(expected), abs=2e-3) for found in weights), (weights, expected)
+
+
+@pytest.mark.parametrize("world", [8], indirect=True)
+def test_gangs_meet_on_the_node_of_rank_0_and_a_gpu_has_one_owner_over_a_partition(world):
+    cluster = world.cluster
+    x, y = world.machine("x"), world.machine("y")
+    await_nodes(cluster, "x", "y")
+    command = [sys.executable, SCRIPTS / "meet.py"]
+    cluster.shoal("run", "-d", "--name", "g", "--gpus", 4, "--per-gpu", "--", *command, code=0)
+    cluster.shoal("wait", "g", "--timeout", "60s", code=0, timeout=90)
+    output = cluster.shoal("logs", "g", code=0).stdout
+    said = re.findall(r"rank (\d) local (\d) at (\S+) master (\S+)", output)
+    ranks = {int(rank): (int(local), at, master) for rank, local, at, master in said}
+    assert sorted(ranks) == [0, 1, 2, 3]
+    assert {master for _, _, master in ranks.values()} == {ranks[0][1]}, "MASTER_ADDR is the node of rank 0"
+    assert sorted((at, local) for local, at, _ in ranks.values()) == [
+        (m.address, local) for m in (x, y) for local in (0, 1)
+    ]
+    assert "met [1, 2, 3]" in output
+
+    cluster.shoal("run", "-d", "--name", "p", "--gpus", 2, "--", "sleep", "1000", code=0)
+    cluster.shoal("wait", "p", "--for", "running", "--timeout", "30s", code=0, timeout=60)
+    p = world.show("p")
+    at = world.machines[p["workers"][0]["node"]]
+    other = y if at is x else x
+    cluster.shoal("run", "-d", "--name", "q", "--gpus", 2, "--", "sleep", "1000", code=0)
+    cluster.shoal("wait", "q", "--for", "running", "--timeout", "30s", code=0, timeout=60)
+    cluster.shoal("run", "-d", "--name", "r", "--gpus", 2, "--", "sleep", "1000", code=0)
+    (pid,) = eventually(lambda: list(at.workers(p["id"]).values()), what="the worker's process")
+    os.kill(at.agent, signal.SIGSTOP)
+    nodes = lambda: {n["name"]: n["state"] for n in cluster.json("node", "ls")["items"]}  # noqa: E731
+    eventually(lambda: nodes()[at.name] in ("unreachable", "lost"), 60, "the partition")
+    assert alive(pid), "its lease has not ended"
+    assert world.show("r")["state"] == "pending"
+    eventually(lambda: not alive(pid), 60, "the end of the lease")
+    os.kill(at.agent, signal.SIGCONT)
+    cluster.shoal("wait", "r", "--for", "running", "--timeout", "60s", code=0, timeout=90)
+    assert not alive(pid)
+    assert {w["node"] for w in world.show("r")["workers"]} == {at.name}
+    assert world.show("q")["state"] == "running"
+    assert other.workers(world.show("q")["id"]), "the other machine is not disturbed"
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)
+def test_machines_that_may_not_join_are_told_why(world):
+    cluster, x = world.cluster, world.machine("x")
+    await_nodes(cluster, "x")
+
+    def join(token: str, name: str) -> subprocess.CompletedProcess:
+        file = world.directory / f"{name}.token"
+        file.write_text(token)
+        words = [
+            "--token-file",
+            file,
+            "--name",
+            name,
+            "--gpus",
+            1,
+            "--state",
+            world.directory / f"state-{name}",
+        ]
+        command = [*x.command[:6], *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, env=cluster.env, timeout=60)
+
+    good = cluster.json("node", "join-token", "create")["token"]
+    fingerprint, _, secret = good.removeprefix("shoal-join:").partition(":")
+    short = cluster.json("node", "join-token", "create", "--expires", "0.01s")["token"]
+    cases = [
+        ("wrong", f"shoal-join:{fingerprint}:{'0' * len(secret)}", "does not know this join token"),
+        ("used", x.token.read_text(), "was used by the agent x"),
+        ("late", short, "has expired"),
+        ("text", "hello", "is not a join token"),
+        ("elsewhere", f"shoal-join:{'0' * 64}:{secret}", "certificate"),
+    ]
+    for name, token, words in cases:
+        done = join(token, name)
+        assert (done.returncode, done.stderr.count("Traceback")) == (2, 0), done.stderr
+        assert words in done.stderr.splitlines()[-1], (name, done.stderr)
+    second = subprocess.Popen(
+        [*x.command[:6], "--token-file", str(_file(world, good)), "--name", "x", "--gpus", "1",
+         "--state", str(world.directory / "state-second")],
+        stderr=subprocess.PIPE, text=True, env=cluster.env,
+    )  # fmt: skip
+    try:
+        assert second.stderr is not None
+        said = next(line for line in second.stderr if "another agent named x is connected" in line)
+        assert "give this one another --name" in said
+    finally:
+        second.kill()
+        second.wait()
+    refused = [e["message"] for e in cluster.json("events", "--type", "node.refused")["items"]]
+    assert any("another agent named x" in text for text in refused)
+    assert any("was used by the agent x" in text for text in refused)
+    assert [n["state"] for n in cluster.json("node", "ls")["items"]] == ["ready"], "the cluster keeps running"
+
+
+def _file(world: World, token: str) -> Path:
+    path = world.directory / "second.token"
+    path.write_text(token)
+    return path

@@ -1,0 +1,97 @@
+"""A whole cluster on a real Ray of several raylets: from `shoal up --engine ray` to `shoal down`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.ray_cluster import RayCluster
+from engines.shoal_home import ShoalHome
+
+from . import stories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+UP = ("--engine", "ray", "--gpus-per-node", "2", "--gpus", "2", "--idle", "5s")
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RayCluster]:
+    pytest.importorskip("ray", reason="NO RAY TESTS: pip install 'shoal[ray]'")
+    started = RayCluster(types=("A100", "A100"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def home() -> Iterator[ShoalHome]:
+    directory = Path(tempfile.mkdtemp(prefix="sh-"))
+    made = ShoalHome(directory / "home", dict(os.environ))
+    yield made
+    made.shoal("down", "-y", code=None)
+    shutil.rmtree(directory)
+
+
+def actors(ray: RayCluster) -> list[str]:
+    """The names of all actors, asked by a process of its own: the test must not become a driver."""
+    code = (
+        f"import ray; ray.init(address={ray.address!r}, logging_level='error', log_to_driver=False); "
+        "print(*(a['name'] for a in ray.util.list_named_actors(all_namespaces=True)))"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout.split()
+
+
+def test_jobs_get_nodes_keep_them_over_every_loss_and_return_them(ray: RayCluster, home: ShoalHome) -> None:
+    at = ("--ray-address", ray.address)
+    home.up(*UP, *at, "--nodes", "0..2")
+    stories.submit_gang(home, 4)
+    stories.the_gang_spans_machines(home, 4)
+    types = {n.name: (n.gpu_type, n.rack, n.address) for n in home.ready(2)}
+    assert types == {"gpu-1": ("a100", "r1", "127.0.0.2"), "gpu-2": ("a100", "r2", "127.0.0.3")}
+
+    home.train("bert", "1..4")
+    home.size("bert", 4)
+    stories.no_gpu_is_used_twice(home, "bert")
+    assert {node for node, _ in home.gpus_of("bert").values()} == {"gpu-1", "gpu-2"}
+    stories.a_killed_server_is_replaced(home, "bert")
+    stories.a_killed_agent_is_replaced(home, "bert")
+
+    # A raylet is killed: Ray loses the node, its workers run on until their lease ends, then none is alive.
+    before = home.workers("bert")
+    there = [pid for w, pid in before.items() if home.gpus_of("bert")[w][0] == "gpu-2"]
+    ray.kill_node("gpu-2")
+    home.size("bert", 2)
+    home.trains_on("bert")
+    home.until(lambda: not stories.alive(there), "no orphan is left after the lease")
+    ray.add_node("gpu-2", "127.0.0.3", "A100", "r2")
+    home.size("bert", 4)
+    home.trains_on("bert")
+
+    # The launcher dies: it is started again, and finds its actors.
+    (launcher,) = [p for p in home.server.children() if "shoal.engines.ray_launcher" in p.cmdline()]
+    launcher.kill()
+    home.trains_on("bert")
+    assert "error" not in [c.status for c in home.client.doctor().checks if c.name == "engine"]
+
+    home.down()
+    assert not actors(ray), "shoal down leaves no actor"
+    stories.nothing_is_left(home)
+
+
+def test_without_ray_and_without_a_cluster_shoal_up_says_what_to_do(home: ShoalHome, tmp_path: Path) -> None:
+    done = home.up("--engine", "ray", "--ray-address", "127.0.0.1:1", code=2)
+    assert "Ray does not answer at 127.0.0.1:1" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError(\"No module named 'ray'\")")
+    home.env["PYTHONPATH"] = f"{tmp_path}:{home.env.get('PYTHONPATH', '')}"
+    done = home.up("--engine", "ray", code=2)
+    assert "pip install 'shoal[ray]'" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr

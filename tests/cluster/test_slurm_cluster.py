@@ -1,0 +1,165 @@
+"""A whole cluster on a real Slurm: from `shoal up --engine slurm` to `shoal down`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engines.shoal_home import ShoalHome
+from engines.slurm_cluster import SlurmCluster, why_not
+
+from . import stories
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[SlurmCluster]:
+    if reason := why_not():
+        pytest.skip(f"NO SLURM TESTS: {reason}")
+    started = SlurmCluster(types=("a100", "a100"))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def home(slurm: SlurmCluster) -> Iterator[ShoalHome]:
+    # Short: the workers of a job have sockets below it.
+    directory = Path(tempfile.mkdtemp(prefix="sh-"))
+    # As root, without the commands that become another user first: nobody else may read this Python.
+    made = ShoalHome(directory / "home", slurm.environ | {"PATH": os.environ["PATH"]})
+    yield made
+    made.shoal("down", "-y", code=None)
+    shutil.rmtree(directory)
+
+
+#: Each machine takes all CPUs of its node, so that there are two of them.
+UP = (
+    *(
+        "--engine",
+        "slurm",
+        "--partition",
+        "main",
+        "--gpus-per-node",
+        "2",
+        "--sbatch-option=--cpus-per-task=8",
+    ),
+    *("--gpus", "2", "--idle", "10s"),
+)
+
+
+def machines(slurm: SlurmCluster) -> list[str]:
+    return slurm.admin("squeue", "-h", "-t", "RUNNING", "-o", "%i").split()
+
+
+def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
+    slurm: SlurmCluster, home: ShoalHome
+) -> None:
+    home.up(*UP, "--nodes", "0..2")
+    assert not slurm.jobs(), "no machine is requested before a job needs one"
+
+    # While Slurm has no node to give, `why` quotes its reason.
+    slurm.admin("scontrol", "update", "NodeName=g1,g2", "State=DRAIN", "Reason=maintenance")
+    stories.submit_gang(home, 4)
+    home.until(lambda: "is pending there (" in home.shoal("why", "gang").stdout, "why quotes Slurm")
+    assert "2 machines requested from Slurm; job " in home.shoal("why", "gang").stdout
+    slurm.admin("scontrol", "update", "NodeName=g1,g2", "State=RESUME")
+    stories.the_gang_spans_machines(home, 4)
+    refused = home.shoal("run", "-d", "--gpus", 8, "--", "true", code=7)
+    assert "it needs 8 GPUs of one type and this cluster has 4" in refused.stderr
+    assert {n.engine.split()[0] for n in home.ready(2)} == {"job"}, "node ls shows Slurm's view"
+    home.train("bert", "1..4")
+    home.size("bert", 4)
+    assert len({node for node, _ in home.gpus_of("bert").values()}) == 2
+    stories.no_gpu_is_used_twice(home, "bert")
+
+    stories.a_killed_server_is_replaced(home, "bert")
+    stories.a_killed_agent_is_replaced(home, "bert")
+
+    # Somebody cancels a machine: the job shrinks and does not fail, and another machine replaces it.
+    slurm.admin("scancel", machines(slurm)[0])
+    home.size("bert", 2)
+    home.trains_on("bert")
+    home.size("bert", 4)
+
+    # A time limit comes near: its jobs leave the machine before it goes.
+    first = machines(slurm)[0]
+    slurm.admin("scontrol", "update", f"JobId={first}", "TimeLimit=2")
+    home.until(lambda: home.nodes("leaving"), "the machine is leaving")
+    leaving = home.nodes("leaving")[0].name
+    home.until(lambda: leaving not in [n for n, _ in home.gpus_of("bert").values()], "bert left it")
+    home.trains_on("bert")
+
+    # Pause, replace every machine, and go on from the same step.
+    home.shoal("pause", "bert")
+    home.until(lambda: home.job("bert").state == "paused" and not home.workers("bert"), "bert is paused")
+    step = home.job("bert").step or 0
+    slurm.admin("scancel", *slurm.jobs())
+    home.until(lambda: not home.nodes(), "all machines are gone")
+    home.shoal("resume", "bert")
+    home.until(lambda: (home.job("bert").step or 0) > step, "bert goes on from where it was")
+    assert home.job("bert").restarts == 0
+
+    home.shoal("cancel", "-y", "bert")
+    home.until(lambda: not slurm.jobs(), "idle machines are returned")
+    home.train("last", "1..2")
+    home.size("last", 2)
+    home.down()
+    assert not slurm.jobs(), "shoal down leaves no batch job"
+    stories.nothing_is_left(home)
+
+
+def test_a_node_that_slurm_loses_never_gives_one_gpu_two_live_workers(
+    slurm: SlurmCluster, home: ShoalHome
+) -> None:
+    home.up(*UP, "--nodes", "2..2")
+    home.ready(2)
+    home.train("bert", "1..4")
+    home.size("bert", 4)
+    before = home.workers("bert")
+    on = {w: node for w, (node, _) in home.gpus_of("bert").items()}
+    slurm.kill_node("g2")
+    try:
+        home.until(lambda: home.job("bert").gpus == 2, "bert left the node that Slurm lost")
+        home.trains_on("bert")
+        lost = [w for w in before if w not in home.gpus_of("bert")]
+        assert len({on[w] for w in lost}) == 1
+    finally:
+        slurm.start_node("g2")
+    home.size("bert", 4)
+    home.trains_on("bert")
+    stories.no_gpu_is_used_twice(home, "bert")
+    assert not stories.alive([before[w] for w in lost]), "the old workers are dead"
+    home.down()
+    assert not slurm.jobs()
+    stories.nothing_is_left(home)
+
+
+BAD = {
+    "no such partition": (("--partition", "gold"), "invalid partition specified"),
+    "an option that Shoal sets": (
+        ("--sbatch-option=--job-name=x",),
+        "Shoal sets the sbatch option --job-name",
+    ),
+    "more GPUs than a node has": (("--gpus-per-node", "9"), "Requested node configuration is not available"),
+    "an option of Ray": (("--ray-address", "auto"), "is for --engine ray"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_slurm_refuses_ends_shoal_up_with_one_line(home: ShoalHome, case: str) -> None:
+    options, words = BAD[case]
+    done = home.up("--engine", "slurm", *options, code=2)
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_without_slurm_shoal_up_says_where_to_run_it(home: ShoalHome, tmp_path: Path) -> None:
+    home.env["PATH"] = str(tmp_path)
+    done = home.up("--engine", "slurm", code=2)
+    assert "on a login node" in done.stderr

@@ -1,0 +1,219 @@
+"""A job ends with everything that it started, whatever it does to its keeper and to its keeper's files.
+
+Each story runs with a control group per worker (where this account may make one) and without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shoal.executors import guard, keeper
+from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.cgroups import Cgroups
+from shoal.executors.keeper_files import is_kept
+from shoal.executors.local import LocalExecutor
+
+
+@pytest.fixture(params=["cgroup", "process tree"])
+def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cgroups | None:
+    found = Cgroups.find()
+    monkeypatch.setattr(Cgroups, "find", staticmethod(lambda: None))
+    if request.param == "cgroup" and found is None:
+        pytest.skip("this account may not make control groups (cgroup v2)")
+    return found if request.param == "cgroup" else None
+
+
+def lives(pid: int) -> bool:
+    return keeper.start_time(pid) is not None
+
+
+async def until(what: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not what():
+            await asyncio.sleep(0.02)
+
+
+def run_story(groups: Cgroups | None, directory: Path, script: str, *, stop: bool) -> tuple[Exit, list[int]]:
+    """Run a shell script that prints pids to the file `pids`. Return how its worker ended, and the pids."""
+    pids = directory / "pids"
+
+    async def story() -> Exit:
+        executor = LocalExecutor(1, cgroups=groups)
+        exits: list[Exit] = []
+        executor.on_exit = exits.append
+        command = ("bash", "-c", script.replace("PIDS", str(pids)))
+        executor.start(
+            WorkerSpec("1.0", directory / "w", "local", 0, command, str(directory), {}, grace_s=0.5)
+        )
+        await until(lambda: exits or (pids.exists() and "ready" in pids.read_text()))
+        if stop:
+            executor.stop("1.0")
+        await until(lambda: exits)
+        executor.close()
+        return exits[0]
+
+    ended = asyncio.run(story())
+    return ended, [int(word) for word in pids.read_text().split() if word.isdigit()]
+
+
+def test_a_stopped_keeper_does_not_save_its_worker(groups: Cgroups | None, tmp_path: Path) -> None:
+    script = (
+        "echo $$ >> PIDS; trap '' TERM; echo ready >> PIDS; while true; do kill -STOP $PPID; sleep 0.1; done"
+    )
+    ended, pids = run_story(groups, tmp_path, script, stop=True)
+    assert not any(map(lives, pids))
+    assert ended.code != 0
+
+
+def test_helpers_with_a_cleared_environment_end_with_a_killed_keeper(
+    groups: Cgroups | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The helper lives for several looks of the guard before the keeper is killed.
+    monkeypatch.setattr("shoal.executors.local.INTERVAL_S", 0.05)
+    script = (
+        "env -i setsid sleep 1000 & echo $! >> PIDS; echo $$ >> PIDS; sleep 1; echo ready >> PIDS; "
+        "kill -KILL $PPID; sleep 1000"
+    )
+    ended, pids = run_story(groups, tmp_path, script, stop=False)
+    assert len(pids) == 2
+    assert not any(map(lives, pids))
+    assert ended.why == "its keeper was killed"
+
+
+@pytest.mark.parametrize("forged", ["{}", '{"code": "x"}', '{"code": 0, "signal": null}', "[", ""])
+def test_a_forged_exit_file_is_not_believed(groups: Cgroups | None, tmp_path: Path, forged: str) -> None:
+    until_started = f"while [ ! -e {tmp_path}/w/started ]; do sleep 0.01; done"
+    forge = f"echo '{forged}' > {tmp_path}/w/exit"
+    script = f"{until_started}; echo ready $$ >> PIDS; {forge}; kill -KILL $PPID; sleep 1000"
+    ended, _ = run_story(groups, tmp_path, script, stop=False)
+    assert (ended.code, ended.why) == (None, "its keeper was killed")
+
+
+def test_what_a_warm_worker_forked_ends_with_its_keeper_also_if_no_server_saw_it(tmp_path: Path) -> None:
+    """The keeper is killed, and the next server learns of it only from the worker's directory."""
+    script, pids = tmp_path / "train.py", tmp_path / "pids"
+    script.write_text(
+        "import os, signal, time\n"
+        "helper = os.fork()\n"
+        "if helper == 0:\n    os.setsid(); time.sleep(1000)\n"
+        f"while not os.path.exists({str(tmp_path / 'w' / 'started')!r}): time.sleep(0.01)\n"
+        f"with open({str(pids)!r}, 'w') as file: print(helper, os.getpid(), 'ready', file=file)\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\ntime.sleep(1000)\n"
+    )
+
+    async def first_server() -> None:
+        executor = LocalExecutor(1)
+        executor._cgroups = None
+        executor.warm_up()
+        assert executor._zygote is not None
+        command = (sys.executable, str(script))
+        executor.start(WorkerSpec("1.0", tmp_path / "w", "local", 0, command, str(tmp_path), {}, warm=True))
+        executor._keep = lambda *parts: None  # type: ignore[method-assign] # it is killed before it sees the end
+        await until(lambda: pids.exists() and "ready" in pids.read_text())
+        executor.close()
+
+    async def next_server() -> Exit:
+        executor = LocalExecutor(1)
+        executor._cgroups = None
+        exits: list[Exit] = []
+        executor.on_exit = exits.append
+        executor.adopt("1.0", tmp_path / "w")
+        await until(lambda: exits)
+        executor.close()
+        return exits[0]
+
+    asyncio.run(first_server())
+    ended = asyncio.run(next_server())
+    helper, worker, _ = pids.read_text().split()
+    assert ended.why == "its keeper was killed"
+    assert not lives(int(worker))
+    assert not lives(int(helper))
+
+
+def test_a_warm_parent_that_was_killed_or_stopped_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[FakeZygote] = []
+
+    class FakeZygote:
+        warming = False
+
+        def __init__(self) -> None:
+            self.has_ended = False
+            made.append(self)
+
+        def start(self, directory: str, spec_fd: int, lock_fd: int) -> None:
+            return None  # it does not answer: the worker starts cold
+
+        def close(self) -> None:
+            self.has_ended = True
+
+    monkeypatch.setattr("shoal.executors.local.Zygote", FakeZygote)
+
+    async def story() -> None:
+        executor = LocalExecutor(1)
+        exits: list[Exit] = []
+        executor.on_exit = exits.append
+        executor.warm_up()
+        made[0].close()
+        for number in range(2):
+            directory = tmp_path / str(number)
+            spec = WorkerSpec(f"1.{number}", directory, "local", 0, ("true",), "/", {}, warm=True)
+            executor.start(spec)
+        await until(lambda: len(exits) == 2)
+        executor.close()
+
+    asyncio.run(story())
+    assert len(made) == 2
+
+
+def test_a_keeper_that_cannot_be_watched_does_not_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many_files(pidfd: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("shoal.executors.local.pid_of", too_many_files)
+
+    async def story() -> Exit:
+        executor = LocalExecutor(1)
+        exits: list[Exit] = []
+        executor.on_exit = exits.append
+        executor.start(WorkerSpec("1.0", tmp_path / "w", "local", 0, ("sleep", "1000"), "/", {}))
+        await until(lambda: exits and not is_kept(tmp_path / "w"))
+        executor.close()
+        return exits[0]
+
+    ended = asyncio.run(story())
+    assert (ended.began, ended.why) == (False, "cannot start it: Too many open files")
+
+
+def test_a_process_tree_is_frozen_before_it_is_killed(tmp_path: Path) -> None:
+    """A process that forks all the time leaves nothing behind."""
+    import subprocess
+
+    source = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(0.05); os._exit(0)\n    time.sleep(0.01)"
+    forker = subprocess.Popen([sys.executable, "-c", source])
+    try:
+        found = guard._freeze(os.getpid())
+        assert forker.pid in found
+    finally:
+        keeper.send_signal(keeper.descendants(), 9)
+        forker.wait()
+
+
+def test_a_python_of_another_name_in_the_same_place_starts_warm(tmp_path: Path) -> None:
+    from shoal.executors.zygote import may_start_warm
+
+    here = os.path.dirname(os.path.abspath(sys.executable))
+    for name in ("python", "python3", sys.executable):
+        assert may_start_warm((name, "train.py"), {"PATH": here}), name
+    link = tmp_path / "python"
+    link.symlink_to(sys.executable)
+    assert not may_start_warm((str(link), "train.py"), {"PATH": here})

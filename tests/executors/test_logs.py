@@ -1,0 +1,64 @@
+"""Reading log files."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from shoal.executors.logs import position_at, read_lines
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_position_of_a_time_is_that_of_its_first_line_also_over_rotated_files(tmp_path: Path, seed: int):
+    rng = random.Random(seed)
+    at_s, position, begin, part = 1000.0, 0, 0, b""
+    starts: list[tuple[float, int]] = []
+    for _ in range(rng.randrange(40)):
+        at_s += rng.choice([0, 0, 1, 5])
+        stamp = datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")
+        line = f"{stamp}Z {'x' * rng.randrange(30)}\n".encode()
+        starts.append((at_s, position))
+        part, position = part + line, position + len(line)
+        if rng.random() < 0.15:
+            (tmp_path / f"log.{begin}").write_bytes(part)
+            begin, part = position, b""
+    (tmp_path / f"log.{begin}").write_bytes(part)
+    times_s = [999.0, *(at_s for at_s, _ in starts), *(rng.uniform(999, at_s + 2) for _ in range(9))]
+    for since_s in times_s:
+        expected = next((start for at_s, start in starts if at_s >= since_s), position)
+        assert read_lines(tmp_path, position_at(tmp_path, since_s)) == read_lines(tmp_path, expected), since_s
+
+
+def test_a_time_is_found_by_reading_few_lines_of_a_long_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from shoal.executors import logs
+
+    lines = b"".join(
+        f"2026-01-01T{i // 3600:02d}:{i // 60 % 60:02d}:{i % 60:02d}.000000Z line {i}\n".encode()
+        for i in range(80_000)
+    )
+    (tmp_path / "log.0").write_bytes(lines)
+    read: list[int] = []
+    parse = logs._line
+    monkeypatch.setattr(logs, "_line", lambda raw, end: (read.append(end), parse(raw, end))[1])
+    since_s = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
+    position = position_at(tmp_path, since_s)
+    assert len(read) < 40
+    assert read_lines(tmp_path, position, 100)[0].text == f"line {12 * 3600}"
+    assert position_at(tmp_path, since_s + 1e9) == len(lines)
+
+
+def test_a_line_says_how_much_of_the_head_was_dropped(tmp_path: Path):
+    kept = b"2026-01-01T00:00:01.000000Z kept\n"
+    (tmp_path / "log.2500000").write_bytes(kept)
+    lines = read_lines(tmp_path, 0)
+    assert [line.text for line in lines] == [
+        "[2.5 MB of earlier output were dropped: only the newest files of a worker's output are kept]",
+        "kept",
+    ]
+    assert [line.end for line in lines] == [2_500_000, 2_500_000 + len(kept)]
+    assert lines[0].at_s == lines[1].at_s
+    assert [line.text for line in read_lines(tmp_path, lines[0].end)] == ["kept"], "it is said once"
+    assert read_lines(tmp_path, position_at(tmp_path, 0.0)) == lines

@@ -1,0 +1,126 @@
+"""Workers find the control plane again, whoever sits on its port."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from pathlib import Path
+
+from shoal.server.loop.runner import secrets_of
+from shoal.torch.link import ControlLink
+from shoal.wire.auth import new_secret
+from shoal.wire.messages import Phase, Report, Status
+from shoal.wire.service import ControlService
+
+from .fakes import Fleet, run, server
+
+
+class NoProcesses:
+    def start(self, job: str, worker: str) -> None: ...
+
+    def stop(self, job: str, worker: str, kill: bool) -> None: ...
+
+
+async def listening(secret: bytes, port: int = 0) -> ControlService:
+    service = ControlService(NoProcesses())
+    await service.start("127.0.0.1", port)
+    service.add("1", secret).set_target(["1.0"])
+    return service
+
+
+def link_to(address: str, secret: bytes, address_file: Path) -> ControlLink:
+    return ControlLink(
+        address, secret, "1", "1.0",
+        on_order=lambda order: None, on_connected=lambda: None,
+        status=lambda: Status(seq=1, phase=Phase.STARTING), report=Report, patience_s=60.0,
+        address_file=str(address_file),
+    )  # fmt: skip
+
+
+def test_a_worker_follows_the_control_plane_to_another_port(tmp_path: Path) -> None:
+    secret, file = new_secret(), tmp_path / "control"
+
+    async def story() -> None:
+        first = await listening(secret)
+        link = link_to(first.address, secret, file)
+        await asyncio.to_thread(link.start)
+        port = int(first.address.rpartition(":")[2])
+        await first.close()
+        with contextlib.closing(
+            socket.create_server(("127.0.0.1", port))
+        ):  # another process, which never answers
+            second = await listening(secret)
+            file.write_text(second.address + "\n")
+            while not second.jobs["1"].state.workers["1.0"].connected:
+                await asyncio.sleep(0.02)
+            link.close()
+            await second.close()
+
+    run(story())
+
+
+def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(tmp_path: Path) -> None:
+    async def story() -> None:
+        fleet = Fleet(2)
+        async with server(tmp_path, fleet=fleet, kill=True) as here:
+            job = (await here.submit("1..2"))["id"]
+            await here.until(lambda: here.state(job) == "running", train=(job,))
+            port = int(here.loop.elastic.service.address.rpartition(":")[2])
+        with contextlib.closing(socket.create_server(("127.0.0.1", port))):
+            async with server(tmp_path, fleet=fleet) as here:
+                address = here.loop.elastic.service.address
+                assert (tmp_path / "jobs" / str(job) / "control").read_text().strip() == address
+                assert any("is taken" in warning for warning in here.loop.warnings)
+
+    run(story())
+
+
+def test_a_worker_is_not_shut_out_by_idle_connections() -> None:
+    secret = new_secret()
+
+    async def story() -> None:
+        service = await listening(secret)
+        host, _, port = service.address.rpartition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(400):
+                stack.callback(os.close, idle_socket(host, int(port)))
+            link = link_to(service.address, secret, Path("/nonexistent"))
+            await asyncio.to_thread(link.start)
+            assert service.jobs["1"].state.workers["1.0"].met or await connected(service)
+            link.close()
+        await service.close()
+
+    run(story())
+
+
+async def connected(service: ControlService) -> bool:
+    while not service.jobs["1"].state.workers["1.0"].met:
+        await asyncio.sleep(0.02)
+    return True
+
+
+def idle_socket(host: str, port: int) -> int:
+    stranger = socket.socket()
+    stranger.setblocking(False)
+    stranger.connect_ex((host, port))
+    return stranger.detach()
+
+
+def test_a_job_that_changes_its_key_hinders_neither_the_server_nor_its_own_end(tmp_path: Path) -> None:
+    async def story() -> None:
+        fleet = Fleet(2)
+        async with server(tmp_path, fleet=fleet, kill=True) as here:
+            job = (await here.submit("1..2", secrets={"KEY": "x"}))["id"]
+            await here.until(lambda: here.state(job) == "running", train=(job,))
+        directory = tmp_path / "jobs" / str(job)
+        (directory / "secret").write_bytes(b"\xff\x00")
+        (directory / "secrets.json").write_text("[")
+        async with server(tmp_path, fleet=fleet) as here:
+            assert any(f"the key of job {job} was replaced" in warning for warning in here.loop.warnings)
+            assert secrets_of(directory) == {}
+            await here.post(f"/jobs/{job}/cancel")
+            await here.until(lambda: here.state(job) == "cancelled")
+
+    run(story())

@@ -1,0 +1,283 @@
+"""Outsiders cannot get in the way: idle sockets, large bodies, other names, old tokens, floods of log lines.
+
+The server is a process of its own with few files, so that running out of them shows at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shoal.core.errors import ShoalError
+from shoal.executors.logs import read_lines
+from shoal.server.api.limits import Hosts
+from shoal.server.connections import Connections
+from shoal.server.home import Home
+from shoal.server.log_repetitions import MOST_PER_WINDOW, WINDOW_S, Repetitions
+
+from .fakes import run, server
+from .test_crash import RealServer
+
+FILES = 1024
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The server and this process inherit the limits: room here for more sockets than the server may have files.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, hard), hard))
+    home = tmp_path_factory.mktemp("outsiders") / "home"
+    command = [
+        *(sys.executable, "-c"),
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_NOFILE, (256, int(sys.argv[1])));"
+        "from shoal.server.serve import main; sys.exit(main(sys.argv[2:]))",
+        *(str(FILES), "--home", str(home), "--gpus", "2", "--policy", "fifo"),
+    ]
+    made = FewFiles(home, command)
+    yield made
+    made.process.kill()
+    made.process.wait()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+class FewFiles(RealServer):
+    """A server process that may open few files."""
+
+    def __init__(self, home: Path, command: list[str]) -> None:
+        self.command = command
+        super().__init__(home)
+
+    def up(self) -> None:
+        popen = subprocess.Popen
+        try:
+            subprocess.Popen = lambda _, **options: popen(self.command, **options)  # type: ignore[assignment,misc]
+            super().up()
+        finally:
+            subprocess.Popen = popen  # type: ignore[misc]
+
+
+def idle_sockets(port: int, count: int, stack: contextlib.ExitStack) -> None:
+    for _ in range(count):
+        stranger = stack.enter_context(socket.socket())
+        stranger.setblocking(False)
+        stranger.connect_ex(("127.0.0.1", port))
+
+
+def test_more_idle_sockets_than_the_server_has_files_do_not_stop_a_job(real: RealServer) -> None:
+    log = real.home.parent / "serve.log"
+    before = log.stat().st_size
+    with contextlib.ExitStack() as stack:
+        idle_sockets(real.http.base_url.port or 0, 2 * FILES, stack)
+        made = real.http.post("/jobs", json={"command": ["true"], "workdir": "/", "gpus": "1"})
+        assert made.status_code == 201, made.text
+        job, deadline = made.json()["id"], time.monotonic() + 60
+        while real.http.get(f"/jobs/{job}").json()["state"] != "succeeded":
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    assert log.stat().st_size - before < 100_000
+
+
+def test_the_body_of_a_stranger_is_not_read(real: RealServer) -> None:
+    """The server answers 401 although the body never comes, and closes the connection."""
+    where = ("127.0.0.1", real.http.base_url.port or 0)
+    with socket.create_connection(where, timeout=30) as stranger:
+        stranger.sendall(b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nx")
+        answer = b""
+        while part := stranger.recv(4096):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 401")
+    assert b"connection: close" in answer.lower()
+
+
+def test_the_description_needs_a_token_and_a_foreign_host_name_is_refused(real: RealServer) -> None:
+    bare = str(real.http.base_url).removesuffix("/api/v1/")
+    assert httpx.get(f"{bare}/api/v1/openapi.json").status_code == 401
+    assert real.http.get("/openapi.json").status_code == 200
+    for path in ("/metrics", "/healthz"):
+        assert httpx.get(bare + path, headers={"Host": "attacker.example"}).status_code == 421
+        assert httpx.get(bare + path).status_code == 200
+    assert httpx.get(f"{bare}/metrics", headers={"X-Forwarded-For": "10.0.0.1"}).status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("header", "allowed"),
+    [
+        ("localhost:80", True),
+        ("127.0.0.1:1234", True),
+        ("[::1]:80", True),
+        ("10.1.2.3", True),
+        ("GPU.example.org:8", True),
+        ("evil.example", False),
+        ("127.0.0.1.evil.example", False),
+    ],
+)
+def test_a_host_is_an_address_or_a_name_of_the_server(header: str, allowed: bool) -> None:
+    assert Hosts(["gpu.example.org"]).allows(header) is allowed
+
+
+def test_connections_leave_files_for_the_servers_own_work() -> None:
+    assert Connections(1024).most < 1024 / 2
+    assert Connections(10**9).most <= 8192
+
+
+def test_a_stream_ends_with_its_token_and_a_token_does_not_outlive_its_maker(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            await here.add_user("ada")
+            short = await here.post("/tokens", json={"user": "ada", "expires_in_s": 100}, status=201)
+            here.tokens["short"] = short["token"]
+            child = await here.post("/tokens", json={"label": "child"}, user="short", status=201)
+            assert child["expires_at"] <= short["expires_at"]
+            await here.add_user("vic", "viewer")
+            await here.post("/tokens", json={}, user="vic", status=403)
+
+            headers = {"Authorization": f"Bearer {short['token']}"}
+            stream = asyncio.create_task(here.http.get("/api/v1/events/stream", headers=headers))
+            await asyncio.sleep(0.1)
+            await here.call("DELETE", f"/tokens/{short['id']}")
+            assert (await asyncio.wait_for(stream, 60)).status_code == 200
+
+    run(story())
+
+
+def test_a_name_with_jobs_on_record_is_given_only_to_the_same_person(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            await here.add_user("ada")
+            job = (await here.submit("1", user="ada"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.end(f"{job}.0")
+            await here.until(lambda: here.state(job) == "succeeded")
+            await here.call("DELETE", "/users/ada")
+            refused = await here.post("/users", json={"name": "ada"}, status=409)
+            assert "--same-person" in refused["error"]["hint"]
+            await here.post("/users", json={"name": "ada", "same_person": True}, status=201)
+
+    run(story())
+
+
+def test_a_search_by_time_reads_a_few_lines_of_a_long_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with a cursor at the beginning and pages of one line."""
+    read: list[int] = []
+    monkeypatch.setattr(
+        "shoal.server.services.job_logs.read_lines", lambda *place: read.append(1) or read_lines(*place)
+    )
+
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            directory = here.loop.worker_directory(job, f"{job}.0")
+            directory.mkdir(parents=True)
+            line = b"2026-01-01T00:00:00.000000Z " + b"x" * 71 + b"\n"
+            (directory / "log.0").write_bytes(line * 20_000)
+            future = {"since": "2099-01-01T00:00:00Z", "limit": "1"}
+            for where in ({}, {"cursor": "0:0"}):
+                read.clear()
+                found = await here.get(f"/jobs/{job}/logs", params=future | where)
+                assert found["items"] == []
+                assert len(read) <= 2
+
+    run(story())
+
+
+def test_the_secrets_of_a_job_go_when_it_ends(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("1..2", secrets={"KEY": "x"}))["id"]
+            directory = here.control.home.job(job)
+            await here.until(lambda: here.state(job) == "running")
+            assert (directory / "secrets.json").exists()
+            assert (directory / "secret").exists()
+            await here.post(f"/jobs/{job}/cancel")
+            await here.until(lambda: here.state(job) == "cancelled")
+            await here.until(lambda: not (directory / "secrets.json").exists())
+            assert not (directory / "secret").exists()
+            (directory / "secrets.json").write_text("{}")  # as if it had been killed just before
+        async with server(tmp_path):
+            assert not (directory / "secrets.json").exists()
+
+    run(story())
+
+
+def test_the_api_answers_while_a_policy_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slowly(*parts: object, **options: object) -> Callable[[], object]:
+        return lambda: (begun.set(), go_on.wait(60))
+
+    monkeypatch.setattr("shoal.server.loop.control_loop.rehearsal", slowly)
+
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            setting = asyncio.create_task(here.call("PUT", "/policy", json={"name": "max-min"}))
+            assert await asyncio.to_thread(begun.wait, 60)
+            assert (await here.get("/status"))["policy"] == "fifo"
+            go_on.set()
+            await setting
+            assert (await here.get("/status"))["policy"] == "max-min"
+
+    run(story())
+
+
+def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            body = '{"command": ["true"], "workdir": "/", "gpus": "1", "target_loss": NaN}'
+            headers = {"Authorization": f"Bearer {here.tokens['admin']}", "Content-Type": "application/json"}
+            reply = await here.http.post("/api/v1/jobs", content=body, headers=headers)
+            assert reply.status_code == 422, reply.text
+
+    run(story())
+
+
+def test_a_home_is_closed_to_others_and_must_be_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    home.chmod(0o755)
+    taken = Home(home)
+    taken.take()
+    assert home.stat().st_mode & 0o777 == 0o700
+    taken.release()
+    monkeypatch.setattr("os.geteuid", lambda: home.stat().st_uid + 1)
+    with pytest.raises(ShoalError, match="belongs to user id"):
+        Home(home).take()
+
+
+def test_repeated_log_lines_are_counted_instead_of_written() -> None:
+    now_s = 0.0
+    repetitions = Repetitions(clock=lambda: now_s)
+    record = lambda line: logging.LogRecord("shoal", logging.ERROR, "file.py", line, "no files", (), None)  # noqa: E731
+    passed = [repetitions.filter(record(1)) for _ in range(1000)]
+    assert sum(passed) == MOST_PER_WINDOW
+    assert repetitions.filter(record(2))
+    now_s = WINDOW_S
+    later = record(1)
+    assert repetitions.filter(later)
+    assert f"{1000 - MOST_PER_WINDOW} more" in later.getMessage()
+
+
+def test_a_database_url_is_not_an_argument_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.cli import up as command
+    from shoal.server.options import parse
+
+    made = command._command(Path("/h"), None, None, (), None, None)
+    assert "database" not in " ".join(made)
+    monkeypatch.setenv("SHOAL_DATABASE", "postgresql://me:word@/db")
+    assert parse(made[3:]).database == "postgresql://me:word@/db"

@@ -1,0 +1,167 @@
+"""`why` suggests only what works: in random states, every suggestion is accepted and does what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.executors.base import NodeInfo
+
+from .fakes import Here, run, server
+
+NODES = (NodeInfo("a", 4, "v100", False), NodeInfo("b", 2, "k80", False), NodeInfo("c", 2, "k80", False))
+USERS = ("ada", "bob")
+#: These policies settle accounts by the clock, so a moment later they may decide otherwise.
+BY_THE_CLOCK = ("fair-afs", "gandiva-fair", "themis")
+
+
+class World:
+    """Random commands of users and ends of workers."""
+
+    def __init__(self, here: Here, rng: random.Random) -> None:
+        self.here, self.rng, self.drained = here, rng, False
+
+    @property
+    def jobs(self) -> list[Any]:
+        return [j for j in self.here.loop.jobs.values() if j.life.state.value != "stopping"]
+
+    async def settle(self) -> None:
+        """Until the last event was decided on."""
+        await self.here.until(lambda: not self.here.loop._inbox and not self.here.loop.reconciler)
+
+    async def anything(self) -> None:
+        does = self.rng.choice(
+            [self.submit, self.submit, self.submit, self.end, self.pause, self.resume, self.drain]
+        )
+        await does()
+        await self.settle()
+
+    async def submit(self) -> None:
+        low = self.rng.randint(1, 4)
+        high = self.rng.randint(low, 4)
+        resize = self.rng.choice(["live", "restart"] if high > low else ["never", "restart", "live"])
+        types = self.rng.choice([[], [], ["v100"], ["k80"]])
+        await self.here.submit(
+            f"{low}..{high}", user=self.rng.choice(USERS), resize=resize, gpu_types=types,
+            expected_s=self.rng.choice([None, 10.0, 1000.0]),
+        )  # fmt: skip
+
+    async def end(self) -> None:
+        workers = [w for j in self.jobs if j.resize.value != "live" for w in j.workers]
+        for worker in self.rng.sample(workers, min(len(workers), 2)):
+            self.here.fleet.end(worker)
+        await asyncio.sleep(0)
+
+    async def pause(self) -> None:
+        if self.jobs:
+            await self.here.post(f"/jobs/{self.rng.choice(self.jobs).id}/pause")
+
+    async def resume(self) -> None:
+        paused = [j for j in self.jobs if j.life.state.value == "paused"]
+        if paused:
+            await self.here.post(f"/jobs/{self.rng.choice(paused).id}/resume")
+
+    async def drain(self) -> None:
+        self.drained = not self.drained
+        await self.here.post("/nodes/b/drain" if self.drained else "/nodes/b/uncordon")
+
+    async def try_suggestions(self) -> int:
+        """Carry out one suggestion, if there is one."""
+        found = []
+        for job in self.jobs:
+            if job.gpus <= job.target_gpus:  # nothing of it is on its way to another job
+                why = await self.here.get(f"/jobs/{job.id}/why")
+                found += [(job, could) for could in why["could"]]
+        if not found:
+            return 0
+        job, could = self.rng.choice(found)
+        before = job.target_gpus
+        _, is_command, command = could["sentence"].partition(": shoal ")
+        if not is_command:
+            assert could["change"] == "gpu_types"
+            return 0
+        waits = "it would wait for GPUs then" in command
+        verb, name, *options = shlex.split(command.partition(" (")[0])
+        body = {options[0].removeprefix("--"): int(options[1])} if options else None
+        await self.here.post(f"/jobs/{name}/{verb}", json=body)
+        await self.settle()
+        if self.here.loop.policy_name not in BY_THE_CLOCK:
+            assert bool(job.target_gpus) is not waits, (could, job)
+            assert job.target_gpus > before or waits, (could, job)
+        return 1
+
+
+@pytest.mark.parametrize("policy", ["fifo", "fair-afs", "max-min", "themis", "gandiva-fair", "srtf"])
+def test_every_suggestion_in_a_random_state_is_accepted_and_does_what_it_says(
+    tmp_path: Path, policy: str
+) -> None:
+    tried = 0
+
+    async def story(seed: int, home: Path) -> None:
+        nonlocal tried
+        async with server(home, NODES, policy=policy) as here:
+            for user in USERS:
+                await here.add_user(user)
+            world = World(here, random.Random(seed))
+            for _ in range(25):
+                await world.anything()
+                tried += await world.try_suggestions()
+
+    for seed in range(3):
+        run(story(seed, tmp_path / str(seed)))
+    assert tried > 5
+
+
+def test_a_job_that_waits_for_a_drained_node_is_told_so(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, NODES) as here:
+            for node in ("b", "c"):
+                await here.post(f"/nodes/{node}/drain")
+            job = (await here.submit("2", gpu_types=["k80"]))["id"]
+            await here.until(lambda: here.loop.decided_s is not None and not here.loop.reconciler)
+            reason = (await here.get(f"/jobs/{job}/why"))["reason"]
+            assert reason["code"] == "WaitingForCapacity"
+            assert "b, c with 4 GPUs are out of use" in reason["sentence"]
+            assert "shoal node uncordon b" in reason["sentence"]
+            await here.post("/nodes/b/uncordon")
+            await here.until(lambda: here.state(job) == "running")
+
+    run(story())
+
+
+def test_a_job_that_its_policy_caps_is_not_told_that_more_would_not_help(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="themis") as here:
+            job = (await here.submit("1..4", requested_gpus=2))["id"]
+            await here.until(lambda: here.gpus(job) == 2)
+            reason = (await here.get(f"/jobs/{job}/why"))["reason"]
+            assert "policy themis gives it 2 at most" in reason["sentence"]
+
+    run(story())
+
+
+def test_shares_add_up_and_hide_what_a_user_may_not_see(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4) as here:
+            for user in USERS:
+                await here.add_user(user)
+            await here.submit("1", user="ada")
+            await here.submit("2", user="bob")
+            await here.until(lambda: here.loop.devices.used == 3)
+            found = await here.get("/shares", user="ada")
+            lines = {s["user"]: s for s in found["items"]}
+            assert sum(s["gpus"] for s in found["items"]) + found["idle_gpus"] == found["total_gpus"] == 4
+            received = sum(s["received_gpu_s"] for s in found["items"])
+            assert received + found["idle_gpu_s"] == pytest.approx(found["capacity_gpu_s"])
+            assert lines["ada"]["running_jobs"] == 1
+            assert lines["bob"]["running_jobs"] is None
+            await here.post("/nodes/local/drain")
+            await here.until(lambda: here.loop.scheduler.supply.total_gpus == 0)
+            assert (await here.get("/shares"))["total_gpus"] == 0
+
+    run(story())

@@ -1,0 +1,140 @@
+"""An upgrade carries jobs over: from a version with another wire protocol, and never by losing one silently."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from shoal.server.store.carried_over import CannotCarryOver
+from shoal.server.store.store import Store
+from shoal.wire import messages
+from shoal.wire.auth import AuthError, Request, challenge
+from shoal.wire.messages import Kind, Order, Plan, encode
+from shoal.wire.previous import PREVIOUS_PROTOCOL
+
+from .test_crash import RealServer
+
+PREVIOUS = Path(__file__).parents[1] / "data" / "shoal-protocol-3.tar.xz"
+COUNT = Path(__file__).parents[2] / "bench" / "_count_samples.py"
+
+
+def submit(live: RealServer, epochs: int, result: Path) -> int:
+    words = (sys.executable, str(COUNT), "24", "4", str(epochs), "2", str(result))
+    return int(live.submit(*words, gpus="2", resize="live")["id"])
+
+
+def train(live: RealServer, job: int) -> None:
+    """Wait until the job has done some steps."""
+    deadline = time.monotonic() + 120
+    while (live.until(job, "running", timeout_s=120)["step"] or 0) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_running_and_a_paused_job_of_the_previous_version_go_on_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old workers save their state when the new server asks them, and new workers continue from it."""
+    with tarfile.open(PREVIOUS) as archive:
+        archive.extractall(tmp_path / "previous", filter="data")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "previous"))
+    monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # nothing is compiled there yet, which would take long
+    live = RealServer(tmp_path / "home", "--gpus", "4", "--policy", "max-min")
+    try:
+        results = [tmp_path / "running.json", tmp_path / "paused.json"]
+        running, paused = submit(live, 12, results[0]), submit(live, 10, results[1])
+        train(live, running)
+        train(live, paused)
+        live.http.post(f"/jobs/{paused}/pause")
+        while live.until(paused, "paused")["gpus"]:
+            time.sleep(0.05)
+        live.kill()
+
+        monkeypatch.setenv("PYTHONPATH", os.environ["SHOAL_TEST_PYTHONPATH"])
+        monkeypatch.delenv("NUMBA_DISABLE_JIT")
+        live.up()
+        events = {"job": running, "type": "job.renewed"}
+        while not live.http.get("/events", params=events).json()["items"]:
+            time.sleep(0.05)  # the old workers are still running, and are asked to save their state
+        for result in results:
+            Path(f"{result}.hurry").touch()
+        live.http.post(f"/jobs/{paused}/resume")
+        for job in (paused, running):
+            found = live.until(job, "succeeded", "failed", timeout_s=180)
+            assert found["state"] == "succeeded", found["message"]
+            assert found["restarts"] == 0
+        assert [json.loads(result.read_text()) for result in results] == [[12.0], [10.0]]
+    finally:
+        live.down()
+
+
+@pytest.fixture(autouse=True)
+def _own_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember where this version's modules are, before a test points elsewhere."""
+    here = str(Path(messages.__file__).parents[2])
+    monkeypatch.setenv("SHOAL_TEST_PYTHONPATH", os.pathsep.join([here, os.environ.get("PYTHONPATH", "")]))
+
+
+def test_an_order_to_a_previous_worker_has_only_fields_that_it_knows() -> None:
+    plan = Plan(number=2, kind=Kind.PAUSE, members=(), save="/home/jobs/1/paused.pt")
+    raw = json.loads(encode(Order(seq=1, plan=plan, fresh=True), PREVIOUS_PROTOCOL))
+    assert set(raw) == {
+        *("type", "seq", "dead", "plan", "commit", "board", "signed", "first", "checkpoint", "stop")
+    }
+    assert raw["plan"]["save"] == "/home/jobs/1/paused.pt"
+
+
+def test_a_port_speaks_one_protocol() -> None:
+    hello, _ = challenge(PREVIOUS_PROTOCOL)
+    assert int.from_bytes(hello[5:7], "big") == PREVIOUS_PROTOCOL
+    request = {"protocol": messages.PROTOCOL, "purpose": "worker", "job": "1", "nonce": "", "proof": ""}
+    with pytest.raises(AuthError, match="this end speaks 3"):
+        Request.parse(json.dumps(request).encode(), PREVIOUS_PROTOCOL)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "refusal"),
+    [
+        ("control_protocol", 2, "1 live job of .* runs with protocol 2"),
+        ("control_protocol", 99, "protocol 99"),
+        ("checkpoint_version", 1, "saved states of version 1"),
+        ("control_protocol", messages.PROTOCOL, None),
+        ("control_protocol", PREVIOUS_PROTOCOL, None),
+    ],
+)
+def test_what_cannot_be_carried_over_is_refused_before_anything_changes(
+    tmp_path: Path, setting: str, value: int, refusal: str | None
+) -> None:
+    database = tmp_path / "shoal.db"
+    row = {
+        "name": "a", "user": "ada", "state": "running", "spec": {}, "given": [], "min_gpus": 1, "max_gpus": 2,
+        "requested_gpus": 1, "resize": "live", "model": "m", "submitted_s": 0.0, "settled_s": 0.0,
+        "coordinator": {},
+    }  # fmt: skip
+    store = Store(f"sqlite:///{database}")
+    with store.change(0.0) as change:
+        job = change.add_job(**row)
+        worker = {
+            "id": f"{job}.0",
+            "job": job,
+            "node": "local",
+            "gpu": 0,
+            "state": "active",
+            "started_s": 0.0,
+        }
+        change.add_workers([worker])
+        change.put(setting, value)
+    store.close()
+    before = database.read_bytes()
+    if refusal is None:
+        Store(f"sqlite:///{database}").close()
+    else:
+        with pytest.raises(CannotCarryOver, match=refusal):
+            Store(f"sqlite:///{database}")
+        assert database.read_bytes() == before

@@ -1,0 +1,210 @@
+"""Ordinary mistakes in training scripts, for the tests: WAY names one of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from ways import HERE, ME, WAY, Numbers, net, pace, said, total, until_said, write
+
+import shoal.torch as shoal
+import torch
+from torch import nn
+
+
+def setup(schedule=None, register: bool = False):
+    job = shoal.init()
+    torch.manual_seed(0)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = schedule(optimizer) if schedule is not None else None
+    schedulers = [scheduler] if register else []
+    model, optimizer = job.wrap(model, optimizer, schedulers=schedulers)
+    return job, model, optimizer, scheduler
+
+
+def train(job, model, optimizer, batch) -> torch.Tensor:
+    _, x, y, _ = batch
+    optimizer.zero_grad()
+    loss = nn.functional.mse_loss(model(x).squeeze(2), y)
+    loss.backward()
+    optimizer.step()
+    job.log(loss=loss)
+    pace(job)
+    return loss
+
+
+def error_of(model) -> float:
+    with torch.no_grad():
+        data = Numbers()
+        return nn.functional.mse_loss(model(data.x).squeeze(2), data.y).item()
+
+
+def plain_loader() -> None:
+    job, model, optimizer, _ = setup()
+    loader = torch.utils.data.DataLoader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
+def plain_range() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in range(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
+def unregistered_schedule() -> None:
+    """A newcomer's schedule begins when it rehearses: its rate changes at another epoch than the others'."""
+    job, model, optimizer, scheduler = setup(lambda o: torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.5))
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(30):
+        if epoch == 2 and not job.rehearsing:
+            until_said("grown")  # the newcomer is ready: it joins in this epoch
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        scheduler.step()
+
+
+def plateau_on_main() -> None:
+    job, model, optimizer, scheduler = setup(torch.optim.lr_scheduler.ReduceLROnPlateau, register=True)
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        if job.is_main:
+            scheduler.step(error_of(model))
+
+
+def stop_on_main() -> None:
+    """Early stopping that only rank 0 decides."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        if job.is_main and epoch == 1:
+            break
+
+
+def break_on_one() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, batch in enumerate(loader):
+            train(job, model, optimizer, batch)
+            if job.rank == 1 and (epoch, step) == (1, 4):
+                break
+
+
+def return_on_one() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, batch in enumerate(loader):
+            train(job, model, optimizer, batch)
+            if job.rank == 1 and (epoch, step) == (1, 4):
+                return
+
+
+def break_to_evaluate() -> None:
+    """The worker that left waits for the others' values, and they wait for its gradients."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, batch in enumerate(loader):
+            train(job, model, optimizer, batch)
+            if job.rank == 1 and (epoch, step) == (1, 4):
+                break
+        job.mean(error_of(model))
+
+
+def mean_on_main() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for batch in loader:
+            loss = train(job, model, optimizer, batch)
+        if job.is_main:
+            job.mean(loss)
+
+
+def sum_loss() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for _, x, y, _ in loader:
+            nn.functional.mse_loss(model(x).squeeze(2), y, reduction="sum").backward()
+            optimizer.step()
+
+
+def changed_model() -> None:
+    job, model, optimizer, _ = setup()
+    model[2] = nn.Linear(16, 1)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
+# Mistakes that the runtime makes right
+
+
+def best_on_main() -> None:
+    """Only main sets the best value so far. It dies, and the next main must know the value."""
+    job, model, optimizer, _ = setup()
+    job.state["best"] = float("inf")
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(6):
+        for step, batch in enumerate(loader):
+            train(job, model, optimizer, batch)
+            if ME == "w0" and (epoch, step) == (3, 2):
+                until_said("die")
+                os.kill(os.getpid(), 9)
+        if job.is_main:
+            error = error_of(model)
+            write(epoch=epoch, error=error, before=job.state["best"])
+            job.state["best"] = min(error, job.state["best"])
+
+
+def stop_together() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, batch in enumerate(loader):
+            train(job, model, optimizer, batch)
+            if job.any(job.rank == 1 and (epoch, step) == (1, 4)):
+                write(step=job.position.step, final=total(model))
+                return
+
+
+def first_lines() -> None:
+    """What a script does before `job.epochs`: it truncates a file, and starts a logger."""
+    job, model, optimizer, _ = setup()
+    write(first=job.is_first, main=job.is_main)
+    if job.is_first and job.is_main:
+        (HERE / "log.csv").write_text("epoch\n")
+    if job.once("logger"):
+        write(logger=True)
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(6):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        if job.once("after one epoch"):
+            write(once=epoch)
+        if job.is_main:
+            with open(HERE / "log.csv", "a") as file:
+                file.write(f"{epoch}\n")
+        if epoch == 1 and not job.rehearsing and not said("checkpointed"):
+            job.checkpoint()
+            if job.is_main:
+                (HERE / "checkpointed").touch()
+            until_said("go on")
+
+
+if __name__ == "__main__":
+    globals()[WAY]()
+    sys.stdout.flush()

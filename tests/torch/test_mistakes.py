@@ -1,0 +1,106 @@
+"""Real processes: ordinary mistakes end with an error that says what to do, or the runtime makes them right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from elastic_lab import until
+from way_lab import MISTAKES, Ways, grow, notes
+
+from shoal.executors.standalone import LocalJob
+from shoal.executors.zygote import Zygote
+from shoal.wire import events as ev
+from shoal.wire.messages import Kind
+
+
+@pytest.fixture
+def ways(tmp_path: Path, zygote: Zygote) -> Ways:
+    return Ways(tmp_path, zygote, MISTAKES)
+
+
+MISTAKES_AND_ADVICE = {
+    "plain_loader": "Train on `for batch in job.loader(dataset, ...)` instead of a DataLoader",
+    "plain_range": "Write `for epoch in job.epochs(n)` instead of range(n)",
+    "plateau_on_main": "scheduler 0 of job.wrap differs between the workers: last_epoch 1 on w0, 0 on w1",
+    "stop_on_main": "the script of w0 ended after step 20, and w1 went on to step 21",
+    "break_on_one": "the workers are at different batches",
+    "return_on_one": "the script of w1 ended after step 15, and w0 went on to step 16",
+    "break_to_evaluate": "w1 waits for a value of w0",
+    "mean_on_main": "w0 waits for a value of w1",
+    "sum_loss": "the loss is a sum over the samples",
+    "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
+}
+
+
+@pytest.mark.parametrize("way", MISTAKES_AND_ADVICE)
+def test_a_mistake_ends_the_job_with_an_error_that_says_what_to_do(ways: Ways, way: str):
+    ways.say("hurry")
+    assert MISTAKES_AND_ADVICE[way] in ways.fail(way, 2)
+
+
+def test_a_schedule_that_newcomers_do_not_know_is_an_error_at_their_first_different_rate(ways: Ways):
+    def story(job: LocalJob) -> None:
+        job.wait_size(2)
+        job.resize(3)
+        job.wait(lambda e: isinstance(e, ev.WorkerReady) and e.worker == "w2")
+        ways.say("grown")
+        job.wait_size(3)
+
+    why = ways.fail("unregistered_schedule", 2, story)
+    assert "the learning rate of parameter group 0 differs between the workers: " in why, why
+    assert "Pass schedules to job.wrap(..., schedulers=[...])" in why
+
+
+def test_the_best_value_that_only_main_sets_outlives_it(ways: Ways):
+    with ways.job("best_on_main", 2) as job:
+        ways.say("hurry")
+        job.wait(lambda e: any("job.state['best'] differed" in n for n in notes(job)))
+        ways.say("die")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        told = [n for n in notes(job) if "job.state['best'] differed between the workers" in n]
+    found = ways.rows()
+    first, second = found["w0"], found["w1"]
+    assert [row["epoch"] for row in first + second] == list(range(6))
+    assert second[0]["before"] == min(row["error"] for row in first), "the next main has the best value"
+    assert len(told) == 1, "it is told once, and not at each epoch"
+
+
+def test_all_workers_stop_early_together_after_the_same_step(ways: Ways):
+    ways.say("hurry")
+    with ways.job("stop_together", 2) as job:
+        assert job.wait_end() == ev.JobFinished(15, "it stopped in epoch 2 of 4, after 15 steps")
+        job.wait_gone(30)
+    ends = [rows[-1] for rows in ways.rows().values()]
+    assert len(ends) == 2
+    assert ends[0] == ends[1]
+
+
+def test_what_comes_before_the_epochs_is_not_done_again_by_newcomers_nor_after_a_restart(ways: Ways):
+    with ways.job("first_lines", 2, keep_size=True) as job:
+        job.wait_size(2)
+        grow(job)
+        until(lambda: (ways.directory / "checkpointed").exists())
+        job.wait(lambda e: isinstance(e, ev.Checkpointed))
+        for worker in ("w0", "w1", "w2"):
+            job.kill(worker)
+        job.wait(lambda e: isinstance(e, ev.GenerationCommitted) and e.kind is Kind.FIRST and e.step > 0)
+        ways.say("go on")
+        ways.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+    found = ways.rows()
+    starts = {worker: rows[0] for worker, rows in found.items()}
+    assert starts["w0"] == {"first": True, "main": True}
+    assert starts["w1"] == {"first": True, "main": False}
+    assert starts["w2"] == {"first": False, "main": False}, "a newcomer"
+    assert starts["w3"] == {"first": False, "main": True}, "the job was resumed"
+    assert starts["w4"] == {"first": False, "main": False}
+    everything = [row for rows in found.values() for row in rows]
+    assert [row for row in everything if "logger" in row] == [{"logger": True}]
+    assert [row for row in everything if "once" in row] == [{"once": 0}]
+    lines = (ways.directory / "log.csv").read_text().split()
+    assert lines[0] == "epoch"
+    assert sorted({json.loads(line) for line in lines[1:]}) == list(range(6))

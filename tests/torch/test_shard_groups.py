@@ -1,0 +1,77 @@
+"""Real processes: a model that is sharded over groups of workers, which are added, removed and lost as a whole."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from elastic_lab import Lab, seen
+from test_sharded import SCRIPT, alone, change, finish, members, notes, same_losses
+
+from shoal.wire import events as ev
+
+OPTIONS = {"epochs": 6, "sleep_s": 0.02, "group": 2}
+
+
+def test_a_group_joins_and_leaves(lab: Lab):
+    with lab.job(2, script=SCRIPT, **OPTIONS) as job:
+        job.wait_size(2)
+        change(job, [*members(job), *job.new_workers(2)])
+        change(job, list(members(job))[2:])
+        finish(lab, job)
+        assert any("shard groups of 2 workers, 1 of them: if a worker is lost" in n for n in notes(job))
+    same_losses(lab, alone(lab, **OPTIONS))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip": 0.1, "activation": True, "wrapped": True, "group": 2},
+        {"accumulate": 2, "mixed": True, "batch": 7, "group": 3},
+    ],
+)
+def test_twenty_random_resizes_leave_the_loss_curve_untouched(lab: Lab, options: dict):
+    """Any workers leave: those that remain form groups again."""
+    options = {"epochs": 60, "sleep_s": 0.02, **options}
+    rng, size = random.Random(5), options["group"]
+    with lab.job(size, script=SCRIPT, **options) as job:
+        job.wait_size(size)
+        for _ in range(20):
+            present = list(members(job))
+            groups = rng.randint(1, 6 // size)
+            kept = rng.sample(
+                present, rng.choice([0, *range(size, min(len(present), groups * size) + 1, size)])
+            )
+            target = kept + job.new_workers(groups * size - len(kept))
+            if set(target) != set(present):
+                change(job, target)
+        finish(lab, job)
+        assert sum("verified bit for bit" in n for n in notes(job)) > 15
+    fixed = alone(lab, **options)
+    same_losses(lab, fixed, 1e-4 if not options.get("mixed") else 2e-2)
+    assert seen(lab.rows()) == seen(fixed)
+
+
+def test_a_lost_worker_takes_its_group_with_it_and_no_step_is_lost(lab: Lab):
+    """One dies while all train, one while a new group receives the state."""
+    options = {**OPTIONS, "epochs": 40, "clip": 0.1}
+    with lab.job(4, script=SCRIPT, **options) as job:
+        job.wait_size(4)
+        first, second, third, fourth = members(job)
+        job.kill(third)
+        since = len(job.events)
+        job.wait(
+            lambda e: isinstance(e, ev.GenerationCommitted) and e.members == (first, second), since=since
+        )
+        job.target([first, second, *job.new_workers(2)])
+        ready = [
+            job.wait(lambda e, w=w: isinstance(e, ev.WorkerReady) and e.worker == w) for w in ("w4", "w5")
+        ]
+        assert ready
+        job.kill("w5")
+        change(job, [first, second, *job.new_workers(2)])
+        assert not {third, fourth} & set(members(job))
+        finish(lab, job)
+    fixed = alone(lab, **options)
+    same_losses(lab, fixed)
+    assert seen(lab.rows()) == seen(fixed)

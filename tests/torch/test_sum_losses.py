@@ -1,0 +1,45 @@
+"""Which losses are seen to be sums."""
+
+from __future__ import annotations
+
+import pytest
+from torch.nn import functional
+
+import torch
+from shoal.torch.sum_losses import is_sum, refusing_sums
+
+X, Y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
+T = torch.rand(4, 3)
+
+LOSSES = {
+    "cross entropy, summed": (functional.cross_entropy(X, Y, reduction="sum"), True),
+    "cross entropy, a mean": (functional.cross_entropy(X, Y), False),
+    "squares, summed": (functional.mse_loss(X, T, reduction="sum"), True),
+    "absolute differences, summed": (functional.l1_loss(X, T, reduction="sum"), True),
+    "of a variational autoencoder": (
+        functional.binary_cross_entropy_with_logits(X, T, reduction="sum") - 0.5 * X.exp().sum(),
+        True,
+    ),
+    "a sum": ((X - T).square().sum(), True),
+    "two sums": ((X - T).square().sum() + X.abs().sum(), True),
+    "a sum divided by the number of tokens": (functional.cross_entropy(X, Y, reduction="sum") / 4, False),
+    "a mean with a sum of squared weights": (functional.cross_entropy(X, Y) + X.square().sum(), False),
+    "a masked mean": ((X * T).sum() / T.sum(), False),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_sum_is_told_from_a_mean(name: str):
+    loss, expected = LOSSES[name]
+    assert is_sum(loss.grad_fn) is expected
+
+
+def test_only_the_first_backward_within_it_is_looked_at():
+    before = torch.Tensor.backward
+    with refusing_sums(True):
+        with pytest.raises(RuntimeError, match=r"job\.loader\(\.\.\., loss='sum'\)"):
+            X.square().sum().backward()
+        X.square().sum().backward()
+    with refusing_sums(True):
+        pass
+    assert torch.Tensor.backward is before
