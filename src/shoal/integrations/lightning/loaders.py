@@ -1,0 +1,94 @@
+"""The DataLoaders of a Lightning script as those of a job."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from shoal.integrations.lightning.progress import follow
+from shoal.torch.job import Job
+
+MANY_EPOCHS = 1 << 30
+"""For a Trainer that stops after `max_steps`, or is stopped."""
+
+
+def _options(dataloader: Any) -> dict[str, Any]:
+    if not isinstance(dataloader, DataLoader):
+        raise ValueError(
+            f"give a torch DataLoader, not a {type(dataloader).__name__}: Shoal splits its data set"
+        )
+    return {
+        "num_workers": dataloader.num_workers,
+        "collate_fn": dataloader.collate_fn,
+        "pin_memory": dataloader.pin_memory,
+    }
+
+
+class TrainingBatches:
+    """This worker's part of each batch. Before each one the Trainer's counters are set to where the job is."""
+
+    def __init__(self, dataloader: Any, trainer: Any, job: Job, begin: Callable[[], None]) -> None:
+        self._trainer, self._job, self._begin = trainer, job, begin
+        options = _options(dataloader)
+        if isinstance(dataloader.dataset, IterableDataset):
+            raise ValueError(
+                "an IterableDataset has no length, which Lightning needs to know the end of an epoch"
+            )
+        if type(dataloader.batch_sampler) is not BatchSampler:
+            raise ValueError(
+                "a batch_sampler of your own is not supported: give batch_size, and a sampler if needed"
+            )
+        sampler: Any = dataloader.sampler
+        usual = isinstance(sampler, (RandomSampler, SequentialSampler))
+        order = {"shuffle": isinstance(sampler, RandomSampler)} if usual else {"sampler": sampler}
+        if not options["num_workers"]:
+            options.pop("pin_memory")
+        self._loader = job.loader(
+            dataloader.dataset,
+            dataloader.batch_size,
+            accumulate=trainer.accumulate_grad_batches,
+            drop_last=dataloader.drop_last,
+            **order,
+            **options,
+        )
+        self.dataset, self.batch_size = dataloader.dataset, dataloader.batch_size
+        most = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else MANY_EPOCHS
+        self._epochs = job.epochs(most)
+
+    def __len__(self) -> int:
+        """The batches of an epoch; each worker has a part of every one."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if next(self._epochs, None) is not None and self._job.rehearsing:
+            yield from self._rehearse()
+            next(self._epochs, None)
+        micro = 0
+        for batch in self._loader:
+            # Otherwise the Trainer stops after so many batches, and a step that has to be done again is lost.
+            self._trainer.fit_loop._data_fetcher.length = sys.maxsize
+            self._begin()
+            follow(self._trainer, self._job, micro)
+            micro = 0 if self._job.stepping else micro + 1
+            yield batch
+
+    def _rehearse(self) -> Iterator[Any]:
+        """A newcomer runs one step before it joins. `VoidSteps` sees to it that nothing of it counts."""
+        for batch in self._loader:
+            self._trainer.fit_loop._data_fetcher.length = sys.maxsize
+            yield batch
+
+
+class ValidationBatches:
+    """This worker's part of the validation data. It has no length: that changes with the number of workers."""
+
+    def __init__(self, dataloader: Any, job: Job) -> None:
+        options = _options(dataloader)
+        self.dataset = dataloader.dataset
+        self._loader = job.eval_loader(dataloader.dataset, dataloader.batch_size, **options)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)

@@ -1,0 +1,47 @@
+"""Reductions over the workers, as Lightning and torchmetrics ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from shoal.torch.job import Job
+from torch import Tensor
+
+_OF_ALL: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda values: values.max(dim=0).values,
+    "min": lambda values: values.min(dim=0).values,
+    "product": lambda values: values.prod(dim=0),
+}
+
+
+def reduced(job: Job, value: Any, how: Any) -> Any:
+    """`how`: a name, or a `torch.distributed.ReduceOp`."""
+    name = str(how).rpartition(".")[2].lower() if how is not None else "mean"
+    tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+    if name in ("mean", "avg"):
+        found = job.mean(tensor)
+    elif name == "sum":
+        found = job.sum(tensor)
+    elif name in _OF_ALL:
+        found = _OF_ALL[name](torch.stack(job.gather(tensor)))
+    else:
+        raise ValueError(f"a reduction by {how} is not supported: use mean, sum, max, min or product")
+    return found.to(tensor.dtype) if isinstance(found, Tensor) else torch.tensor(found, dtype=tensor.dtype)
+
+
+def share_metrics(module: Any, job: Job, together: Callable[[], bool]) -> None:
+    """Let torchmetrics gather their state from all workers. They would ask torch.distributed."""
+    try:
+        from torchmetrics import Metric
+    except ImportError:
+        return
+
+    def gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+        return job.gather(tensor)
+
+    for metric in module.modules():
+        if isinstance(metric, Metric):
+            metric.dist_sync_fn = gather
+            metric.distributed_available_fn = together
