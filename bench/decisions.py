@@ -46,8 +46,8 @@ def curves(own: bool, rng: np.random.Generator) -> list[Profile]:
     ]
 
 
-def decision(policy: str, options: dict[str, str], own_curves: bool) -> Callable[[], object]:
-    """A call that decides for all jobs, each time a second later. The jobs request more GPUs than there are."""
+def scheduler_of(policy: str, options: dict[str, str], own_curves: bool, step: int = 1) -> Scheduler:
+    """A scheduler with all jobs, which request more GPUs than there are. Every second one has this step."""
     rng = np.random.default_rng(0)
     profiles = curves(own_curves, rng)
     scheduler = Scheduler(Cluster.pool(GPUS), make_policy(policy, options))
@@ -57,9 +57,19 @@ def decision(policy: str, options: dict[str, str], own_curves: bool) -> Callable
         longest = profile.curve("gpu").max_gpus
         want = int(min(2 ** rng.integers(0, 6), longest))
         work = float(rng.lognormal(9, 2))
-        job = Job(f"j{i}", 0.0, GpuRange(1, longest), want, model=profile.model, iterations=work)
+        gpus = GpuRange(1, longest)
+        if i % 2 and longest >= step > 1:
+            gpus = GpuRange(step, longest - longest % step, step)
+            want = max(want - want % step, step)
+        job = Job(f"j{i}", 0.0, gpus, want, model=profile.model, iterations=work)
         events.append(Submitted(i, job, profile))
     scheduler.step(0.0, events)
+    return scheduler
+
+
+def decision(policy: str, options: dict[str, str], own_curves: bool) -> Callable[[], object]:
+    """A call that decides for all jobs, each time a second later."""
+    scheduler = scheduler_of(policy, options, own_curves)
     supply, clock = Supply.of(scheduler.cluster), count(1)
     return lambda: scheduler.policy.decide(scheduler.view, supply, float(next(clock)))
 
@@ -69,6 +79,12 @@ def measured(policy: str, options: dict[str, str]) -> dict[str, Any]:
     ms = median_ms(decision(policy, options, own_curves=False))
     own_ms = median_ms(decision(policy, options, own_curves=True))
     return {"ms": ms, "target_ms": target_ms, "reached": ms <= target_ms, "ms_with_own_curves": own_ms}
+
+
+def whole_step(step: int) -> Callable[[], object]:
+    """A call of the scheduler's whole cycle, under max-min."""
+    scheduler, clock = scheduler_of("max-min", {}, own_curves=False, step=step), count(1)
+    return lambda: scheduler.step(float(next(clock)), [])
 
 
 def gain_against_coin() -> dict[str, Any] | str:
@@ -86,7 +102,16 @@ def gain_against_coin() -> dict[str, Any] | str:
 def main() -> None:
     figures = {name: measured(name, {}) for name in policy_names() if name not in FAIR}
     figures["afs-p tie=coin"] = measured("afs-p", {"tie": "coin"})
-    print_figures({"jobs": JOBS, "gpus": GPUS, "decision": figures, "gain_over_coin": gain_against_coin()})
+    cycle = {"plain": median_ms(whole_step(1)), "half of the jobs with a step of 4": median_ms(whole_step(4))}
+    print_figures(
+        {
+            "jobs": JOBS,
+            "gpus": GPUS,
+            "decision": figures,
+            "max_min_cycle_ms": cycle,
+            "gain_over_coin": gain_against_coin(),
+        }
+    )
 
 
 if __name__ == "__main__":

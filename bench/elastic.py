@@ -6,7 +6,9 @@ Prints one JSON document on stdout, and on stderr how far it is. A *pause* is th
 survivor around the change, less the median step before or after it, whichever is longer (three workers on two cores
 step slower than two). *Idle* is the part of it in which the runtime kept the survivor from working, as it measured
 itself. torchrun gets its best settings: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (without it growing by a node fails in
-torch 2.13), the shortest last call and monitor interval; it trains with DDP and a checkpoint every 20 steps.
+torch 2.13), the shortest last call and monitor interval; it trains with DDP and a checkpoint every 20 steps. The larger
+model is also measured sharded: in groups of two workers beside the replicated one, and as one set beside torchrun with
+plain FSDP2 and its distributed checkpoints.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ PAPER = {
     "cifar10": {"grow_s": 3.179, "shrink_s": 2.612, "checkpoint_restart_s": 72.756},
     "imagenet": {"grow_s": 6.813, "shrink_s": 4.376, "checkpoint_restart_s": 81.186},
 }
+
+
+SHARDED = "25M"
 
 
 def new_directory() -> Path:
@@ -131,14 +136,14 @@ def summary(trials: list[dict[str, float]]) -> dict[str, Any]:
 
 
 class ShoalRun:
-    def __init__(self, size: str, zygote: Zygote) -> None:
+    def __init__(self, size: str, zygote: Zygote, shard: str = "") -> None:
         self.directory = new_directory()
         self.steps = Steps(self.directory)
         self.job = LocalJob(
             [str(HERE / "elastic_shoal.py")],
             2,
             directory=self.directory,
-            env={"MODEL": size, "STEP_LOG": str(self.directory)},
+            env={"MODEL": size, "STEP_LOG": str(self.directory), "SHARD": shard},
             zygote=zygote,
             keep_size=False,
         )
@@ -256,12 +261,14 @@ def lose(run: ShoalRun) -> dict[str, float] | None:
     return {**found, "again_s": again_s} if found else None
 
 
-def bench_throughput(size: str, steps: int, zygote: Zygote) -> dict[str, Any]:
+def bench_throughput(size: str, steps: int, zygote: Zygote, shard: str = "") -> dict[str, Any]:
     directory = new_directory()
-    env = {"MODEL": size, "STEP_LOG": str(directory), "STEPS": str(steps)}
-    script = str(HERE / "elastic_throughput.py")
+    env = {"MODEL": size, "STEP_LOG": str(directory), "STEPS": str(steps), "SHARD": shard}
+    script = str(HERE / ("elastic_fsdp.py" if shard else "elastic_throughput.py"))
     with LocalJob([script], 2, directory=directory, env=env, zygote=zygote, keep_size=False) as job:
-        job.wait_end(600)
+        end = job.wait_end(600)  # the script leaves its loop early
+        if not (directory / "result.json").exists():
+            raise RuntimeError(f"{end}: {job.logs()}")
     return json.loads((directory / "result.json").read_text())
 
 
@@ -269,7 +276,7 @@ def bench_throughput(size: str, steps: int, zygote: Zygote) -> dict[str, Any]:
 
 
 class TorchrunRun:
-    def __init__(self, size: str, port: int) -> None:
+    def __init__(self, size: str, port: int, shard: str = "") -> None:
         self.directory = new_directory()
         self.steps = Steps(self.directory)
         self.agents: list[subprocess.Popen[bytes]] = []
@@ -278,6 +285,7 @@ class TorchrunRun:
             **os.environ,
             "MODEL": size,
             "STEP_LOG": str(self.directory),
+            "SHARD": shard,
             "CHECKPOINT": str(self.directory / "state.pt"),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
             "OMP_NUM_THREADS": "1",
@@ -334,12 +342,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def bench_torchrun(size: str, trials: int) -> dict[str, Any]:
+def bench_torchrun(size: str, trials: int, shard: str = "") -> dict[str, Any]:
     results: dict[str, list[dict[str, float]]] = {k: [] for k in ("grow", "shrink", "lose")}
     failures: list[str] = []
     for trial in range(trials):
-        tell(f"{size} with torchrun: trial {trial + 1} of {trials}")
-        run = TorchrunRun(size, 29500 + os.getpid() % 1000 + trial)
+        tell(f"{size} with torchrun{' and FSDP2' if shard else ''}: trial {trial + 1} of {trials}")
+        run = TorchrunRun(size, 29500 + os.getpid() % 1000 + trial + (50 if shard else 0), shard)
         try:
             run.add()
             run.add()
@@ -361,6 +369,45 @@ def bench_torchrun(size: str, trials: int) -> dict[str, Any]:
         finally:
             run.close()
     return {**{k: summary(v) for k, v in results.items()}, "failures": failures}
+
+
+# Sharded models (FSDP2)
+
+
+def bench_sharded(size: str, trials: int, zygote: Zygote, shard: str) -> dict[str, Any]:
+    """Workers join and leave: one by one in one sharded set, or in a group of two."""
+    results: dict[str, list[dict[str, float]]] = {"grow": [], "shrink": []}
+    run, larger = ShoalRun(size, zygote, shard), 4 if shard == "groups" else 3
+    with run.job as job:
+        job.wait_size(2, 120)
+        for trial in range(trials):
+            tell(f"{size} with shoal, sharded ({shard}): trial {trial + 1} of {trials}")
+            stay = set(run.members())
+            keep(results["grow"], worst(run.pauses(stay, *run.change(lambda: job.resize(larger), larger))))
+            stay = set(run.members()[:2])
+            keep(results["shrink"], worst(run.pauses(stay, *run.change(lambda: job.resize(2), 2))))
+    return {kind: summary(found) for kind, found in results.items()}
+
+
+def sharded_figures(
+    size: str, trials: int, torchrun_trials: int, steps: int, replicated: dict[str, Any], zygote: Zygote
+) -> dict[str, Any]:
+    """Both ways of sharding, beside the replicated model of the same run, torchrun and plain FSDP2."""
+    found: dict[str, Any] = {shard: bench_sharded(size, trials, zygote, shard) for shard in ("groups", "set")}
+    found["torchrun"] = bench_torchrun(size, torchrun_trials, "set") if torchrun_trials else {}
+    for shard in ("groups", "set"):
+        tell(f"{size} sharded ({shard}) beside FSDP2")
+        found[f"{shard}_throughput"] = bench_throughput(size, steps, zygote, shard)
+
+    def ratios(of: dict[str, Any], to: dict[str, Any], what: str) -> dict[str, float | None]:
+        """A pause that cannot be measured counts as a millisecond."""
+        pairs = {k: [side.get(k, {}).get(what) for side in (of, to)] for k in ("grow", "shrink")}
+        return {k: None if None in (a, b) else round(a / max(b, 1.0), 3) for k, (a, b) in pairs.items()}
+
+    found["groups_pause_over_replicated"] = ratios(found["groups"], replicated, "pause_median_ms")
+    found["groups_idle_over_replicated"] = ratios(found["groups"], replicated, "idle_median_ms")
+    found["set_pause_over_torchrun"] = ratios(found["set"], found["torchrun"], "pause_median_ms")
+    return found
 
 
 def compare(shoal: dict[str, Any], torchrun: dict[str, Any]) -> dict[str, Any]:
@@ -385,6 +432,7 @@ def main() -> None:
     parser.add_argument("--torchrun-trials", type=int, default=3, help="0: without torchrun")
     parser.add_argument("--models", nargs="+", choices=["1M", "25M"], default=["1M", "25M"])
     parser.add_argument("--steps", type=int, default=400, help="steps compared with DDP (a fifth for 25M)")
+    parser.add_argument("--no-sharded", dest="sharded", action="store_false", help="without FSDP2")
     args = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     began_s = now_s()
@@ -408,6 +456,10 @@ def main() -> None:
         entry["shoal"] = bench_shoal(size, args.trials, zygote)
         entry["torchrun"] = bench_torchrun(size, args.torchrun_trials) if args.torchrun_trials else {}
         entry["ratios"] = compare(entry["shoal"], entry["torchrun"])
+        if size == SHARDED and args.sharded:
+            entry["sharded"] = sharded_figures(
+                size, args.trials, args.torchrun_trials, args.steps // 5, entry["shoal"], zygote
+            )
         entry["load"] = os.getloadavg()[0]
         result["models"][size] = entry
         tell(json.dumps({size: entry}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,6 +27,17 @@ def build(size: str) -> nn.Module:
 
 def optimizer_for(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def shard(model: nn.Module, optimizer: torch.optim.Optimizer, mesh: Any) -> None:
+    """Plain FSDP2. The optimizer gets the sharded parameters."""
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer.param_groups[0]["params"] = list(model.parameters())
 
 
 class Rows(torch.utils.data.Dataset):

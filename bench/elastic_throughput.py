@@ -9,8 +9,6 @@ import itertools
 import json
 import os
 import statistics
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,21 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shoal.torch as shoal
 import torch
-from elastic_model import BATCH, Rows, build, loss_of, optimizer_for
+from elastic_model import BATCH, Rows, build, optimizer_for
+from elastic_timing import timed_s, train
 from shoal.wire.messages import encode
-
-
-def timed_s(act: Callable[[], object]) -> float:
-    began_s = time.perf_counter()
-    act()
-    return time.perf_counter() - began_s
-
-
-def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batches: Iterator[torch.Tensor]) -> None:
-    x = next(batches)
-    optimizer.zero_grad()
-    loss_of(model, x).backward()
-    optimizer.step()
 
 
 def main() -> None:

@@ -7,50 +7,17 @@ compared by shape only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
-from sklearn.ensemble import AdaBoostRegressor, GradientBoostingRegressor
-from sklearn.linear_model import LinearRegression
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
-from sklearn.tree import DecisionTreeRegressor
 
 from knowledge_data import print_json
 from shoal.knowledge.features import as_number
-from shoal.knowledge.forest import MAX_DEPTH, MIN_SAMPLES_LEAF, MIN_SAMPLES_SPLIT, TREES, train_forest
+from shoal.knowledge.forest import train_forest
 from shoal.knowledge.synthetic_jobs import draw_example
+from shoal.sim.papers.liquid_estimates import FIG_10, ORDER, TEST_SIZE, TRAINING_SIZES, models
 
-TRAINING_SIZES = (100, 200, 300, 400)
-TEST_SIZE = 50
 REPEATS = 5
 LABELS = ("gpu_mem_mb", "gpu_util", "gpu_util_std", "bw_rx_kb_s", "total_s")
-ORDER = ("random_forest", "linear", "adaboost", "gbdt", "decision_tree")
-FIG_10 = {
-    100: ((1210, 1260, 1390, 1390, 1570), (0.58, 0.54, 0.44, 0.44, 0.30)),
-    200: ((1000, 1080, 940, 1030, 1180), (0.72, 0.66, 0.75, 0.69, 0.60)),
-    300: ((870, 1030, 1350, 2260, 2390), (0.78, 0.69, 0.48, -0.44, -0.61)),
-    400: ((700, 1010, 980, 930, 1040), (0.86, 0.71, 0.72, 0.75, 0.69)),
-}
-
-
-def models() -> dict[str, Callable[[np.ndarray, np.ndarray], Callable[[np.ndarray], np.ndarray]]]:
-    """Fit functions. The linear model gets scaled features: hashed names would dominate the others."""
-    gbdt = {
-        "n_estimators": TREES,
-        "max_depth": MAX_DEPTH,
-        "min_samples_split": MIN_SAMPLES_SPLIT,
-        "min_samples_leaf": MIN_SAMPLES_LEAF,
-    }
-    return {
-        "random_forest": lambda x, y: train_forest(x, y, seed=0).predict,
-        "linear": lambda x, y: make_pipeline(StandardScaler(), LinearRegression()).fit(x, y).predict,
-        "adaboost": lambda x, y: AdaBoostRegressor(random_state=0).fit(x, y).predict,
-        "gbdt": lambda x, y: GradientBoostingRegressor(**gbdt, random_state=0).fit(x, y).predict,
-        "decision_tree": lambda x, y: (
-            DecisionTreeRegressor(max_depth=MAX_DEPTH, random_state=0).fit(x, y).predict
-        ),
-    }
 
 
 def draw(seed: int, noise: float, count: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:

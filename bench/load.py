@@ -1,0 +1,149 @@
+"""How many submissions does a real server take? 2,000 short jobs from 4 clients, while another reads the list of jobs.
+
+The server runs as `shoal up` starts it and runs the jobs (`true`) as processes. Clients submit one job after the other,
+each on its own connection, as fast as they are answered. A reader asks for `GET /jobs` all the time. The figures count
+from the first to the last submission. A machine that is busy with other things answers later: so the CPU seconds of the
+server per submission are given, too, and the wall seconds of a fixed piece of work before and after.
+
+    python bench/load.py [--jobs 2000] [--clients 4] [--gpus 4] [--policy fifo]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+
+from _figures import print_figures
+
+BODY = {"command": ["true"], "workdir": "/", "gpus": "1"}
+
+
+def fixed_work_s() -> float:
+    """Wall seconds of the same work on one core: how busy the machine is."""
+    began, total = time.perf_counter(), 0
+    for i in range(2_000_000):
+        total += i * i
+    return time.perf_counter() - began
+
+
+class Load:
+    def __init__(self, address: str, token: str, jobs: int, clients: int) -> None:
+        self._address, self._headers = address, {"Authorization": f"Bearer {token}"}
+        self._jobs, self._clients = jobs, clients
+        self.submit_s: list[float] = []
+        self.list_s: list[float] = []
+        self.errors: list[str] = []
+        self._done = threading.Event()
+
+    def run(self) -> float:
+        """Submit all jobs. Return the seconds that it took."""
+        submitters = [threading.Thread(target=self._submit, args=(i,)) for i in range(self._clients)]
+        reader = threading.Thread(target=self._read)
+        reader.start()
+        began = time.perf_counter()
+        for thread in submitters:
+            thread.start()
+        for thread in submitters:
+            thread.join()
+        took_s = time.perf_counter() - began
+        self._done.set()
+        reader.join()
+        return took_s
+
+    def _client(self) -> httpx.Client:
+        return httpx.Client(base_url=f"{self._address}/api/v1", headers=self._headers, timeout=60)
+
+    def _submit(self, client: int) -> None:
+        with self._client() as http:
+            for _ in range(client, self._jobs, self._clients):
+                began = time.perf_counter()
+                reply = http.post("/jobs", json=BODY)
+                self.submit_s.append(time.perf_counter() - began)
+                if reply.status_code != 201:
+                    self.errors.append(reply.text)
+
+    def _read(self) -> None:
+        with self._client() as http:
+            while not self._done.is_set():
+                began = time.perf_counter()
+                reply = http.get("/jobs")
+                self.list_s.append(time.perf_counter() - began)
+                if reply.status_code != 200:
+                    self.errors.append(reply.text)
+                time.sleep(0.02)
+
+
+def milliseconds(times_s: list[float]) -> dict[str, float]:
+    percentiles = np.percentile(np.array(times_s) * 1e3, [50, 99])
+    return {"p50": round(float(percentiles[0]), 1), "p99": round(float(percentiles[1]), 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=2000)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--policy", default="fifo")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        home = Path(place) / "home"
+        command = [sys.executable, "-m", "shoal.server.serve", "--home", str(home)]
+        command += ["--gpus", str(options.gpus), "--policy", options.policy]
+        with (Path(place) / "server.log").open("wb") as log:
+            server = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            figures = measure(home, server, options)
+        finally:
+            server.kill()
+            server.wait()
+    print_figures(figures)
+
+
+def measure(home: Path, server: subprocess.Popen[bytes], options: argparse.Namespace) -> dict[str, object]:
+    while not (home / "server.json").exists():
+        assert server.poll() is None
+        time.sleep(0.05)
+    address = json.loads((home / "server.json").read_text())["address"]
+    token = (home / "admin.token").read_text().strip()
+    load = Load(address, token, options.jobs, options.clients)
+    process, before_s = psutil.Process(server.pid), fixed_work_s()
+    began_mb, cpu = process.memory_info().rss / 1e6, process.cpu_times()
+    took_s = load.run()
+    now = process.cpu_times()
+    cpu_s = now.user + now.system - cpu.user - cpu.system
+    after_s = fixed_work_s()
+    with load._client() as http:
+        while (counts := http.get("/status").json()["jobs"]).get("succeeded", 0) < options.jobs:
+            time.sleep(0.5)
+            assert set(counts) <= {"succeeded", "pending", "starting", "running"}, counts
+        http.post("/shutdown", json={"jobs": "stop"})
+    return {
+        "jobs": options.jobs,
+        "submissions_per_s": round(options.jobs / took_s, 1),
+        "server_cpu_ms_per_submission": round(1e3 * cpu_s / options.jobs, 2),
+        "server_share_of_one_core": round(cpu_s / took_s, 2),
+        "submit_ms": milliseconds(load.submit_s),
+        "list_ms": milliseconds(load.list_s),
+        "lists": len(load.list_s),
+        "errors": load.errors[:5],
+        "resident_mb": [
+            round(began_mb),
+            round(process.memory_info().rss / 1e6) if server.poll() is None else 0,
+        ],
+        "fixed_work_s": [round(before_s, 3), round(after_s, 3)],
+        "target": {"submissions_per_s": 150, "list_ms_p99": 100},
+    }
+
+
+if __name__ == "__main__":
+    main()
