@@ -12,10 +12,14 @@ class ManualExecutor:
 
     def __init__(self):
         self.on_exit = lambda exit_: None  # the control plane replaces it
+        self.on_node = lambda change: None  # never called: the nodes of this executor do not change
         self.running = {}
 
     def nodes(self):
         return (NodeInfo("n0", 2, "virtual", virtual=True),)
+
+    def awaited_nodes(self):
+        return ()
 
     def start(self, worker):
         self.running[worker.worker] = worker
@@ -37,6 +41,15 @@ class ManualExecutor:
 
     def wake(self, worker):
         pass
+
+    def warn(self, worker, signal):
+        pass
+
+    def go(self, worker):
+        pass
+
+    def free_port(self, node):
+        return 29500
 
     def logs(self, directory, begin, max_bytes=256 * 1024):
         return []
