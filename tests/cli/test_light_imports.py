@@ -23,6 +23,8 @@ HEAVY = [
 
 LIGHT = ["shoal.cli", "shoal.client", "shoal.wire", "shoal.executors", "shoal.server.api.models"]
 
+SIM_ONLY = ["polars", "jinja2", "matplotlib"]
+
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 package = importlib.import_module(sys.argv[1])
@@ -37,4 +39,12 @@ def test_a_light_package_imports_no_heavy_one(package):
     done = subprocess.run(
         [sys.executable, "-c", IMPORT_ALL, package, *HEAVY], capture_output=True, text=True, check=True
     )
+    assert done.stdout.split() == []
+
+
+def test_the_server_needs_no_package_of_the_simulator():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORT_ALL, "shoal.server.control", *SIM_ONLY],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
     assert done.stdout.split() == []

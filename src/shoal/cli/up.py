@@ -125,6 +125,8 @@ def up(
     from shoal.server.home import default_home
 
     require("shoal up", "server")
+    if cluster is not None:
+        require("shoal up --cluster", "sim")  # it reads the same file
     where = (home or default_home()).expanduser().absolute()
     limit_s = seconds(timeout)
     command = _command(where, gpus, policy, policy_option, host, port)

@@ -66,7 +66,6 @@ from shoal.server.services.why import Why
 from shoal.server.services.workdirs import Workdirs, uploads_in_use
 from shoal.server.store.store import Store
 from shoal.server.virtual_cluster import VirtualCluster
-from shoal.sim.inputs.cluster_file import read_cluster
 
 log = logging.getLogger("shoal.server")
 
@@ -316,6 +315,10 @@ class Control:
         """Of the file that was given, else as at the last start, unless a number of GPUs was given."""
         rows = self.store.get(virtual_cluster.KEY)
         if self.options.cluster is not None:
+            from shoal.sim.inputs.cluster_file import (
+                read_cluster,
+            )  # needs packages that a server may not have
+
             described = read_cluster(self.options.cluster)
             rows, self._described_users = virtual_cluster.rows_of(described.nodes), described.users
         elif self.options.gpus is not None:
