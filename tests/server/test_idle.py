@@ -86,6 +86,28 @@ def test_steps_and_cpu_time_count_where_the_use_of_a_gpu_is_not_known(tmp_path: 
     run(story())
 
 
+def test_a_process_with_several_gpus_is_idle_only_while_all_of_them_are(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, idle_action="pause") as here:
+            job = (await here.submit("4", per_gpu=False))["id"]
+            await here.until(lambda: here.gpus(job) == 4)
+            (worker,) = here.loop.jobs[job].workers.values()
+            assert len(worker.devices) == 4
+            first_idle = {gpu: IDLE if gpu == worker.device[1] else BUSY for gpu in range(4)}
+            some_unknown = {worker.device[1]: IDLE}
+            for used in (first_idle, some_unknown):
+                look(here, used)
+                pass_by(here, 601)
+                look(here, used)
+                assert await of(here, job) is None
+            look(here, dict.fromkeys(range(4), IDLE))
+            pass_by(here, 601)
+            look(here, dict.fromkeys(range(4), IDLE))
+            await here.until(lambda: here.state(job) == "paused")
+
+    run(story())
+
+
 def test_an_idle_job_shrinks_to_its_minimum_and_grows_when_it_works(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, 4, policy="afs-p", idle_action="shrink") as here:

@@ -19,7 +19,7 @@ from shoal.executors.base import Executor, GpuUsage
 from shoal.executors.cpu_time import cpu_seconds
 from shoal.server.api.models import JobState
 from shoal.server.loop.lifecycle import Verb, apply, may
-from shoal.server.loop.live_job import ACTIVE, LiveJob
+from shoal.server.loop.live_job import ACTIVE, LiveJob, LiveWorker
 from shoal.server.loop.outbox import Outbox
 
 log = logging.getLogger("shoal.server")
@@ -115,7 +115,7 @@ class Idle:
             worker.id: self._loop.worker_directory(job.id, worker.id)
             for job in self._jobs.values()
             for worker in job.workers.values()
-            if worker.state == ACTIVE and (worker.node, worker.device[1]) not in used
+            if worker.state == ACTIVE and not _is_seen(worker, used)
         }
 
     # -- what jobs do ------------------------------------------------------------------------------
@@ -130,14 +130,14 @@ class Idle:
             if job.life.state is not JobState.RUNNING or not workers:
                 self._forget(job)
                 continue
-            known = [w.id for w in workers if w.id in cpu_s]
-            gpus = [used[w.node, w.device[1]] for w in workers if (w.node, w.device[1]) in used]
+            gpus = [used[gpu] for w in workers for gpu in _gpus(w) if gpu in used]
+            unseen = [w.id for w in workers if not _is_seen(w, used)]
             seen = self._seen.get(job.id)
-            mine = {w: cpu_s[w] for w in known}
+            mine = {w: cpu_s[w] for w in unseen if w in cpu_s}
             if seen is None:
                 self._seen[job.id] = _Seen(now_s, job.progress.step, mine, now_s)
                 continue
-            if self._is_busy(job, seen, gpus, mine, len(workers), now_s):
+            if self._is_busy(job, seen, gpus, mine, len(unseen), now_s):
                 self._busy(job, seen, now_s)
             seen.step, seen.cpu_s, seen.looked_s = job.progress.step, mine, now_s
             if now_s - seen.busy_s >= self.rule.after_s and not seen.told:
@@ -149,15 +149,16 @@ class Idle:
         seen: _Seen,
         gpus: list[GpuUsage],
         cpu_s: Mapping[str, float],
-        workers: int,
+        unseen: int,
         now_s: float,
     ) -> bool:
-        """Whether the job did something since the last look. What is not known counts as busy."""
+        """Whether the job did something since the last look. What is not known counts as busy.
+
+        `unseen`: its workers with a GPU of which the use is not known, so that their CPU time counts.
+        """
         if job.progress.step != seen.step or any(gpu.utilisation > BUSY_ABOVE for gpu in gpus):
             return True
-        if len(gpus) == workers:
-            return False
-        if len(gpus) + len(cpu_s) < workers:
+        if len(cpu_s) < unseen:
             return True
         passed_s = max(now_s - seen.looked_s, 1e-6)
         return any(total - seen.cpu_s.get(w, 0.0) > CPU_ABOVE * passed_s for w, total in cpu_s.items())
@@ -199,3 +200,13 @@ class Idle:
     def _event(self, type_: str, text: str, job: LiveJob, **data: Any) -> None:
         self._outbox.event(type_, text, job, **data)
         self._loop.settle_soon()
+
+
+def _gpus(worker: LiveWorker) -> list[tuple[str, int]]:
+    """All GPUs of a worker, by the name of its node: one process may use several."""
+    return [(worker.node, gpu) for _, gpu in worker.devices]
+
+
+def _is_seen(worker: LiveWorker, used: Mapping[tuple[str, int], GpuUsage]) -> bool:
+    """Whether the use of every GPU of the worker is known."""
+    return all(gpu in used for gpu in _gpus(worker))
