@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from protocol_world import World
 
+from shoal.wire import coordinator
 from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost, WorkerRefused
 from shoal.wire.messages import Kind, Phase
 from shoal.wire.state import CoordinatorState, Timing
@@ -308,6 +309,64 @@ def test_a_coordinator_without_memory_believes_its_workers():
     assert world.state.active.number > number
 
 
+def broken_while_no_coordinator_ran() -> World:
+    """w2 has died, so the steps of w0 and w1 broke. The coordinator is back, and no worker has connected yet."""
+    world = trained(3)
+    world.workers["w2"].alive = False
+    for _ in range(3):
+        for name in ("w0", "w1"):
+            world.move(name)
+    assert [world.workers[name].at for name in ("w0", "w1")] == ["halted", "halted"]
+    world.state = CoordinatorState.from_dict(world.state.to_dict(), world.now_s, world.state.timing)
+    for worker in world.workers.values():
+        worker.orders.clear()
+        worker.statuses.clear()
+    return world
+
+
+def first_survivor_reports(world: World) -> None:
+    world.connect("w0")
+    while world.workers["w0"].statuses:
+        world.deliver_status("w0")
+
+
+def test_a_survivor_that_reports_a_broken_step_after_a_restart_gets_no_healthy_worker_killed():
+    world = broken_while_no_coordinator_ran()
+    grace_s = world.state.timing.restored_s
+    assert grace_s > world.state.timing.reconnect_s
+    first_survivor_reports(world)
+    world.tick(grace_s - 1.0)
+    first_survivor_reports(world)
+    assert world.kills == []
+    world.connect("w1")
+    world.perform(coordinator.exited(world.state, "w2", "killed", world.now_s))
+    world.peace(20)
+    assert world.state.active.members == ("w0", "w1")
+    assert set(world.training()) == {"w0", "w1"}
+    assert world.kills == []
+
+
+def test_a_worker_that_is_not_back_within_the_time_after_a_restart_is_given_up():
+    world = broken_while_no_coordinator_ran()
+    first_survivor_reports(world)
+    world.connect("w1")
+    world.tick(world.state.timing.restored_s)
+    assert world.kills == []
+    world.tick(0.1)
+    assert world.kills == ["w2"]
+    world.peace(20)
+    assert set(world.training()) == {"w0", "w1"}
+
+
+def test_a_worker_that_came_back_and_is_lost_again_has_the_usual_time():
+    world = broken_while_no_coordinator_ran()
+    first_survivor_reports(world)
+    world.connect("w1")
+    world.perform(coordinator.disconnected(world.state, "w1", world.now_s))
+    world.tick(0.1)
+    assert world.kills == ["w1"]
+
+
 def test_if_all_die_the_next_workers_start_from_the_checkpoint():
     world = trained(2)
     world.state.checkpoint = "at step 40"
@@ -344,5 +403,5 @@ def test_a_state_saved_by_the_released_version_0_1_is_restored():
     state = CoordinatorState.from_dict(saved, now_s=5.0)
     assert (state.participants, state.unannounced) == (("w0", "w1"), Kind.SWITCH)
     assert state.pending.plan.newcomers == ("w2",)
-    assert (state.workers["w0"].announced, state.workers["w0"].heard_s) == (True, 32.0)  # 30 s to reconnect
+    assert (state.workers["w0"].announced, state.workers["w0"].back_by_s) == (True, 35.0)
     assert CoordinatorState.from_dict(state.to_dict(), now_s=5.0) == state

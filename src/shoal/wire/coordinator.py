@@ -59,7 +59,7 @@ def connected(state: CoordinatorState, worker: str, now_s: float) -> list[Effect
     if view is None:
         # This coordinator has no saved state: `received` rebuilds it from the worker's status.
         view = state.workers[worker] = WorkerView(worker, since_s=now_s)
-    view.connected, view.met, view.heard_s = True, True, now_s
+    view.connected, view.met, view.heard_s, view.back_by_s = True, True, now_s, 0.0
     view.status = replace(view.status, seq=0)
     view.sent = Order(seq=0)
     return _advance(state, now_s)

@@ -40,7 +40,8 @@ def _rebuild(state: CoordinatorState, status: Status, now_s: float) -> None:
     state.signature = state.signature or status.signature
     for w in status.members:
         if w not in state.workers:
-            state.workers[w] = WorkerView(w, since_s=now_s, heard_s=now_s, met=True)
+            back_by_s = now_s + state.timing.restored_s
+            state.workers[w] = WorkerView(w, since_s=now_s, heard_s=now_s, back_by_s=back_by_s, met=True)
     if not state.target and not state.pausing:
         state.target = status.members
 

@@ -19,7 +19,7 @@ def check_liveness(state: CoordinatorState, view: WorkerView, now_s: float) -> l
     limit_s = timing.away_timeout_s if status.away else timing.heartbeat_timeout_s
     if view.connected and silent_s > limit_s:
         return give_up(state, view, f"no sign of life for {silent_s:.1f} s")
-    if not view.connected and view.met and silent_s > timing.reconnect_s:
+    if not view.connected and view.met and silent_s > timing.reconnect_s and now_s > view.back_by_s:
         return give_up(state, view, "its connection closed")
     if status.phase is Phase.STARTING and now_s - view.since_s > timing.start_s:
         return give_up(state, view, f"not ready after {timing.start_s:.0f} s")
@@ -75,7 +75,8 @@ def notice_broken_steps(state: CoordinatorState, now_s: float) -> list[Effect]:
     effects: list[Effect] = []
     disconnected = [v for v in participants if not v.connected]
     for view in disconnected:
-        effects += give_up(state, view, "its connection closed and a step broke")
+        if now_s > view.back_by_s:  # a restarted coordinator has not heard of healthy workers yet
+            effects += give_up(state, view, "its connection closed and a step broke")
     if not disconnected and now_s - min(v.halted_s for v in halted) >= state.timing.settle_s:
         state.break_generation()
     return effects

@@ -119,6 +119,7 @@ class JobHandle:
         """This service did not read messages for so long: add it to the workers' time-outs."""
         for view in self.state.workers.values():
             view.heard_s += late_s
+            view.back_by_s += late_s
 
     def tick(self) -> None:
         self._run(coordinator.tick(self.state, time.monotonic()))

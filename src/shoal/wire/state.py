@@ -43,6 +43,7 @@ class WorkerView:
     why: str = "no longer wanted"  # the reason, if it is stopping
     met: bool = False  # it has connected at least once
     heard_s: float = 0.0  # when its last message arrived
+    back_by_s: float = 0.0  # after a restart of the coordinator: until then it may be on its way back
     arrived: int = 0  # the step whose synchronisation it has entered
     arrived_s: float = 0.0
     halted_s: float = 0.0
@@ -132,7 +133,7 @@ class CoordinatorState:
         """Restore a saved state. Its workers have `restored_s` from now on to reconnect."""
         timing = timing or Timing()
         raw = {name: saved[key] for name, key in _SAVED.items() if key in saved}
-        seen_now = {"since_s": now_s, "heard_s": now_s + timing.restored_s - timing.reconnect_s}
+        seen_now = {"since_s": now_s, "heard_s": now_s, "back_by_s": now_s + timing.restored_s}
         raw["workers"] = {w: {**view, "worker": w, **seen_now} for w, view in saved["workers"].items()}
         state = msgspec.convert(raw, CoordinatorState)
         state.timing = timing
