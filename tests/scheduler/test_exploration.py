@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shoal.core.cluster import Cluster, Node, User
-from shoal.core.events import Event, Finished, Measured, Submitted, Timer
+from shoal.core.events import Capped, Event, Finished, Held, Measured, Submitted, Timer, WorkerFailed
 from shoal.core.job import GpuRange, Job
 from shoal.core.limits import Limits
 from shoal.core.plan import CauseKind, Plan
@@ -20,7 +20,9 @@ from shoal.knowledge.speed_estimator import SpeedEstimator
 from shoal.knowledge.speed_prior import assumed_speed
 from shoal.knowledge.unknown import Unknown
 from shoal.policies.registry import make_policy
-from shoal.scheduler.exploration.exploration import AGAIN_S, Exploration
+from shoal.scheduler.exploration.exploration import Exploration
+from shoal.scheduler.exploration.history import AGAIN_S
+from shoal.scheduler.exploration.trial import Member
 from shoal.scheduler.saved import restore, save
 from shoal.scheduler.scheduler import Scheduler
 
@@ -212,7 +214,7 @@ def test_jobs_of_one_model_share_what_was_learned() -> None:
         lab.submit(flat, model="same")
     lab.submit(perfect, high=8)
     lab.until(lambda: sorted(lab.gpus().values()) == [1, 1, 6])
-    assert all(tried.times == 1 for tried in lab.exploration.tried.values())
+    assert all(tried.times == 1 for tried in lab.exploration.history.tried.values())
 
 
 def test_other_gpu_types_are_tried_once_per_model_and_user() -> None:
@@ -257,6 +259,88 @@ def test_trials_stay_within_the_limits_of_users() -> None:
         assert lab.gpus()[1] <= 2
 
 
+@pytest.mark.parametrize("cap", [1, 2])
+def test_trials_stay_within_the_cap_of_the_autoscaler_and_of_idle_jobs(cap: int) -> None:
+    lab = Lab("afs-p")
+    a = lab.submit(perfect)
+    lab.submit(flat)
+    lab.turns(2)
+    lab.step(Capped(a, cap, "it is idle"))
+    for _ in range(200):
+        lab.turn()
+        assert lab.gpus()[a] <= cap
+
+
+def test_a_cap_ends_a_trial_above_it() -> None:
+    lab = Lab()
+    lab.submit(perfect)
+    lab.submit(flat)
+    lab.until(lambda: bool(lab.exploration.trials))
+    grows = next(m for t in lab.exploration.trials for m in t.members if m.gpus > m.before_gpus)
+    lab.step(Capped(grows.job_id, grows.gpus - 1, "it is idle"))
+    assert lab.gpus()[grows.job_id] < grows.gpus
+
+
+def test_a_trial_that_no_budget_could_pay_does_not_keep_others_from_beginning() -> None:
+    lab = Lab(cluster=Cluster.pool(6, "v"))
+    # Steps of 200 s: a trial would take more GPU time than is saved up in an hour.
+    slow = lab.submit(lambda gpus: 0.005, 1, 2, model="slow")
+    a, b = lab.submit(perfect), lab.submit(flat)
+    lab.until(lambda: (lab.gpus()[a], lab.gpus()[b]) == (3, 1), most=300)
+    assert lab.gpus()[slow] == 2
+    assert all(subject.model != "slow" for subject in lab.exploration.history.tried)
+
+
+def again(lab: Lab, policy: str, cluster: Cluster | None = None) -> Exploration:
+    """Save the scheduler and restore it with this policy and cluster."""
+    saved = json.loads(json.dumps(save(lab.scheduler), default=lambda value: value.tolist()))
+    exploration = Exploration()
+    lab.scheduler = restore(
+        saved, cluster or lab.cluster, make_policy(policy, {}), lab.scheduler.jobs, lab.scheduler.profiles,
+        cool_down_s=5.0, exploration=exploration,
+    )  # fmt: skip
+    return exploration
+
+
+def test_trials_end_when_a_policy_that_does_not_decide_by_speed_takes_over() -> None:
+    lab = Lab()
+    a, b = lab.submit(perfect), lab.submit(flat)
+    lab.until(lambda: bool(lab.exploration.trials))
+    exploration = again(lab, "max-min")
+    plan = lab.step(Timer())
+    assert not exploration.trials
+    assert all(command.cause.kind is CauseKind.DECIDED for command in plan.commands)
+    assert any("ended: policy max-min does not decide by speed" in note for note in lab.notes())
+    assert lab.gpus() == {a: 2, b: 2}
+    reasons = [lab.scheduler.outcome(job, lab.now_s).reason for job in (a, b)]
+    assert all(reason is None or reason.code is not Code.MEASURING for reason in reasons)
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        (Node("old", 2, "k80"),),
+        (Node("first", 1, "a100"), Node("old", 2, "k80"), Node("new", 2, "v100")),
+    ],
+)
+def test_a_trial_on_another_type_survives_a_change_of_the_types_or_ends(nodes: tuple[Node, ...]) -> None:
+    cluster = Cluster((Node("old", 2, "k80"), Node("new", 2, "v100")), (User("ada"),))
+    lab = Lab("optimus", cluster)
+    a = lab.submit(perfect, high=2)
+    lab.until(lambda: bool(lab.exploration.trials))
+    assert lab.exploration.trials[0].members[0].gpu_type == 1
+    exploration = again(lab, "optimus", Cluster(nodes, (User("ada"),)))
+    lab.step(Timer())
+    view = lab.scheduler.view
+    if len(nodes) == 1:
+        assert not exploration.trials
+        assert any("ended: the cluster no longer has its GPUs" in note for note in lab.notes())
+        assert lab.gpus() == {a: 2}
+    else:
+        assert view.gpu_types[exploration.trials[0].members[0].gpu_type] == "v100"
+        assert view.gpu_types[view.gpu_type[view.row(a)]] == "v100"
+
+
 def test_a_saved_trial_goes_on_after_a_restart() -> None:
     lab = Lab()
     lab.submit(perfect)
@@ -269,7 +353,7 @@ def test_a_saved_trial_goes_on_after_a_restart() -> None:
         cool_down_s=5.0, exploration=again,
     )  # fmt: skip
     assert again.trials == lab.exploration.trials
-    assert again.tried == lab.exploration.tried
+    assert again.history == lab.exploration.history
     assert again.budget == lab.exploration.budget
     plan = scheduler.step(lab.now_s, [Timer()])
     assert not len(plan.changes), "the trial goes on"
@@ -308,7 +392,7 @@ def test_a_speed_that_keeps_changing_is_not_measured_for_ever() -> None:
         if turn % 20 == 0:
             factor[0] = float(rng.choice([0.1, 1.0, 10.0]))
         lab.turn()
-    times = [tried.times for tried in lab.exploration.tried.values()]
+    times = [tried.times for tried in lab.exploration.history.tried.values()]
     # After each trial of the same thing the next one waits four times as long.
     assert max(times) <= 2 + int(np.log(1500 * TURN_S / AGAIN_S) / np.log(4.0))
     assert lab.exploration.budget.spent_gpu_s <= 0.02 * 4 * (3600.0 + lab.now_s)
@@ -324,19 +408,60 @@ def test_a_job_that_ends_before_it_was_measured_ends_its_trial() -> None:
     assert any("a job of it left" in note for note in lab.notes())
 
 
-def test_a_size_at_which_a_job_failed_is_not_tried_again_by_jobs_of_its_model() -> None:
+def measured_members(lab: Lab, job_id: int) -> list[Member]:
+    return [m for t in lab.exploration.trials for m in t.members if m.job_id == job_id and m.is_measured]
+
+
+def test_a_size_at_which_a_worker_fails_is_tried_ever_more_rarely_and_why_says_so() -> None:
+    """The job restarts after each failure, as a job with max_restarts does."""
     lab = Lab()
     lab.submit(perfect, model="sound")
-    lab.submit(flat, model="fails")
-    lab.until(lambda: any(m.job_id == 2 and m.is_measured for t in lab.exploration.trials for m in t.members))
-    size = next(m.gpus for t in lab.exploration.trials for m in t.members if m.job_id == 2)
-    lab.step(Finished(2, succeeded=False))
-    assert ("fails", "v", size) in lab.exploration.failed
-    again = lab.submit(flat, model="fails")
-    for _ in range(200):
+    b = lab.submit(flat, model="fails")
+    failures = 0
+    for _ in range(600):
         lab.turn()
-        for trial in lab.exploration.trials:
-            assert not any(m.job_id == again and m.gpus == size and m.is_measured for m in trial.members)
+        if measured_members(lab, b):
+            failures += 1
+            lab.step(WorkerFailed(b), Held(b, True))
+            lab.now_s += TURN_S
+            lab.step(Held(b, False))
+    tried = {s: t for s, t in lab.exploration.history.tried.items() if s.model == "fails"}
+    assert failures == sum(t.times for t in tried.values())
+    assert all(t.failed for t in tried.values())
+    # After each trial of the same thing the next one waits four times as long.
+    most = 1 + int(np.log(1 + 3 * lab.now_s / AGAIN_S) / np.log(4.0))
+    assert 1 <= max(t.times for t in tried.values()) <= most
+    assert any("ended: a worker of job 2 failed at" in note for note in lab.notes())
+    reason = lab.scheduler.outcome(b, lab.now_s).reason
+    assert reason is not None
+    assert "workers failed when it was measured at" in reason.sentence
+    assert reason.evidence["failed_gpus"]
+
+
+def test_a_job_that_fails_for_another_reason_blames_no_size() -> None:
+    lab = Lab()
+    lab.submit(perfect)
+    b = lab.submit(flat)
+    lab.until(lambda: bool(measured_members(lab, b)))
+    lab.step(Finished(b, succeeded=False))  # as at its time limit
+    assert not lab.exploration.trials
+    assert not any(tried.failed for tried in lab.exploration.history.tried.values())
+
+
+def test_a_failure_of_a_job_that_only_gives_its_gpus_blames_no_size() -> None:
+    lab = Lab()
+    a, b = lab.submit(perfect), lab.submit(flat)
+    lab.until(lambda: bool(lab.exploration.trials))
+    trial = lab.exploration.trials[0]
+    other = next((m for m in trial.members if not m.is_measured), None)
+    if other is None:  # both were to be measured: the one that did not fail is not blamed
+        other = trial.members[0]
+    subjects = [m.subject for m in trial.members if m.job_id != other.job_id and m.subject is not None]
+    lab.step(WorkerFailed(other.job_id))
+    assert lab.exploration.trial_of(a) is lab.exploration.trial_of(b) is None
+    history = lab.exploration.history.tried
+    assert subjects
+    assert all(history[s].times == 1 and not history[s].failed for s in subjects)
 
 
 def test_a_size_that_gives_no_measurement_is_given_up_and_tried_ever_more_rarely() -> None:
@@ -348,4 +473,4 @@ def test_a_size_that_gives_no_measurement_is_given_up_and_tried_ever_more_rarely
     lab.until(lambda: not lab.exploration.trials)
     assert any("no measurement came in time" in note for note in lab.notes())
     lab.turns(1000)
-    assert all(tried.times <= 4 for tried in lab.exploration.tried.values())
+    assert all(tried.times <= 4 for tried in lab.exploration.history.tried.values())

@@ -28,6 +28,13 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerFailed:
+    """A worker of a running job failed or was lost. The job goes on, rests or ends; other events say so."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cancelled:
     """A job was cancelled; whoever reports this stops its workers. It gets no command."""
 
@@ -112,6 +119,7 @@ class Timer:
 Event = (
     Submitted
     | Finished
+    | WorkerFailed
     | Cancelled
     | Held
     | Rescaled

@@ -94,7 +94,7 @@ def restore(
         exploration=exploration,
     )
     if exploration is not None and saved.get("exploration"):
-        exploration.restore(saved["exploration"], shift_s)
+        exploration.restore(saved["exploration"], saved["gpu_types"], cluster.gpu_types, shift_s)
     if "use" in saved:
         scheduler.admission.use.restore(saved["use"], shift_s)
     view, cluster = scheduler.view, scheduler.cluster

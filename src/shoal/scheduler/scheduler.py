@@ -27,6 +27,7 @@ from shoal.core.events import (
     Submitted,
     TicketsChanged,
     Timer,
+    WorkerFailed,
 )
 from shoal.core.job import GpuRange, Job
 from shoal.core.plan import (
@@ -62,6 +63,7 @@ from shoal.scheduler.steps import in_steps, trimmed
 
 if TYPE_CHECKING:
     from shoal.scheduler.exploration.exploration import Books, Exploration
+    from shoal.scheduler.exploration.outlook import Outlook
 
 #: Speed tables are rebuilt when they hold more profiles than this and four per active job.
 _FEW_PROFILES = 1000
@@ -165,6 +167,7 @@ class Scheduler:
     def _explore(self, exploration: Exploration, decision: Decision, now_s: float) -> Decision:
         """Give jobs other sizes for some steps, where the next decision depends on their speed there."""
         if not self.policy.uses_speeds or decision.placements is not None or decision.servers is not None:
+            exploration.stop(self._books(), f"policy {self.policy.name} does not decide by speed", now_s)
             return decision
         return exploration.apply(self._books(), decision, now_s, self.events_seen)
 
@@ -173,8 +176,8 @@ class Scheduler:
 
         admission = self.admission
         return Books(
-            self.view, self.supply, self.jobs, self.profiles, admission.sizes,
-            admission.is_needed(self.cluster), self.cool_down_s,
+            self.view, self.supply, self.jobs, self.profiles, lambda job_id: self._within_cap(job_id).gpus,
+            admission.sizes, admission.is_needed(self.cluster), self.cool_down_s,
         )  # fmt: skip
 
     def _decide_within_limits(self, now_s: float) -> tuple[NDArray[np.int64], float, dict[int, Placement]]:
@@ -367,10 +370,12 @@ class Scheduler:
             self._stepped.add(job_id)
 
     def _on_finished(self, event: Finished, now_s: float) -> None:
-        if self.exploration is not None and not event.succeeded:
-            self.exploration.job_failed(event.job_id)
         self._remove(event.job_id, now_s)
         self.admission.ended(event.job_id, event.succeeded, self.jobs)
+
+    def _on_worker_failed(self, event: WorkerFailed, now_s: float) -> None:
+        if self.exploration is not None:
+            self.exploration.worker_failed(event.job_id)
 
     def _on_cancelled(self, event: Cancelled, now_s: float) -> None:
         self._remove(event.job_id, now_s)
@@ -593,7 +598,17 @@ class Scheduler:
             found = reason_of(self, job_id, obstacle, now_s)
         else:
             found = held_by_autoscaler(job, gpus, self.caps.get(job_id), self.policy)
+        if found is not None and self.exploration is not None:
+            found = self.exploration.with_failures(found, job, share.gpu_type)
         return Outcome(job_id, share, wish, found)
+
+    def measured_next(self, job_id: int, now_s: float) -> Outlook:
+        """Where exploration would measure a job next."""
+        from shoal.scheduler.exploration.outlook import Outlook, outlook
+
+        if job_id not in self.view:
+            return Outlook(None, "nothing while it has no GPUs")
+        return outlook(self.exploration, self._books(), self.policy, job_id, now_s)
 
     def _cooling(self, reason: Reason, now_s: float) -> Reason:
         """The reason, unless the job could grow and only waits for the end of the cool-down."""
@@ -612,6 +627,7 @@ class Scheduler:
 _HANDLERS: dict[type[Any], Callable[[Scheduler, Any, float], None]] = {
     Submitted: Scheduler._on_submitted,
     Finished: Scheduler._on_finished,
+    WorkerFailed: Scheduler._on_worker_failed,
     Cancelled: Scheduler._on_cancelled,
     Held: Scheduler._on_held,
     Rescaled: Scheduler._on_rescaled,

@@ -19,9 +19,13 @@ class Budget:
     settled_s: float | None = None
     spent_gpu_s: float = 0.0
 
+    def most_gpu_s(self, total_gpus: int) -> float:
+        """What can be saved up. A trial that takes more can never begin."""
+        return self.share * total_gpus * SAVED_UP_S
+
     def settle(self, now_s: float, total_gpus: int, moved_gpus: int) -> None:
         """Count the time since the last call, in which `moved_gpus` were in trials."""
-        most = self.share * total_gpus * SAVED_UP_S
+        most = self.most_gpu_s(total_gpus)
         if self.settled_s is None:
             self.left_gpu_s = most
         else:
@@ -32,8 +36,5 @@ class Budget:
         self.settled_s = now_s
 
     def wait_s(self, gpu_s: float, total_gpus: int) -> float:
-        """Seconds until so much may be spent; infinity for never."""
-        if gpu_s <= self.left_gpu_s:
-            return 0.0
-        rate = self.share * total_gpus
-        return (gpu_s - self.left_gpu_s) / rate if gpu_s <= rate * SAVED_UP_S else float("inf")
+        """Seconds until so much may be spent, if it can be saved up."""
+        return max(gpu_s - self.left_gpu_s, 0.0) / (self.share * total_gpus)

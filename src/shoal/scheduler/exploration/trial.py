@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-#: What is measured: (model, GPU type, GPUs), or (model, GPU type, user) for the first trial on another type.
-Key = tuple[str, str, int | str]
+
+@dataclass(frozen=True, slots=True)
+class AtSize:
+    """What a trial measures: the speed of a model with so many GPUs of a type."""
+
+    model: str
+    gpu_type: str
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True)
+class OnType:
+    """What a trial measures: the speed of a model on a GPU type that no job of this user and model has run on."""
+
+    model: str
+    gpu_type: str
+    user: str
+
+
+Subject = AtSize | OnType
+
+
+def subject_from_plain(saved: Mapping[str, Any]) -> Subject:
+    return OnType(**saved) if "user" in saved else AtSize(**saved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +43,7 @@ class Member:
     before_type: int
     #: The trial lasts until the job was measured so often at this size; 0: it was measured there before.
     samples: int
-    key: Key | None
+    subject: Subject | None
 
     @property
     def is_measured(self) -> bool:
@@ -34,6 +57,8 @@ class Trial:
     began_s: float
     #: When it ends even if nothing was measured.
     until_s: float
+    #: The job of which a worker failed during the trial.
+    failed_job: int | None = None
 
     @property
     def moved_gpus(self) -> int:
@@ -44,32 +69,33 @@ class Trial:
         return max(grown, shrunk, moved)
 
     @property
-    def keys(self) -> list[Key]:
-        return [m.key for m in self.members if m.key is not None]
+    def subjects(self) -> list[Subject]:
+        return [m.subject for m in self.members if m.subject is not None]
 
     def member(self, job_id: int) -> Member | None:
         return next((m for m in self.members if m.job_id == job_id), None)
 
+    def with_types(self, before: Sequence[str], now: Sequence[str]) -> Trial | None:
+        """The trial in a cluster with other GPU types; None if a type of it is gone."""
+        members = []
+        for m in self.members:
+            names = before[m.gpu_type], before[m.before_type]
+            if not set(names) <= set(now):
+                return None
+            gpu_type, before_type = (now.index(name) for name in names)
+            members.append(replace(m, gpu_type=gpu_type, before_type=before_type))
+        return replace(self, members=tuple(members))
+
     def plain(self) -> dict[str, Any]:
-        members = [
-            [
-                m.job_id, m.gpus, m.gpu_type, m.before_gpus, m.before_type, m.samples,
-                None if m.key is None else list(m.key),
-            ]
-            for m in self.members
-        ]  # fmt: skip
-        return {
-            "members": members,
-            "steps": self.steps,
-            "began_s": self.began_s,
-            "until_s": self.until_s,
-        }
+        return asdict(self)
 
     @classmethod
-    def from_plain(cls, saved: dict[str, Any], shift_s: float = 0.0) -> Trial:
-        members = tuple(
-            Member(job, gpus, t, before, before_t, samples, None if key is None else (key[0], key[1], key[2]))
-            for job, gpus, t, before, before_t, samples, key in saved["members"]
-        )
-        began_s, until_s = saved["began_s"] + shift_s, saved["until_s"] + shift_s
-        return cls(members, saved["steps"], began_s, until_s)
+    def from_plain(cls, saved: Mapping[str, Any], shift_s: float = 0.0) -> Trial:
+        members = []
+        for member in saved["members"]:
+            subject = member["subject"]
+            members.append(
+                Member(**member | {"subject": None if subject is None else subject_from_plain(subject)})
+            )
+        times = {"began_s": saved["began_s"] + shift_s, "until_s": saved["until_s"] + shift_s}
+        return cls(**dict(saved) | times | {"members": tuple(members)})

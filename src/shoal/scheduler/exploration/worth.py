@@ -20,6 +20,9 @@ from scipy.special import ndtr
 
 from shoal.core.arrays import FloatArray
 
+#: A trial must be worth so many times its cost.
+WORTH = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
@@ -36,13 +39,17 @@ class Sampling:
     prepare_s: float = 5.0
 
     def samples(self, step_s: float) -> int:
-        return int(np.clip(ceil(self.trial_s / self._sample_s(step_s)), 1, self.most))
+        return min(max(ceil(self.trial_s / self._sample_s(step_s)), 1), self.most)
 
     def steps_of(self, samples: int, step_s: float) -> int:
         return max(samples * self.steps, ceil(samples * self.seconds / step_s))
 
     def trial_time_s(self, samples: int, step_s: float) -> float:
         return self.prepare_s + samples * self._sample_s(step_s)
+
+    def expected_s(self, step_s: float) -> float:
+        """How long a trial with steps of this length takes."""
+        return self.trial_time_s(self.samples(step_s), step_s)
 
     def limit_s(self, samples: int, step_s: float) -> float:
         """When a trial is given up: new workers may start slowly, and steps may be slower than predicted."""
