@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import grp
 import os
 import pwd
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.accounts import remove_job_directories
+from shoal.executors.base import Exit, NamedAccount, OwnAccount, WorkerSpec
 from shoal.executors.local import LocalExecutor
 from shoal.executors.logs import read_lines
 from shoal.executors.zygote import Zygote
@@ -43,11 +47,26 @@ async def _run(executor: LocalExecutor, spec: WorkerSpec) -> tuple[Exit, list[st
 def _spec(
     directory: Path, worker: str, account: str, *command: str, warm: bool = False, **more
 ) -> WorkerSpec:
-    env = {"SECRET_PATH": "", **more.pop("env", {})}
+    env = {"SHOAL_JOB_DIR": "the one in the home", **more.pop("env", {})}
     return WorkerSpec(
-        worker, directory / worker, "local", 0, command, more.pop("workdir", "/"), env, account=account,
-        warm=warm, secret_files={"SHOAL_SECRET_FILE": f"secret of {worker}"}, **more,
+        worker, directory / worker, "local", 0, command, more.pop("workdir", "/"), env,
+        account=NamedAccount(account), warm=warm,
+        secret_files={"SHOAL_SECRET_FILE": f"secret of {worker}"}, **more,
     )  # fmt: skip
+
+
+@contextlib.asynccontextmanager
+async def _executor(*, warm: bool = False) -> AsyncIterator[LocalExecutor]:
+    zygote = Zygote() if warm else None
+    executor = LocalExecutor(1, zygote=zygote)
+    try:
+        if zygote is not None:
+            assert await asyncio.to_thread(zygote.wait_ready, 120)
+        yield executor
+    finally:
+        executor.close()
+        if zygote is not None:
+            zygote.close()
 
 
 LOOK = """
@@ -81,19 +100,16 @@ def test_a_worker_runs_as_its_owner_and_reaches_only_what_is_its_own(
     admin_token.write_text("top secret")
 
     async def story() -> None:
-        zygote = Zygote() if warm else None
-        executor = LocalExecutor(1, zygote=zygote)
-        try:
-            if zygote is not None and not await asyncio.to_thread(zygote.wait_ready, 120):
-                pytest.skip("no warm starts here")
+        async with _executor(warm=warm) as executor:
             mine, python = str(jobs_dir / "look.py"), sys.executable if warm else python_for_all()
             first, lines = await _run(executor, _spec(tmp_path, "1.0", ada, python, mine, warm=warm))
             assert first.ok, (first, lines)
             entry = pwd.getpwnam(ada)
-            assert lines[0] == f"{entry.pw_uid} {entry.pw_gid} [{entry.pw_gid}] {entry.pw_dir} {ada}"
+            groups = sorted({entry.pw_gid, grp.getgrnam(f"{ada}-g").gr_gid})
+            assert lines[0] == f"{entry.pw_uid} {entry.pw_gid} {groups} {entry.pw_dir} {ada}"
             assert lines[1] == "secret of 1.0"
             assert lines[-1] == "may not signal its keeper"
-            (theirs,) = (jobs_dir / "jobs").glob("*.job")
+            (theirs,) = (jobs_dir / "jobs").glob("jobs-*/1")
             assert theirs.stat().st_uid == entry.pw_uid
             assert theirs.stat().st_mode & 0o777 == 0o700
             assert not list((jobs_dir / "jobs").glob("*.secrets")), "removed when the worker has ended"
@@ -104,10 +120,6 @@ def test_a_worker_runs_as_its_owner_and_reaches_only_what_is_its_own(
             assert second.ok
             assert lines[2:-1] == ["Permission denied"] * 2 * len(files)
             assert (theirs / "mine").read_text() == "mine"
-        finally:
-            executor.close()
-            if zygote is not None:
-                zygote.close()
 
     asyncio.run(story())
 
@@ -148,5 +160,122 @@ def test_a_link_that_a_job_lays_never_leads_root_elsewhere(
         exit_, _ = await _run(executor, _spec(tmp_path, "1.2", accounts[1], "true"))
         assert "belongs to another account" in exit_.why, "a job never changes its account"
         executor.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["cold", "warm"])
+def test_the_output_can_be_opened_by_name_and_only_the_accounts_files_are_looked_at(
+    tmp_path: Path, accounts: tuple[str, str], jobs_dir: Path, warm: bool
+) -> None:
+    script = jobs_dir / "say.py"
+    script.write_text(
+        "for name in ('out', 'err'):\n    print(name, file=open(f'/dev/std{name}', 'w'), flush=True)"
+    )
+    script.chmod(0o644)
+    hidden = tmp_path / "hidden.py"  # below a directory that only root can enter
+    hidden.write_text("")
+    python = sys.executable if warm else python_for_all()
+
+    async def story() -> None:
+        async with _executor(warm=warm) as executor:
+            exit_, lines = await _run(
+                executor, _spec(tmp_path, "1.0", accounts[0], python, str(script), warm=warm)
+            )
+            assert (exit_.code, lines) == (0, ["out", "err"])
+            # What root could find does not show: a file that exists and one that does not give the same answer.
+            answers = []
+            for number, path in enumerate((hidden, hidden.with_name("none.py"))):
+                spec = _spec(tmp_path, f"2.{number}", accounts[0], python, str(path), warm=warm)
+                exit_, lines = await _run(executor, spec)
+                answers.append((exit_.code, exit_.why, [line.replace(path.name, "") for line in lines]))
+            for number, directory in enumerate((tmp_path, tmp_path / "none")):
+                command = (python, str(script))
+                spec = _spec(
+                    tmp_path, f"3.{number}", accounts[0], *command, warm=warm, workdir=str(directory)
+                )
+                exit_, lines = await _run(executor, spec)
+                said = [line.replace(str(directory), "") for line in lines]
+                answers.append((exit_.code, exit_.why.replace(str(directory), ""), said))
+            if not warm:  # there Python itself looks for the file, and says that it may not
+                answers[0] = answers[1]
+            assert answers[0] == answers[1]
+            assert answers[2] == answers[3]
+            assert answers[3][0] == 126
+
+    asyncio.run(story())
+
+
+def test_an_uploaded_directory_is_used_as_it_is_and_never_read_by_root(
+    tmp_path: Path, accounts: tuple[str, str], jobs_dir: Path
+) -> None:
+    """It belongs to the account: while root copies it, its owner could replace files by links to root's."""
+    tree = jobs_dir / "tree"
+    tree.mkdir()
+    os.chown(tree, pwd.getpwnam(accounts[0]).pw_uid, -1)
+
+    async def story() -> None:
+        async with _executor() as executor:
+            command = ("sh", "-c", "pwd; echo done > result")
+            exit_, lines = await _run(
+                executor, _spec(tmp_path, "1.0", accounts[0], *command, workdir=str(tree), tree="digest")
+            )
+            assert (exit_.code, lines) == (0, [str(tree)])
+        assert (tree / "result").read_text() == "done\n"
+
+    asyncio.run(story())
+
+
+def test_a_worker_under_an_account_sees_that_it_may_go(
+    tmp_path: Path, accounts: tuple[str, str], jobs_dir: Path
+) -> None:
+    async def story() -> None:
+        async with _executor() as executor:
+            waits = 'while [ ! -e "$SHOAL_GO" ]; do sleep 0.02; done; echo "$SHOAL_GO"'
+            spec = _spec(tmp_path, "1.0", accounts[0], "sh", "-c", waits, waits_for_go=True)
+            running = asyncio.create_task(_run(executor, spec))
+            while not (spec.directory / "started").exists():
+                await asyncio.sleep(0.02)
+            executor.go("1.0")
+            exit_, (path,) = await running
+            assert exit_.ok
+            assert not os.path.exists(path), "removed when the worker has ended"
+
+    asyncio.run(story())
+
+
+def test_a_job_without_an_account_does_not_become_root(tmp_path: Path, jobs_dir: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+
+    async def story() -> None:
+        spec = WorkerSpec("1.0", tmp_path / "1.0", "local", 0, ("true",), "/", {}, account=OwnAccount())
+        async with _executor() as executor:
+            exit_, _ = await _run(executor, spec)
+            assert not exit_.began
+            assert "here it would run as root" in exit_.why
+            assert "shoal user set USER --account NAME" in exit_.why
+        allowed = LocalExecutor(1, allow_root=True)
+        exit_, _ = await _run(allowed, replace(spec, directory=tmp_path / "again"))
+        assert exit_.ok
+        allowed.close()
+
+    asyncio.run(story())
+
+
+def test_the_directory_of_a_job_goes_with_the_job(
+    tmp_path: Path, accounts: tuple[str, str], jobs_dir: Path
+) -> None:
+    async def story() -> None:
+        async with _executor() as executor:
+            for worker in ("1.0", "2.0"):
+                script = 'mkdir "$SHOAL_JOB_DIR/deep"; ln -s /etc "$SHOAL_JOB_DIR/deep/link"'
+                exit_, _ = await _run(executor, _spec(tmp_path, worker, accounts[0], "sh", "-c", script))
+                assert exit_.ok
+        before = sorted(os.listdir("/etc"))
+        assert remove_job_directories(tmp_path / "of another server", lambda job: False) == []
+        assert remove_job_directories(tmp_path, lambda job: job == "2") == ["1"]
+        assert [path.name for path in (jobs_dir / "jobs").glob("jobs-*/*")] == ["2"]
+        assert sorted(os.listdir("/etc")) == before
 
     asyncio.run(story())

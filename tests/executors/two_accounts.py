@@ -15,16 +15,20 @@ import pytest
 
 @contextlib.contextmanager
 def two_accounts() -> Iterator[tuple[str, str]]:
+    """Each is also in a group of its own, NAME-g."""
     if os.geteuid() != 0 or shutil.which("useradd") is None:
         pytest.skip("needs root and useradd, to make accounts")
     names = (f"shoalt{os.getpid()}a", f"shoalt{os.getpid()}b")
     try:
         for name in names:
-            subprocess.run(["useradd", "-M", "-N", "-s", "/bin/sh", name], check=True, capture_output=True)
+            subprocess.run(["groupadd", f"{name}-g"], check=True, capture_output=True)
+            made = ["useradd", "-M", "-N", "-s", "/bin/sh", "-G", f"{name}-g", name]
+            subprocess.run(made, check=True, capture_output=True)
         yield names
     finally:
         for name in names:
             subprocess.run(["userdel", name], check=False, capture_output=True)
+            subprocess.run(["groupdel", f"{name}-g"], check=False, capture_output=True)
 
 
 @contextlib.contextmanager

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import getpass
+import os
 from pathlib import Path
 
 import pytest
 
+from shoal.core.cluster import User
+from shoal.executors.base import NamedAccount, OwnAccount
+
 from .fakes import Here, run, server
 
 ME = getpass.getuser()
+#: An account that this process can use, and which is not root's.
+OTHER = "nobody" if os.geteuid() == 0 else ME
 
 
 def _pretend(here: Here, *, root: bool) -> None:
@@ -34,14 +40,19 @@ def test_where_the_server_is_root_jobs_run_as_their_owners_and_nobody_else_gets_
             assert "there is no account" in refused["error"]["message"]
             refused = await here.post("/users", json={"name": "eve", "same_account": True}, status=422)
             assert "give the account of the user: --account NAME" in refused["error"]["message"]
-            changed = await here.call("PATCH", "/users/ada", json={"account": ME})
-            assert changed["account"] == ME
+            changed = await here.call("PATCH", "/users/ada", json={"account": OTHER})
+            assert changed["account"] == OTHER
             fixed = (await here.submit("1", user="ada"))["id"]
             live = (await here.submit("1..2", user="ada"))["id"]
             mine = (await here.submit("1"))["id"]
             await here.until(lambda: len(here.fleet.running) == 4)
             accounts = {w.partition(".")[0]: spec.account for w, spec in here.fleet.running.items()}
-            assert accounts == {str(fixed): ME, str(live): ME, str(mine): ""}
+            own = OwnAccount(may_be_root=True)
+            assert accounts == {
+                str(fixed): NamedAccount(OTHER),
+                str(live): NamedAccount(OTHER),
+                str(mine): own,
+            }
             assert "SHOAL_STATE_DIR" not in here.fleet.running[f"{live}.0"].env, "the home is closed to it"
             checks = {c["name"]: c for c in (await here.get("/doctor"))["checks"]}
             assert checks["accounts"]["status"] == "ok"
@@ -62,7 +73,11 @@ def test_where_the_server_is_not_root_a_second_user_must_be_confirmed(tmp_path: 
             here.tokens["ada"] = (await here.post("/tokens", json={"user": "ada"}))["token"]
             job = (await here.submit("1", user="ada"))["id"]
             await here.until(lambda: here.state(job) == "running")
-            assert here.fleet.running[f"{job}.0"].account == ""
+            assert here.fleet.running[f"{job}.0"].account == OwnAccount(may_be_root=False)
+            mine = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(mine) == "running")
+            # Whoever runs a job here can be the admin: that must not lead to root on a machine whose agent is root.
+            assert here.fleet.running[f"{mine}.0"].account == OwnAccount(may_be_root=False)
             found = next(c for c in (await here.get("/doctor"))["checks"] if c["name"] == "accounts")
             assert found["status"] == "warning"
             assert "2 users run under the account" in found["message"]
@@ -75,5 +90,79 @@ def test_a_name_that_no_account_has_is_refused(tmp_path: Path, account: str) -> 
     async def story() -> None:
         async with server(tmp_path) as here:
             await here.post("/users", json={"name": "ada", "account": account}, status=422)
+
+    run(story())
+
+
+def test_a_user_who_is_unknown_or_without_an_account_is_never_given_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            _pretend(here, root=True)
+            await here.add_user("root")  # the name of a user is not the name of an account
+            of = here.control.accounts.of
+            assert of("root") == of("nobody-knows") == OwnAccount(may_be_root=False)
+
+    run(story())
+
+
+def test_accounts_that_are_shared_or_roots_are_named(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            _pretend(here, root=True)
+            first = await here.post("/users", json={"name": "ada", "account": OTHER}, status=201)
+            assert first["warnings"] == []
+            second = await here.post("/users", json={"name": "ben", "account": OTHER}, status=201)
+            assert second["warnings"] == [
+                f"ben shares the account '{OTHER}' with ada: they can read each other's files and secrets"
+            ]
+            checks = {c["name"]: c for c in (await here.get("/doctor"))["checks"]}
+            assert checks["accounts"]["status"] == "warning"
+            assert f"shares the account '{OTHER}'" in checks["accounts"]["message"]
+            with here.control.store.change(0.0) as change:
+                change.update_user("ben", account="root")
+            third = await here.get("/users/ben")
+            assert third["warnings"] == [
+                "the jobs of ben run as root and can read everything, also the tokens of all users"
+            ]
+            checks = {c["name"]: c for c in (await here.get("/doctor"))["checks"]}
+            assert "the jobs of ben run as root" in checks["accounts"]["message"]
+
+    run(story())
+
+
+def test_a_server_without_gpus_takes_accounts_of_other_machines(tmp_path: Path) -> None:
+    """Its agents may run as root and have the accounts. Where jobs run here, too, only its own account will do."""
+
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            here.control.accounts._own_gpus = False
+            _pretend(here, root=False)
+            elsewhere = {"account": "only-elsewhere"}
+            await here.post("/users", json={"name": "ada", **elsewhere}, status=201)
+            assert here.control.accounts.of("ada") == NamedAccount("only-elsewhere")
+            here.control.accounts._own_gpus = True
+            refused = await here.post("/users", json={"name": "ben", **elsewhere}, status=422)
+            assert "the server cannot use it" in refused["error"]["message"]
+
+    run(story())
+
+
+@pytest.mark.parametrize(
+    ("root", "said"),
+    [
+        (False, f"users of the cluster file (ada, ben) share the account '{ME}'"),
+        (True, "users of the cluster file get no job until they have an account (ada, ben)"),
+    ],
+)
+def test_users_of_a_cluster_file_have_no_account_and_that_is_said(
+    tmp_path: Path, root: bool, said: str
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            _pretend(here, root=root)
+            here.control._described_users = [User("ada"), User("ben")]
+            here.control.make_admin()
+            here.control.make_admin()
+            assert [said in warning for warning in here.control.loop.warnings].count(True) == 1
 
     run(story())

@@ -20,7 +20,7 @@ from shoal.agents import trees
 from shoal.agents.prepared import PreparingExecutor, job_of
 from shoal.agents.trees import TreeError, TreeFetcher, Workdirs, unpack
 from shoal.client.workdir import packed
-from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.base import Exit, NamedAccount, RunAs, WorkerSpec
 from shoal.wire import agent_messages as am
 
 
@@ -197,15 +197,18 @@ def test_unused_directories_are_evicted_and_those_of_workers_stay(
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_job_under_an_account_of_its_own_gets_a_directory_that_it_owns(tmp_path: Path) -> None:
+def test_a_job_under_an_account_of_its_own_gets_a_directory_that_it_owns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_JOBS_DIR", str(tmp_path / "jobs"))
     content = archive(tmp_path, data="x")
     control = Control(content)
 
     async def story() -> None:
-        outside = tmp_path / "outside"
-        _, workdirs, _ = made(tmp_path, control, outside=outside)
-        path = await workdirs.prepare("1", digest(content), "nobody")
-        assert path.is_relative_to(outside), "the agent's own directory is closed to it"
+        _, workdirs, _ = made(tmp_path, control)
+        path = await workdirs.prepare("1", digest(content), NamedAccount("nobody"))
+        (outside,) = (tmp_path / "jobs").iterdir()
+        assert path == outside / "1" / digest(content), "the agent's own directory is closed to it"
         nobody = pwd.getpwnam("nobody").pw_uid
         assert {p.stat().st_uid for p in (path, path / "data")} == {nobody}
         assert [p.stat().st_uid for p in (outside, outside / "1")] == [0, 0]
@@ -239,7 +242,7 @@ def test_a_worker_starts_when_its_directory_is_there_and_can_be_ended_before(tmp
     async def story() -> None:
         inner, ready = Inner(), asyncio.Event()
 
-        async def prepare(job: str, tree: str, account: str) -> Path:
+        async def prepare(job: str, tree: str, account: RunAs) -> Path:
             if tree == "bad":
                 raise TreeError("no room")
             await ready.wait()

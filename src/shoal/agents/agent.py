@@ -24,7 +24,7 @@ from shoal.agents.log_files import read_output
 from shoal.agents.ports import PortStock
 from shoal.agents.prepared import PreparingExecutor
 from shoal.agents.requests import AgentRequests
-from shoal.executors.base import Executor, Exit, NodeInfo, WorkerSpec
+from shoal.executors.base import Executor, Exit, NamedAccount, NodeInfo, OwnAccount, WorkerSpec
 from shoal.executors.logs import end_position
 from shoal.wire import agent_messages as am
 from shoal.wire.auth import AuthError
@@ -291,7 +291,7 @@ class Agent:
                 waits_for_go=order.waits_for_go,
                 port=order.port,
                 tree=order.tree,
-                account=order.account,
+                account=NamedAccount(order.account) if order.account else OwnAccount(order.may_be_root),
             )
         )
 

@@ -26,12 +26,14 @@ from shoal.agents.services import AgentServices, Request
 from shoal.executors.base import (
     Exit,
     GpuUsage,
+    NamedAccount,
     NodeChange,
     NodeInfo,
     NodeLeaving,
     NodeLost,
     NodeUnreachable,
     NodeUp,
+    OwnAccount,
     WorkerSpec,
 )
 from shoal.executors.logs import Line, end_position, read_lines, tail_position, with_our_clock
@@ -143,7 +145,8 @@ class AgentExecutor:
             waits_for_go=worker.waits_for_go,
             port=worker.port,
             tree=worker.tree,
-            account=worker.account,
+            account=worker.account.name if isinstance(worker.account, NamedAccount) else "",
+            may_be_root=isinstance(worker.account, OwnAccount) and worker.account.may_be_root,
         )
         self._obey(self.state.start(order))
 

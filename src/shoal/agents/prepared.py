@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from shoal.agents.trees import TreeError
-from shoal.executors.base import Executor, Exit, GpuUsage, NodeChange, NodeInfo, WorkerSpec
+from shoal.executors.base import Executor, Exit, GpuUsage, NodeChange, NodeInfo, RunAs, WorkerSpec
 from shoal.executors.logs import Line
 
-Prepare = Callable[[str, str, str], Coroutine[Any, Any, Path]]
+Prepare = Callable[[str, str, RunAs], Coroutine[Any, Any, Path]]
 
 
 def job_of(worker: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from shoal.agents.prepared import job_of
 from shoal.agents.shared import answer_probe
 from shoal.agents.trees import TreeFetcher, Workdirs
+from shoal.executors.base import RunAs
 from shoal.wire import agent_messages as am
 
 
@@ -25,7 +26,7 @@ class AgentRequests:
     def _jobs_here(self) -> set[str]:
         return {job_of(path.name) for path in self._workers.iterdir()}
 
-    async def workdir(self, job: str, digest: str, account: str) -> Path:
+    async def workdir(self, job: str, digest: str, account: RunAs) -> Path:
         """The directory with this content for a job that runs under an account. Raises TreeError."""
         return await self._workdirs.prepare(job, digest, account)
 

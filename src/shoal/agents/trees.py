@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 
-from shoal.executors.accounts import BASE, Account, find_account
+from shoal.executors.accounts import Account, account_for, base_directory, make_base
+from shoal.executors.base import OwnAccount, RunAs
 from shoal.wire import agent_messages as am
 
 CACHE_BYTES = 20 * 1000**3
@@ -121,20 +122,24 @@ class Workdirs:
         in_use: Callable[[], Collection[str]],
         *,
         cache_bytes: int = CACHE_BYTES,
-        outside: Path | None = None,
     ) -> None:
         self._directory, self._fetcher = state_directory / "workdirs", fetcher
         #: For jobs under accounts of their own, which cannot enter the agent's directory.
-        self._outside = outside or Path(
-            BASE, f"trees-{hashlib.sha256(bytes(state_directory)).hexdigest()[:16]}"
-        )
+        self._outside = base_directory() / f"trees-{hashlib.sha256(bytes(state_directory)).hexdigest()[:16]}"
         self._in_use, self._cache_bytes = in_use, cache_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._unpacking: dict[Path, asyncio.Lock] = {}
 
-    async def prepare(self, job: str, digest: str, account: str = "") -> Path:
+    async def prepare(self, job: str, digest: str, run_as: RunAs = OwnAccount()) -> Path:  # noqa: B008
         """The directory with this content for a job that runs under an account. Raises TreeError."""
-        path = (self._outside if account else self._directory) / job / digest
+        try:
+            # Whether a job may run as root is not decided here: the executor refuses it.
+            owner = account_for(run_as, allow_root=True)
+            if owner is not None:
+                make_base()
+        except OSError as error:
+            raise TreeError(error.strerror) from None
+        path = (self._directory if owner is None else self._outside) / job / digest
         async with self._unpacking.setdefault(path, asyncio.Lock()):
             if path.is_dir():
                 os.utime(path)
@@ -142,7 +147,6 @@ class Workdirs:
             used = set(self._in_use()) | {job}
             try:
                 archive = await self._fetcher.fetch(digest)
-                owner = find_account(account) if account else None
                 await asyncio.to_thread(unpack, archive, path, owner)
                 await asyncio.to_thread(self._evict, used, archive)
             except (OSError, tarfile.TarError) as error:
@@ -168,9 +172,10 @@ def unpack(archive: Path, target: Path, owner: Account | None = None) -> None:
 
     Nothing can be written elsewhere: names are checked, only files, directories and links are made, links last.
     """
-    mode = 0o700 if owner is None else 0o711  # the owner passes through the directories above
-    for path in reversed(target.parents):
-        path.mkdir(exist_ok=True, mode=mode)
+    target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if owner is not None:  # the owner passes through the directories above, which are of this process
+        for path in (target.parent.parent, target.parent):
+            path.chmod(0o711)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     temporary.mkdir(mode=0o700)
     try:

@@ -29,6 +29,12 @@ from shoal.cli.report import reported
 @click.option("--address", envvar="SHOAL_ADDRESS", help="What other machines connect to. Default: found out.")
 @click.option("--name", help="Name of this machine. Default: its host name.")
 @click.option("--state", type=click.Path(path_type=Path), help="Directory of the agent's files.")
+@click.option(
+    "--allow-root",
+    is_flag=True,
+    envvar="SHOAL_ALLOW_ROOT",
+    help="An agent that runs as root runs jobs of users without an account as root.",
+)
 @reported
 def agent(
     join: str,
@@ -40,8 +46,9 @@ def agent(
     address: str | None,
     name: str | None,
     state: Path | None,
+    allow_root: bool,
 ) -> None:
     """Join a server and run workers for it until Ctrl-C. The workers go on; an agent that returns takes them over."""
     from shoal.agents.main import AgentOptions, run
 
-    run(AgentOptions(join, token_file, gpus, gpu_type, rack, domain, address, name, state))
+    run(AgentOptions(join, token_file, gpus, gpu_type, rack, domain, address, name, state, allow_root))

@@ -1,13 +1,15 @@
 """Accounts of this machine: a process that runs as root runs each job under the account of its owner.
 
 What the job may read and write is outside the server's home, which nobody else may enter. The base directory belongs
-to root, who alone makes entries in it:
+to root, who alone makes entries in it and in the directories with a key:
 
-    BASE/KEY.job       the job's own directory (SHOAL_JOB_DIR), mode 0700, owned by the account
-    BASE/KEY.secrets   a worker's secret files, removed when it has ended
+    BASE/jobs-KEY/JOB     the job's own directory (SHOAL_JOB_DIR), mode 0700, owned by the account
+    BASE/KEY.secrets      a worker's secret files, removed when it has ended
+    BASE/KEY.go           appears when a worker may use its GPU (SHOAL_GO), removed when it has ended
+    BASE/trees-KEY        uploaded working directories (`agents.trees`)
 
 Root writes only into directories that it still owns, and then gives them away: in a directory of the job, a link could
-lead root to any file.
+lead root to any file. For the same reason root never reads what belongs to an account.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import hashlib
 import os
 import pwd
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from shoal.executors.base import OwnAccount, RunAs
 
 BASE = "/var/lib/shoal-jobs"
 
@@ -52,32 +56,62 @@ def find_account(name: str) -> Account:
     return Account(name, found.pw_uid, found.pw_gid, groups, found.pw_dir, found.pw_shell)
 
 
+def account_for(run_as: RunAs, *, allow_root: bool = False) -> Account | None:
+    """The account to change to; None: that of this process. Raises OSError with a sentence if the job may not run.
+
+    `allow_root`: this process may run jobs as root whose owners have no account.
+    """
+    if isinstance(run_as, OwnAccount):
+        if os.geteuid() == 0 and not run_as.may_be_root and not allow_root:
+            raise OSError(
+                0,
+                "its owner has no account, and here it would run as root; an admin gives the owner an account: "
+                "shoal user set USER --account NAME (or starts the agent with --allow-root)",
+            )
+        return None
+    found = find_account(run_as.name)
+    return None if found.uid == os.geteuid() else found
+
+
+def base_directory() -> Path:
+    """Where the files of jobs under accounts are. SHOAL_JOBS_DIR changes it."""
+    return Path(os.environ.get("SHOAL_JOBS_DIR", BASE))
+
+
+def make_base() -> Path:
+    """The base directory, which belongs to this process. Others may pass through it."""
+    base = base_directory()
+    base.mkdir(parents=True, exist_ok=True, mode=0o711)
+    if base.stat().st_uid != os.geteuid():
+        raise OSError(0, f"{base} belongs to another account; remove it, or set SHOAL_JOBS_DIR")
+    os.chmod(base, 0o711)
+    return base
+
+
 class Private:
     """The files of one worker under an account."""
 
-    def __init__(self, account: Account, directory: Path, worker: str, base: Path | None = None) -> None:
+    def __init__(self, account: Account, directory: Path, worker: str) -> None:
         """`directory` is the worker's, where its keeper keeps files that the job cannot reach."""
-        self._account = account
-        self._base = base or Path(os.environ.get("SHOAL_JOBS_DIR", BASE))
-        job = worker.rpartition(".")[0] or worker
-        self.job = self._base / f"{_key(str(directory.parent), job)}.job"
+        self._account, self._base = account, make_base()
+        self._job = _jobs(directory.parent) / (worker.rpartition(".")[0] or worker)
         self._secrets = self._base / f"{_key(str(directory))}.secrets"
 
-    def make(self, secret_files: Mapping[str, str]) -> dict[str, str]:
-        """Make the directories; return the variables that name them."""
-        self._base.mkdir(parents=True, exist_ok=True, mode=0o711)
-        if self._base.stat().st_uid != os.geteuid():
-            raise OSError(0, f"{self._base} belongs to another account; remove it, or set SHOAL_JOBS_DIR")
-        os.chmod(self._base, 0o711)
-        if not self.job.exists():
-            self.job.mkdir(mode=0o700)
-            os.chown(self.job, self._account.uid, self._account.gid)
-        elif self.job.is_symlink() or self.job.stat().st_uid != self._account.uid:
-            raise OSError(0, f"{self.job} belongs to another account than {self._account.name!r}")
-        return {"SHOAL_JOB_DIR": str(self.job)} | self._write(secret_files)
+    def job_directory(self) -> Path:
+        """The job's own directory on this machine, which its later workers find again."""
+        path = self._job
+        path.parent.mkdir(exist_ok=True)
+        path.parent.chmod(0o711)
+        if not path.exists():
+            path.mkdir(mode=0o700)
+            os.chown(path, self._account.uid, self._account.gid)
+        elif path.is_symlink() or path.stat().st_uid != self._account.uid:
+            raise OSError(0, f"{path} belongs to another account than {self._account.name!r}")
+        return path
 
-    def _write(self, files: Mapping[str, str]) -> dict[str, str]:
-        self.remove_secrets()
+    def write_secrets(self, files: Mapping[str, str]) -> dict[str, str]:
+        """Write files that only the account can read; return the variables that name them."""
+        shutil.rmtree(self._secrets, ignore_errors=True)
         if not files:
             return {}
         self._secrets.mkdir(mode=0o700)
@@ -91,32 +125,30 @@ class Private:
         os.chown(self._secrets, self._account.uid, self._account.gid)
         return made
 
-    def copy_of(self, workdir: Path) -> Path:
-        """The account's own copy of an uploaded working directory."""
-        path = self._base / f"{_key(str(workdir), self._account.name)}.workdir"
-        if not path.exists():
-            making = path.with_suffix(f".{os.getpid()}")
-            shutil.rmtree(making, ignore_errors=True)
-            shutil.copytree(workdir, making, symlinks=True)
-            os.chmod(making, 0o700)
-            for at, directories, files in os.walk(making, topdown=False):
-                for name in (*directories, *files):
-                    os.lchown(os.path.join(at, name), self._account.uid, self._account.gid)
-            os.chown(making, self._account.uid, self._account.gid)
-            os.rename(making, path)
-        return path
 
-    def remove_secrets(self) -> None:
-        remove_secrets(self._base, self._secrets.name)
+def go_file(directory: Path) -> Path:
+    """The file that tells the worker in this directory, which runs under an account, that it may use its GPU."""
+    return base_directory() / f"{_key(str(directory))}.go"
 
 
-def remove_secrets_of(directory: Path, base: Path | None = None) -> None:
-    """Delete the secret files of the worker in this directory, if it had an account."""
-    remove_secrets(base or Path(os.environ.get("SHOAL_JOBS_DIR", BASE)), f"{_key(str(directory))}.secrets")
+def remove_files_of(directory: Path) -> None:
+    """Delete the files of the worker in this directory that are outside it, if it had an account."""
+    shutil.rmtree(base_directory() / f"{_key(str(directory))}.secrets", ignore_errors=True)
+    go_file(directory).unlink(missing_ok=True)
 
 
-def remove_secrets(base: Path, name: str) -> None:
-    shutil.rmtree(base / name, ignore_errors=True)
+def remove_job_directories(workers: Path, keep: Callable[[str], bool]) -> list[str]:
+    """Delete the directories of jobs whose workers had theirs in `workers`, except those to keep. Return the jobs."""
+    jobs = _jobs(workers)
+    over = [path.name for path in jobs.glob("*") if not keep(path.name)]
+    for job in over:
+        shutil.rmtree(jobs / job, ignore_errors=True)
+    return over
+
+
+def _jobs(workers: Path) -> Path:
+    """Servers and agents of one machine share the base directory, but not the numbers of jobs."""
+    return base_directory() / f"jobs-{_key(str(workers))}"
 
 
 def _key(*parts: str) -> str:

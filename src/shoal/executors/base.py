@@ -79,6 +79,23 @@ class GpuUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnAccount:
+    """The account of the executor. Where that is root, the worker runs only if `may_be_root`."""
+
+    may_be_root: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NamedAccount:
+    """An account of the worker's machine. An executor that is neither root nor this account refuses the worker."""
+
+    name: str
+
+
+RunAs = OwnAccount | NamedAccount
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSpec:
     """A worker to start. Its environment may contain secrets and is not part of its repr."""
 
@@ -103,8 +120,8 @@ class WorkerSpec:
     secret_files: dict[str, str] = field(default_factory=dict, repr=False)
     #: It prepares only: `SHOAL_GO` names a file that appears when `go` is called.
     waits_for_go: bool = False
-    #: The account of its machine under which it runs; empty: that of the executor.
-    account: str = ""
+    #: The account of its machine under which it runs.
+    account: RunAs = OwnAccount(may_be_root=True)
     #: A port of `free_port` that it will listen on.
     port: int | None = None
 

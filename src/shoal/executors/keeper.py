@@ -116,6 +116,12 @@ def send_signal(pids: Iterable[int], number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
+def give_to_account(fd: int, spec: dict[str, Any]) -> None:
+    """Let the worker's account open this pipe or terminal by name, as /dev/stderr does."""
+    if spec.get("account") is not None:
+        os.fchown(fd, spec["account"]["uid"], spec["account"]["gid"])
+
+
 
 #: The time stamp and a space before each line, and the newline.
 STAMP_BYTES = 29
@@ -270,6 +276,7 @@ class Keeper:
 
         try:
             child = self.popen(write, prepare)
+        give_to_account(write, self.spec)
         except subprocess.SubprocessError:  # `prepare` failed
             name = self.spec["workdir"]
             raise PermissionError(13, "its account may not start in this directory", name) from None
@@ -281,7 +288,8 @@ class Keeper:
     def popen(self, write: int, prepare: Callable[[], None]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self.spec["command"],
-            cwd=self.spec["workdir"],
+            # `confine` goes to the directory of an account: root would find out for the job what exists.
+            cwd=self.spec["workdir"] if self.spec.get("account") is None else "/",
             env=self.spec["env"],
             stdin=subprocess.DEVNULL,
             stdout=write,

@@ -17,12 +17,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from shoal.executors import keeper
-from shoal.executors.accounts import Private, find_account, remove_secrets_of
+from shoal.executors.accounts import Account, Private, account_for, go_file, remove_files_of
 from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, WorkerSpec
 from shoal.executors.cgroups import Cgroups
 from shoal.executors.gpus import UsageMeter, find_gpus, type_word
@@ -45,7 +44,8 @@ class LocalExecutor:
     """Runs workers on the GPUs that NVML finds, or on `virtual_gpus`: then workers run on the CPU.
 
     All calls must be made on the thread of a running event loop. `zygote` may be shared with other executors. With
-    `lease_file`, keepers kill their workers when the time in that file has passed (see `keeper.py`).
+    `lease_file`, keepers kill their workers when the time in that file has passed (see `keeper.py`). With `allow_root`,
+    an executor that runs as root also runs workers whose owners have no account.
     """
 
     name = "local"
@@ -59,12 +59,13 @@ class LocalExecutor:
         log_files: int = LOG_FILES,
         lease_file: Path | None = None,
         cgroups: Cgroups | None = None,
+        allow_root: bool = False,
     ) -> None:
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
         self.on_node: Callable[[NodeChange], None] = lambda change: None
         self._nodes, self.why_virtual = _find_nodes(virtual_gpus)
         self._log_file_bytes, self._log_files = log_file_bytes, log_files
-        self._lease_file = lease_file
+        self._lease_file, self._allow_root = lease_file, allow_root
         self._zygote, self._owns_zygote, self._zygote_s = zygote, False, float("-inf")
         self._usage_meter = UsageMeter()
         self._cgroups = cgroups if cgroups is not None else Cgroups.find()
@@ -156,18 +157,10 @@ class LocalExecutor:
             self._emit_soon(Exit(worker.worker, None, None, why, began=False))
 
     def _start_keeper(self, worker: WorkerSpec, lock: int) -> None:
-        account, own = find_account(worker.account) if worker.account else None, {}
-        if account is not None and account.uid == os.geteuid():
-            account = None  # its own
-        if account is not None:
-            private = Private(account, worker.directory, worker.worker)
-            own = account.env() | private.make(worker.secret_files)
-            if worker.tree:
-                worker = replace(worker, workdir=str(private.copy_of(Path(worker.workdir))))
-            worker = replace(worker, secret_files={})
-        files = SecretFiles(worker.directory)
-        files.write(worker.secret_files)
-        env = self._env(worker, own) | files.env(worker.secret_files) | {MARK: new_mark(worker.directory)}
+        account = account_for(worker.account, allow_root=self._allow_root)
+        own = _own_files(worker) if account is None else _private_files(worker, account)
+        # The home of the account counts, not that of the shell that submitted the job.
+        env = self._env(worker) | own | {MARK: new_mark(worker.directory)}
         group = None if self._cgroups is None else self._cgroups.make(worker.directory)
         spec = {
             "command": list(worker.command),
@@ -206,8 +199,7 @@ class LocalExecutor:
             return None
         return self._zygote.start(str(worker.directory), spec_fd, lock)
 
-    def _env(self, worker: WorkerSpec, own: dict[str, str]) -> dict[str, str]:
-        """`own`: what the worker's account has of its own."""
+    def _env(self, worker: WorkerSpec) -> dict[str, str]:
         node = next(n for n in self._nodes if n.name == worker.node)
         env = {k: os.environ[k] for k in PASSED_ON if k in os.environ} | {"PYTHONUNBUFFERED": "1"}
         if node.virtual:
@@ -219,10 +211,7 @@ class LocalExecutor:
                 "CUDA_VISIBLE_DEVICES": ",".join(node.devices[gpu] for gpu in seen),
                 "SHOAL_DEVICE": f"cuda:{seen.index(worker.gpu)}",
             }
-        if worker.waits_for_go:
-            env["SHOAL_GO"] = str(worker.directory / GO)
-        # The home of the account counts, not that of the shell that submitted the job.
-        return env | worker.env | own
+        return env | worker.env
 
     # Stopping and suspending
 
@@ -304,7 +293,7 @@ class LocalExecutor:
         """Report the end of a worker once none of its processes is left."""
         if kept.is_clean():
             SecretFiles(kept.directory).remove()
-            remove_secrets_of(kept.directory)
+            remove_files_of(kept.directory)
             self._emit(self._exit_of(worker, kept.directory))
         else:
             kept.clean_up()
@@ -383,6 +372,26 @@ def _start_cold(directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[by
         stdin=spec_fd,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+def _own_files(worker: WorkerSpec) -> dict[str, str]:
+    """Make the files that a worker under this process's account reads; return the variables that name them."""
+    files = SecretFiles(worker.directory)
+    files.write(worker.secret_files)
+    go = {"SHOAL_GO": str(worker.directory / GO)} if worker.waits_for_go else {}
+    return files.env(worker.secret_files) | go
+
+
+def _private_files(worker: WorkerSpec, account: Account) -> dict[str, str]:
+    """The same for a worker under another account, which cannot enter the worker's directory."""
+    private = Private(account, worker.directory, worker.worker)
+    env = account.env() | private.write_secrets(worker.secret_files)
+    if "SHOAL_JOB_DIR" in worker.env:
+        env["SHOAL_JOB_DIR"] = str(private.job_directory())
+    if worker.waits_for_go:
+        env["SHOAL_GO"] = str(go_file(worker.directory))
+        (worker.directory / GO).symlink_to(env["SHOAL_GO"])  # `go` makes the file that it leads to
+    return env
+
+
         pass_fds=(lock,),  # held for as long as the keeper lives
         start_new_session=True,
         cwd="/",

@@ -239,10 +239,13 @@ class WarmKeeper(keeper.Keeper):
         self.worker = worker
 
     def begin(self) -> int:
-        os.chdir(self.spec["workdir"])
-        if not os.path.isfile(self.spec["command"][1]):
-            raise FileNotFoundError(2, os.strerror(2), self.spec["command"][1])
-        os.chdir("/")
+        if self.spec.get("account") is None:
+            os.chdir(self.spec["workdir"])
+            if not os.path.isfile(self.spec["command"][1]):
+                raise FileNotFoundError(2, os.strerror(2), self.spec["command"][1])
+            os.chdir("/")
+        # Else root would tell the job which files exist: the worker looks for itself, under its account.
+        keeper.give_to_account(self.worker.output_fd, self.spec)
         with os.fdopen(self.worker.spec_fd, "w") as file:
             json.dump(self.spec, file)
         self.pid = self.worker.pid
@@ -274,20 +277,23 @@ def _become_worker(spec_fd: int, output_fd: int) -> None:
         if not text:  # the keeper has ended, or could not start the worker
             return
         spec = json.loads(text)
+        os.dup2(output_fd, 1)
+        os.dup2(output_fd, 2)
         keeper.confine(spec)
         keeper.prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of the account has cleared it
         _reset_signals()
         _show_mark(spec["env"].get(MARK, ""))
         os.chdir(spec["workdir"])
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(output_fd, 1)
-        os.dup2(output_fd, 2)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         os.environ.clear()
         os.environ.update(spec["env"])
         code = _run_script(list(spec["command"][1:]), spec["env"])
+    except OSError as error:  # of `confine`: the account may not enter the directory
+        os.write(2, f"cannot start {error.filename or spec['command'][0]!r}: {error.strerror}\n".encode())
+        code = 126
     finally:
         os._exit(code)
 
@@ -314,6 +320,9 @@ def _run_script(argv: list[str], env: dict[str, str]) -> int:
     """Run the script as `__main__`. Return its exit code."""
     import torch
 
+    if not os.path.isfile(argv[0]):  # as `python` says it
+        print(f"{sys.executable}: can't open file {argv[0]!r}: No such file or directory", file=sys.stderr)
+        return 2
     torch.seed()
     random.seed()
     torch.set_num_threads(int(env.get("OMP_NUM_THREADS", "1")))

@@ -104,7 +104,11 @@ class Control:
             self.engine = ServerEngine(self.store, self.clock.now_s, options.engine, options.gpus)
             self.cluster = self._virtual_cluster() if executor is None else None
             self.machines = self._machines() if executor is None else None
-            self.accounts = Accounts(self.store, enforced=executor is None)
+            self.accounts = Accounts(
+                self.store,
+                enforced=executor is None,
+                own_gpus=self.machines is not None and bool(self.machines.local.nodes()),
+            )
             self.executor: Executor = executor or self.machines.executor  # type: ignore[union-attr]
             self.loop = ControlLoop(
                 self.store, self.executor, self.home, self.clock,
@@ -241,9 +245,14 @@ class Control:
         if self.store.user(ADMIN) is None:
             self.services.users.add(ADMIN, Role.ADMIN, 1.0, "system")
         for user in self._described_users:
+        added: list[str] = []
             if self.store.user(user.name) is None:
                 self.services.users.add(user.name, Role.USER, user.tickets, "system")
         if not self.home.admin_token.exists():
+                added.append(user.name)
+        if added and (warning := self.accounts.of_described(added)) is not None:
+            self.loop.warnings.append(warning)
+            log.warning(warning)
             _, token = self.services.tokens.add(ADMIN, "made at the first start", None, "system")
             write_atomically(self.home.admin_token, token + "\n")
 

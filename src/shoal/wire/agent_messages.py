@@ -227,6 +227,7 @@ class Start(_Part, frozen=True, tag_field="do", tag=True):
     account: str = ""  # of the machine, under which it runs; empty: the agent's own
 
     def __repr__(self) -> str:
+    may_be_root: bool = False  # the agent's own account may be root
         return f"Start({self.worker!r}, {self.node!r}, {self.gpu})"  # the environment may contain secrets
 
 

@@ -29,7 +29,7 @@ from shoal.core.events import (
 )
 from shoal.core.limits import MONDAY_S
 from shoal.core.plan import Placement
-from shoal.executors.base import Executor, Exit
+from shoal.executors.base import Executor, Exit, OwnAccount, RunAs
 from shoal.placement.pinned_placer import PinnedPlacer
 from shoal.placement.placer import Placer
 from shoal.placement.registry import Setting, make_placer
@@ -99,7 +99,7 @@ class ControlLoop:
         placement: str = "auto",
         share: bool = False,
         pre_schedule: bool = False,
-        account_of: Callable[[str], str] = lambda user: "",
+        account_of: Callable[[str], RunAs] = lambda user: OwnAccount(),
         cool_down_s: float = COOL_DOWN_S,
         explore: float = SHARE,
         idle: IdleRule | None = None,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.agents.certificate import new_certificate
-from shoal.executors.base import Exit
+from shoal.executors.base import Exit, OwnAccount
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.control_port import ControlPort
 from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents
@@ -182,7 +182,7 @@ class ElasticRunner(CoordinatorEvents):
         node, addresses = self.parts.nodes[worker.device[0]], self.parts.addresses
         env = addresses.env(node) | {"SHOAL_CHECKPOINT": own("checkpoint.pt")}
         env["SHOAL_GPUS"] = str(job.range)
-        if not self.parts.account_of(job.user):
+        if isinstance(self.parts.account_of(job.user), OwnAccount):
             # Under an account of its own it cannot enter the server's home: its files go through the control plane.
             env |= addresses.state_env(node, directory)
         files = {"SHOAL_SECRET_FILE": self._keys.text(job.id, directory)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from shoal.executors.base import Executor, Exit, NodeInfo, WorkerSpec
+from shoal.executors.base import Executor, Exit, NodeInfo, RunAs, WorkerSpec
 from shoal.executors.logs import read_lines, tail_position
 from shoal.server.api.models import JobState
 from shoal.server.home import Home
@@ -114,8 +114,8 @@ class Parts:
     unmet: set[int]
     warnings: list[str]
     addresses: Addresses
-    #: The account under which the jobs of a user run; empty: the executor's own.
-    account_of: Callable[[str], str]
+    #: The account under which the jobs of a user run.
+    account_of: Callable[[str], RunAs]
 
     def worker_directory(self, job_id: int, worker_id: str) -> Path:
         return self.home.job(job_id) / "workers" / worker_id

@@ -27,7 +27,7 @@ def _user(s: Services, row: Row) -> m.User:
         group=row["group"],
         limits=plain_limits(row),
         use=s.limits_use.of([row["name"]]),
-        warnings=s.limits_use.warnings(row, [row["name"]]),
+        warnings=[*s.limits_use.warnings(row, [row["name"]]), *s.accounts.warnings(row["name"])],
     )
 
 
