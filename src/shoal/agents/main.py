@@ -38,8 +38,8 @@ class AgentOptions:
     address: str | None
     name: str | None
     state: Path | None
-
     allow_root: bool = False
+
 
 def run(options: AgentOptions) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")

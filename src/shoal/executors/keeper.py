@@ -111,16 +111,16 @@ def confine(spec: dict[str, Any]) -> None:
         os.chdir(spec["workdir"])  # as this account, who may not enter every directory
 
 
-def send_signal(pids: Iterable[int], number: int) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
 def give_to_account(fd: int, spec: dict[str, Any]) -> None:
     """Let the worker's account open this pipe or terminal by name, as /dev/stderr does."""
     if spec.get("account") is not None:
         os.fchown(fd, spec["account"]["uid"], spec["account"]["gid"])
 
+
+def send_signal(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 #: The time stamp and a space before each line, and the newline.
@@ -266,6 +266,7 @@ class Keeper:
         """Start the command, set `pid`, and return the reading end of its output."""
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
+        give_to_account(write, self.spec)
 
         def prepare() -> None:
             os.umask(self.umask)
@@ -276,7 +277,6 @@ class Keeper:
 
         try:
             child = self.popen(write, prepare)
-        give_to_account(write, self.spec)
         except subprocess.SubprocessError:  # `prepare` failed
             name = self.spec["workdir"]
             raise PermissionError(13, "its account may not start in this directory", name) from None

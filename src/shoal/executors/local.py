@@ -366,12 +366,6 @@ def _find_nodes(virtual_gpus: int | None) -> tuple[tuple[NodeInfo, ...], str]:
     return (NodeInfo("local", virtual_gpus, VIRTUAL_TYPE, True, devices),), why
 
 
-def _start_cold(directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", keeper.__file__, str(directory), str(lock)],
-        stdin=spec_fd,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
 def _own_files(worker: WorkerSpec) -> dict[str, str]:
     """Make the files that a worker under this process's account reads; return the variables that name them."""
     files = SecretFiles(worker.directory)
@@ -392,6 +386,12 @@ def _private_files(worker: WorkerSpec, account: Account) -> dict[str, str]:
     return env
 
 
+def _start_cold(directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", keeper.__file__, str(directory), str(lock)],
+        stdin=spec_fd,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         pass_fds=(lock,),  # held for as long as the keeper lives
         start_new_session=True,
         cwd="/",

@@ -244,15 +244,15 @@ class Control:
         """Make the first admin and its token, unless they exist. Only the owner of the home may read the token."""
         if self.store.user(ADMIN) is None:
             self.services.users.add(ADMIN, Role.ADMIN, 1.0, "system")
-        for user in self._described_users:
         added: list[str] = []
+        for user in self._described_users:
             if self.store.user(user.name) is None:
                 self.services.users.add(user.name, Role.USER, user.tickets, "system")
-        if not self.home.admin_token.exists():
                 added.append(user.name)
         if added and (warning := self.accounts.of_described(added)) is not None:
             self.loop.warnings.append(warning)
             log.warning(warning)
+        if not self.home.admin_token.exists():
             _, token = self.services.tokens.add(ADMIN, "made at the first start", None, "system")
             write_atomically(self.home.admin_token, token + "\n")
 

@@ -225,9 +225,9 @@ class Start(_Part, frozen=True, tag_field="do", tag=True):
     waits_for_go: bool = False
     port: Int | None = None  # one of `Ports`, which the worker will listen on
     account: str = ""  # of the machine, under which it runs; empty: the agent's own
+    may_be_root: bool = False  # the agent's own account may be root
 
     def __repr__(self) -> str:
-    may_be_root: bool = False  # the agent's own account may be root
         return f"Start({self.worker!r}, {self.node!r}, {self.gpu})"  # the environment may contain secrets
 
 
