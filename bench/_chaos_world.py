@@ -18,7 +18,6 @@ import httpx
 
 from shoal.executors.keeper import start_time
 from shoal.executors.keeper_files import read_started
-from shoal.executors.orphans import MARK
 
 PREFIX = "/api/v1"
 
@@ -31,6 +30,7 @@ class Process:
     pid: int
     keeper: int
     directory: Path
+    on_agent: bool  # not on the server's own machine
 
 
 class Server:
@@ -92,7 +92,8 @@ class Server:
         for directory in self.worker_directories():
             started = None if (directory / "exit").exists() else read_started(directory)
             if started is not None and start_time(started.pid) == started.start_time:
-                found.append(Process(directory.name, started.pid, started.keeper_pid, directory))
+                on_agent = directory.is_relative_to(self.base / "agent")
+                found.append(Process(directory.name, started.pid, started.keeper_pid, directory, on_agent))
         return found
 
     def worker_directories(self) -> list[Path]:
@@ -107,15 +108,20 @@ class Server:
         ) as connection:
             yield connection
 
-    def left_behind(self) -> list[int]:
-        """Processes that carry the mark of a worker of this home."""
-        files = [directory / "mark" for directory in self.worker_directories()]
-        marks = {f"{MARK}={file.read_text()}".encode() for file in files if file.exists()}
-        found = []
+    def workdir(self, key: int) -> Path:
+        """The working directory of a submission, by which its processes are found, also forked and detached ones."""
+        found = self.base / "work" / str(key)
+        found.mkdir(parents=True, exist_ok=True)
+        return found
+
+    def processes_of_jobs(self) -> dict[int, list[int]]:
+        """The running processes of each submission."""
+        found: dict[int, list[int]] = {}
         for pid in _pids():
             with contextlib.suppress(OSError):
-                if marks & set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")) and start_time(pid):
-                    found.append(pid)
+                place = Path(os.readlink(f"/proc/{pid}/cwd"))
+                if place.parent == self.base / "work":
+                    found.setdefault(int(place.name), []).append(pid)
         return found
 
 
@@ -165,16 +171,18 @@ class User:
 def used_twice(server: Server) -> list[str]:
     """GPUs that two running processes use by the record. Suspended workers ("stopped") have given theirs away."""
     with server.record() as record:
-        rows = record.execute("select id, node, gpu, state from workers where state != 'stopped'").fetchall()
-    gpu_of = {worker: (node, gpu) for worker, node, gpu, _ in rows}
-    state_of = {worker: state for worker, _, _, state in rows}
+        rows = record.execute(
+            "select id, node, gpu, more_gpus, state from workers where state != 'stopped'"
+        ).fetchall()
+    gpus_of = {row[0]: [(row[1], gpu) for gpu in (row[2], *json.loads(row[3] or "[]"))] for row in rows}
+    state_of = {row[0]: row[4] for row in rows}
     owner: dict[Any, str] = {}
     found = []
     for process in server.workers():
-        gpu = gpu_of.get(process.worker)
-        if gpu is not None and owner.setdefault(gpu, process.worker) != process.worker:
-            both = [f"{worker} ({state_of[worker]})" for worker in (owner[gpu], process.worker)]
-            found.append(f"GPU {gpu} is used by {' and '.join(both)}")
+        for gpu in gpus_of.get(process.worker, []):
+            if owner.setdefault(gpu, process.worker) != process.worker:
+                both = [f"{worker} ({state_of[worker]})" for worker in (owner[gpu], process.worker)]
+                found.append(f"GPU {gpu} is used by {' and '.join(both)}")
     return found
 
 

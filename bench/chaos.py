@@ -2,11 +2,11 @@
 
 Several users submit live jobs and commands, scale, pause, resume and cancel them, while servers, agents, workers,
 keepers and warm parents are killed and stopped at random. Checked all the time: what was acknowledged is on record, no
-GPU is used by two processes, the events have no gap, every job is in a state that fits what its owner asked for.
-Checked at the end: every job ended as it should, the weights of every live job show that each sample was used once per
-epoch, and no process is left.
+GPU is used by two processes, no process outlives its job, the events have no gap, every job is in a state that fits
+what its owner asked for and what its workers do. Checked at the end: every job ended as it should, the weights of every
+live job show that each sample was used once per epoch, and no process is left.
 
-    python bench/chaos.py [--kills 200] [--seed 1] [--minutes 20] [--gpus 6] [--policy max-min]
+    python bench/chaos.py [--kills 1000] [--seed 1] [--minutes 40] [--gpus 6] [--policy max-min]
 
 It prints one JSON document. The exit code is 1 if a check failed. The same seed makes the same choices; what they meet
 depends on the machine's timing.
@@ -47,6 +47,8 @@ FAULTS = {
 DEEDS = {"submit": 50, "scale": 15, "pause": 8, "resume": 16, "cancel": 2, "look": 20}
 SUBMIT_S = 300.0
 """How long a user repeats a submission that is not answered."""
+ORPHAN_S = 60.0
+"""How long a process may outlive its job: its agent may be stopped, and the machine is busy."""
 
 
 @dataclass
@@ -54,12 +56,18 @@ class Submitted:
     """A job whose submission was acknowledged, and what its owner knows of it."""
 
     id: int
+    key: int  # which submission it was
     user: User
     ends: set[str]
     epochs: int = 0  # of a live job
     result: Path | None = None
     may_be: set[str] = field(default_factory=set)  # the states that it may be in now; empty: any
-    over: bool = False
+    over_s: float | None = None  # when it was first seen to be over
+    pending_step: int | None = None  # its step when it was last seen, if it was pending then
+
+    @property
+    def over(self) -> bool:
+        return self.over_s is not None
 
 
 class Chaos:
@@ -73,7 +81,10 @@ class Chaos:
         self.faults: Counter[str] = Counter()
         self.deeds: Counter[str] = Counter()
         self.wrong: list[str] = []
+        self.exact = 0
+        self.workers_on_agent: set[str] = set()
         self.gpu_looks = self.last_event = self.key = 0
+        self._next_orphans_s = 0.0
         #: When to continue a process that was stopped.
         self.stopped: dict[int, float] = {}
         address = self.server.wait()
@@ -112,7 +123,8 @@ class Chaos:
             self.wish.choice(self.users[1:]),
             self.wish.choice(["live", "live", "live", "command", "fails"]),
         )
-        body: dict[str, Any] = {"workdir": "/tmp", "grace_s": 2, "max_restarts": 1000}
+        workdir = self.server.workdir(self.key)
+        body: dict[str, Any] = {"workdir": str(workdir), "grace_s": 2, "max_restarts": 1000}
         result, epochs, ends = None, 0, {"succeeded"}
         if kind == "live":
             epochs, result = self.wish.randint(4, self.most_epochs), self.base / f"result.{self.key}.json"
@@ -144,7 +156,7 @@ class Chaos:
         job = reply.json()["id"]
         if job in self.jobs:
             self.wrong.append(f"job {job} was given to two submissions")
-        self.jobs[job] = Submitted(job, user, ends, epochs, result)
+        self.jobs[job] = Submitted(job, self.key, user, ends, epochs, result)
 
     def _change(self, address: str, job: Submitted, what: str) -> None:
         options: dict[str, Any] = {}
@@ -176,12 +188,19 @@ class Chaos:
         state = str(reply.json()["state"])
         if job.may_be and state not in job.may_be:
             self.wrong.append(f"job {job.id} is {state} and not one of {sorted(job.may_be)}")
+        step = int(reply.json()["step"] or 0)
+        if state == "pending":
+            if job.pending_step is not None and step > job.pending_step:
+                self.wrong.append(f"job {job.id} is pending and trains: step {step} after {job.pending_step}")
+            job.pending_step = step
+        else:
+            job.pending_step = None
         if state in FINAL:
             if state not in job.ends:
                 self.wrong.append(
                     f"job {job.id} {state} and not one of {sorted(job.ends)}: {reply.json()['message']}"
                 )
-            job.over = True
+            job.over_s = time.monotonic()
             self._check_weights(job, state)
         return state
 
@@ -189,7 +208,9 @@ class Chaos:
         if job.result is None or state != "succeeded":
             return
         counts = json.loads(job.result.read_text()) if job.result.exists() else None
-        if counts != [float(job.epochs)]:
+        if counts == [float(job.epochs)]:
+            self.exact += 1
+        else:
             self.wrong.append(f"job {job.id} used its samples {counts} times in {job.epochs} epochs")
 
     # What fails
@@ -211,8 +232,10 @@ class Chaos:
             target = self._target(what.partition(" ")[2])
             if target is None:
                 return
-            with contextlib.suppress(ProcessLookupError):
+            try:
                 os.kill(target, number)
+            except ProcessLookupError:
+                return
             if number == signal.SIGSTOP:
                 self.stopped[target] = time.monotonic() + self.rng.uniform(0.5, 8.0)
         self.faults[what] += 1
@@ -254,6 +277,19 @@ class Chaos:
         self.last_event, missing = gaps(self.server, self.last_event)
         if missing:
             self.wrong.append(f"events {missing[:5]} are missing")
+        self._check_orphans()
+
+    def _check_orphans(self) -> None:
+        """No process outlives its job by more than the time in which a stopped keeper or server goes on."""
+        self.workers_on_agent |= {process.worker for process in self.server.workers() if process.on_agent}
+        if time.monotonic() < self._next_orphans_s:
+            return
+        self._next_orphans_s = time.monotonic() + 2.0
+        over = {job.key: job for job in list(self.jobs.values()) if job.over}
+        for key, pids in self.server.processes_of_jobs().items():
+            job = over.get(key)
+            if job is not None and time.monotonic() - (job.over_s or 0.0) > ORPHAN_S:
+                self.wrong.append(f"processes {pids} outlive job {job.id}")
 
     def run(self, kills: int, limit_s: float, per_s: float) -> None:
         """`per_s`: faults per second."""
@@ -301,9 +337,11 @@ class Chaos:
         self.agent.process.wait(60)
         kept = kept_workers(self.server.home / "jobs") | kept_workers(self.base / "agent")
         kept.pop(self.base / "agent", None)
-        left = [*kept.values(), *self.server.left_behind()]
+        left = [*kept.values(), *(pid for pids in self.server.processes_of_jobs().values() for pid in pids)]
         if left:
             self.wrong.append(f"processes {left} are left")
+        if not self.workers_on_agent:
+            self.wrong.append("the agent ran no worker")
 
 
 def own_account() -> dict[str, Any]:
@@ -329,12 +367,12 @@ def main() -> int:
         if chaos.agent.process.poll() is None:
             chaos.agent.kill()
     live = [job for job in chaos.jobs.values() if job.epochs]
-    exact = [job for job in live if job.over and job.result is not None and job.result.exists()]
     print_figures(
         {
             "seed": options.seed, "seconds": round(lasted_s), "faults": sum(chaos.faults.values()),
             "faults_by_kind": dict(sorted(chaos.faults.items())), "jobs": len(chaos.jobs), "live_jobs": len(live),
-            "live_jobs_exact_by_their_weights": len(exact), "requests": dict(sorted(chaos.deeds.items())),
+            "live_jobs_exact_by_their_weights": chaos.exact,
+            "workers_on_the_agent": len(chaos.workers_on_agent), "requests": dict(sorted(chaos.deeds.items())),
             "looks_at_gpus": chaos.gpu_looks, "events": chaos.last_event,
             "wrong": list(dict.fromkeys(chaos.wrong))[:50],
         }
@@ -348,10 +386,10 @@ def main() -> int:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--kills", type=int, default=200, help="kills and stops")
+    parser.add_argument("--kills", type=int, default=1000, help="kills and stops")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
-        "--minutes", type=float, default=20.0, help="limit of the run, and of the end of all jobs"
+        "--minutes", type=float, default=40.0, help="limit of the run, and of the end of all jobs"
     )
     parser.add_argument("--per-s", type=float, default=1.0, help="kills and stops per second")
     parser.add_argument("--gpus", type=int, default=6)
