@@ -12,7 +12,7 @@ from tests.server.fakes import Fleet, Here, run, server
 
 from shoal.core.limits import Limits
 from shoal.executors.base import NodeInfo
-from shoal.server.loop.live_job import LiveJob
+from shoal.server.loop.live_job import LiveJob, LiveWorker
 from shoal.server.loop.people import groups_of, users_of
 
 USERS = ("ada", "ben", "cyd")
@@ -54,17 +54,38 @@ class Watch:
             yield from _of(("array", str(array)), limits, mine)
 
 
+def takes_a_place(job: LiveJob, worker: LiveWorker) -> bool:
+    """Whether a worker takes the place of one that still holds its GPU. Limits count the two once."""
+    old = job.workers.get(worker.replaces or "")
+    if old is None or not old.holds_gpu:
+        return False
+    assert job.resize.value == "live"
+    assert [w.id for w in job.workers.values() if w.replaces == old.id] == [worker.id], "two take one place"
+    assert (old.replaces or "") not in job.workers, "a third worker in one place"
+    return worker.holds_gpu
+
+
+def _type(worker: LiveWorker) -> str:
+    return NODES[worker.device[0]].gpu_type
+
+
 def _of(
     key: tuple[str, ...], limits: Limits, jobs: list[LiveJob]
 ) -> Iterable[tuple[tuple[str, ...], int, int]]:
-    held = [w for j in jobs for w in j.workers.values() if w.holds_gpu]
+    held = [w for j in jobs for w in j.workers.values() if w.holds_gpu and not takes_a_place(j, w)]
     if limits.max_gpus is not None:
-        yield (*key, "max_gpus"), limits.max_gpus, len(held)
+        yield (*key, "max_gpus"), limits.max_gpus, sum(w.gpus for w in held)
     if limits.max_running_jobs is not None:
         yield (*key, "max_running_jobs"), limits.max_running_jobs, sum(j.gpus > 0 for j in jobs)
     for gpu_type, most in limits.max_gpus_of_type:
-        there = {i for i, node in enumerate(NODES) if node.gpu_type == gpu_type}
-        yield (*key, gpu_type), most, sum(w.device[0] in there for w in held)
+        there = [w for j in jobs for w in j.workers.values() if w.holds_gpu and _type(w) == gpu_type]
+        second = [
+            w
+            for j in jobs
+            for w in j.workers.values()
+            if takes_a_place(j, w) and _type(w) == _type(j.workers[w.replaces or ""]) == gpu_type
+        ]
+        yield (*key, gpu_type), most, sum(w.gpus for w in there) - sum(w.gpus for w in second)
 
 
 def random_limits(rng: random.Random) -> dict[str, Any]:

@@ -189,12 +189,13 @@ class CoordinatorEvents(RunnerBase):
         worker, handle = job.workers.get(slow), self.service.jobs.get(str(job.id))
         if worker is None or handle is None or worker.state != ACTIVE or slow not in handle.state.target:
             return
-        free = self.parts.devices.choose({worker.device[0]: 1}) if job.replaced < MAX_REPLACED else None
+        free = self.choose(job, {worker.device[0]: 1}, [worker]) if job.replaced < MAX_REPLACED else None
         if free is None:
             why = "no other GPU is free" if job.replaced < MAX_REPLACED else "others were replaced already"
             self.parts.outbox.event("worker.kept", f"worker {slow} stays, though slow: {why}", job, **data)
             return
         new = self.new_worker(job, free[0], None)
+        self.parts.ceilings.take_places(job, [new], [worker])
         job.replaced, worker.is_replaced = job.replaced + 1, True
         text = f"worker {slow} is replaced by {new.id}: {data['reason']['sentence']}"
         self.parts.outbox.event("worker.replaced", text, job, **data, by=new.id)

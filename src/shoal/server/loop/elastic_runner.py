@@ -151,7 +151,8 @@ class ElasticRunner(CoordinatorEvents):
         need = {node: count for node, count in need.items() if count}
         new: list[LiveWorker] = []
         if need and job.refused < MAX_REFUSED:
-            devices = self.choose(job, need)
+            leavers = [w for w in usable if w not in keep]
+            devices = self.choose(job, need, leavers)
             if devices is None:
                 # All or nothing: a second switch a moment later would cost more than the wait.
                 self.parts.unmet.add(job.id)
@@ -161,6 +162,7 @@ class ElasticRunner(CoordinatorEvents):
             if may(job.life, Verb.START):
                 self.advance(job, Verb.START, gpus=len(devices))
             new = [self.new_worker(job, device, None) for device in devices]
+            self.parts.ceilings.take_places(job, new, leavers)
         kept = {w.id for w in keep}
         # Workers that stay keep their rank order. New workers come last.
         target = [w.id for w in usable if w.id in kept] + [w.id for w in new]

@@ -232,6 +232,9 @@ class FixedRunner(RunnerBase):
         """A co-located job got a GPU of its own: the one it is on, if that has become free."""
         (worker,) = job.workers.values()
         device = worker.device
+        if not self.parts.ceilings.allow(job, want):
+            self.parts.unmet.add(job.id)
+            return
         if want != {device[0]: 1} or self.parts.devices.owner(device) is not None:
             virtual = self.parts.nodes[device[0]].virtual and want == {device[0]: 1}
             found = self.parts.devices.choose(want) if virtual else None

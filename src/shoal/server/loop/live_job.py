@@ -35,8 +35,10 @@ class LiveWorker:
     started_s: float
     rank: int | None = None
     state: str = STARTING
-    #: A new worker replaces it at the next switch.
+    #: It is slow: a new worker replaces it at the next switch.
     is_replaced: bool = False
+    #: The worker whose place it takes. Limits count the two as one while both hold GPUs.
+    replaces: str | None = None
     #: It is on a GPU that another job holds; it holds none itself.
     colocated: bool = False
     #: Further GPUs of the same node, if it is the only process of its job there.

@@ -190,9 +190,14 @@ class RunnerBase:
         self.holds(job)
         return worker
 
-    def choose(self, job: LiveJob, need: dict[int, int]) -> list[Device] | None:
-        """Free GPUs for the job, by node; None if they are not free, or a limit does not let it hold them yet."""
-        if not self.parts.ceilings.allow(job, need):
+    def choose(
+        self, job: LiveJob, need: dict[int, int], leavers: Sequence[LiveWorker] = ()
+    ) -> list[Device] | None:
+        """Free GPUs for the job, by node; None if they are not free, or a limit does not let it hold them yet.
+
+        `leavers`: its workers that leave when the new ones have joined.
+        """
+        if not self.parts.ceilings.allow(job, need, leavers):
             return None
         return self.parts.devices.choose(need, self.parts.sharing.beside(job))
 

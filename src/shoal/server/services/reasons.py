@@ -41,7 +41,7 @@ class Reasons:
             return self._rests(job)
         lacks = job.target_gpus > job.gpus
         given = f"it was given {counted(job.target_gpus, 'GPU')}"
-        if lacks and job.id in self._loop.unmet:
+        if job.id in self._loop.unmet and (lacks or job.resize is Resize.LIVE):
             return self._waits_for_release(job, may_see)
         if job.target_gpus and job.workers and all(w.state == LEAVING for w in job.workers.values()):
             old = counted(len(job.workers), "old worker has", "old workers have")
@@ -125,11 +125,15 @@ class Reasons:
         if job.colocated:
             text = "it was given a GPU of its own and stays co-located until that GPU is free"
             return m.Reason(code="WaitingForRelease", sentence=text, evidence={"given_gpus": 1})
-        holders = [j for j in self._loop.jobs.values() if j.id != job.id and j.gpus > j.target_gpus]
-        names = dict.fromkeys(shown_name(j, may_see or j.user == job.user) for j in holders)
+        holders = [j for j in self._loop.jobs.values() if j.gpus > j.target_gpus]
+        names = dict.fromkeys(
+            "its own workers" if j is job else shown_name(j, may_see or j.user == job.user) for j in holders
+        )
         who = listed(list(names)[:MOST_NAMED], len(names)) or "others"
-        has = "has" if len(names) == 1 else "have"
-        text = f"it was given {counted(job.target_gpus, 'GPU')} and waits until {who} {has} released them"
+        has = "has" if len(names) == 1 and job not in holders else "have"
+        lacks = job.target_gpus > job.gpus
+        what = f"it was given {counted(job.target_gpus, 'GPU')}" if lacks else "it is to move to other GPUs"
+        text = f"{what} and waits until {who} {has} released them"
         evidence: dict[str, float | int | str] = {"gpus": job.gpus, "given_gpus": job.target_gpus}
         return m.Reason(code="WaitingForRelease", sentence=text, evidence=evidence)
 
