@@ -453,7 +453,7 @@ async def cut_off(control: Control) -> None:
         await runner.close()
     for _ in range(5):  # a connection may have been made this moment
         await asyncio.sleep(0)
-        for task in list(service._connections):
+        for task in list(service.listener.connections):
             task.cancel()
     control.store.close()
     control.home.release()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 from pathlib import Path
+
+import pytest
 
 from shoal.server.loop.runner import secrets_of
 from shoal.torch.link import ControlLink
 from shoal.wire.auth import new_secret
 from shoal.wire.messages import Phase, Report, Status
 from shoal.wire.service import ControlService
+from shoal.wire.strangers import MAX_STRANGERS
 
 from .fakes import Fleet, run, server
 
@@ -77,35 +79,36 @@ def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(tmp_path: P
     run(story())
 
 
-def test_a_worker_is_not_shut_out_by_idle_connections() -> None:
+def test_a_worker_is_not_shut_out_by_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No idle connection ends by itself in time: the worker gets the place of one of them."""
+    monkeypatch.setattr("shoal.wire.channel.HANDSHAKE_TIMEOUT_S", 3600.0)
     secret = new_secret()
 
     async def story() -> None:
         service = await listening(secret)
         host, _, port = service.address.rpartition(":")
-        with contextlib.ExitStack() as stack:
-            for _ in range(400):
-                stack.callback(os.close, idle_socket(host, int(port)))
+        async with contextlib.AsyncExitStack() as stack:
+            idle = [await idle_connection(host, int(port), stack) for _ in range(MAX_STRANGERS + 20)]
+            ended = [await reader.read() for reader in idle[:20]]  # those that had to make room
+            assert all(ended), "each got its challenge"
+            assert len(service.listener.strangers) == MAX_STRANGERS
+            while len(service.listener.connections) > MAX_STRANGERS:
+                await asyncio.sleep(0.01)
             link = link_to(service.address, secret, Path("/nonexistent"))
             await asyncio.to_thread(link.start)
-            assert service.jobs["1"].state.workers["1.0"].met or await connected(service)
+            while not service.jobs["1"].state.workers["1.0"].met:
+                await asyncio.sleep(0.02)
+            assert len(service.listener.strangers) == MAX_STRANGERS - 1
             link.close()
-        await service.close()
+            await service.close()
 
     run(story())
 
 
-async def connected(service: ControlService) -> bool:
-    while not service.jobs["1"].state.workers["1.0"].met:
-        await asyncio.sleep(0.02)
-    return True
-
-
-def idle_socket(host: str, port: int) -> int:
-    stranger = socket.socket()
-    stranger.setblocking(False)
-    stranger.connect_ex((host, port))
-    return stranger.detach()
+async def idle_connection(host: str, port: int, stack: contextlib.AsyncExitStack) -> asyncio.StreamReader:
+    reader, writer = await asyncio.open_connection(host, port)
+    stack.callback(writer.close)
+    return reader
 
 
 def test_a_job_that_changes_its_key_hinders_neither_the_server_nor_its_own_end(tmp_path: Path) -> None:

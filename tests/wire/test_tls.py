@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from shoal.wire.auth import AuthError, new_secret
 from shoal.wire.channel import Channel
 from shoal.wire.messages import Answer, Ask, Hello, Order, Phase, Status, WireError
 from shoal.wire.service import ControlService
+from shoal.wire.strangers import MAX_STRANGERS
 
 
 class NoProcesses:
@@ -113,3 +116,25 @@ def test_a_client_does_not_trust_a_certificate_that_it_does_not_know(server: Ser
 def test_a_client_without_tls_gets_no_answer(server: Server) -> None:
     with pytest.raises((OSError, WireError)):
         Channel.open(server.address, server.secret, "job", "worker", timeout_s=0.5)
+
+
+def test_an_idle_connection_counts_before_its_tls_handshake(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them begins it, and none ends by itself in time."""
+    monkeypatch.setattr("shoal.wire.listener.HANDSHAKE_TIMEOUT_S", 3600.0)
+    listener, (host, _, port) = server.service.listener, server.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        connect = lambda: stack.enter_context(socket.create_connection((host, int(port)), 30))  # noqa: E731
+        idle = [connect() for _ in range(MAX_STRANGERS + 10)]
+        for one in idle[:10]:
+            assert one.recv(1) == b"", "it had to make room"
+        server.do(until(lambda: len(listener.connections) == len(listener.strangers) == MAX_STRANGERS))
+        channel = Channel.open(server.address, server.secret, "job", "worker", tls=server.client)
+        server.do(until(lambda: len(listener.connections) == len(listener.strangers) + 1 == MAX_STRANGERS))
+        channel.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)

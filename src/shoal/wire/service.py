@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-import logging
 import ssl
 import time
 from collections.abc import AsyncIterator, Callable
@@ -25,16 +23,14 @@ from typing import Any, Protocol
 
 from shoal.wire import coordinator
 from shoal.wire import events as ev
-from shoal.wire.auth import AuthError, Request
-from shoal.wire.channel import HANDSHAKE_TIMEOUT_S, AsyncChannel
+from shoal.wire.auth import Request
+from shoal.wire.channel import AsyncChannel
 from shoal.wire.events import Effect, Emit, Send, StartWorker, StopWorker
 from shoal.wire.job_files import FILES, JobFiles
-from shoal.wire.messages import PROTOCOL, Answer, Ask, Hello, Message, Report, Resize, Status, WireError
+from shoal.wire.listener import Connection, Listener
+from shoal.wire.messages import Answer, Ask, Hello, Message, Report, Resize, Status, WireError
 from shoal.wire.previous import PREVIOUS_PROTOCOL
 from shoal.wire.state import CoordinatorState, Timing
-from shoal.wire.strangers import Strangers
-
-log = logging.getLogger("shoal.wire")
 
 WORKER, CLIENT = "worker", "client"
 """The purpose of a connection. It is part of the handshake, so that a client cannot pose as a worker."""
@@ -204,27 +200,19 @@ class ControlService:
         self.jobs: dict[str, JobHandle] = {}
         self.address = ""
         self._on_event = on_event
-        self._servers: list[asyncio.Server] = []
+        self.listener = Listener(lambda job, purpose: self.secret_of(job, purpose), self._converse)
         self._ticker: asyncio.Task[None] | None = None
-        self._strangers = Strangers()
-        self._connections: set[asyncio.Task[Any]] = set()
 
     async def start(self, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> str:
         """Listen, inside TLS if a context is given. Return the address for the workers (also in `address`)."""
-        timeout_s = None if tls is None else HANDSHAKE_TIMEOUT_S
-        server = await asyncio.start_server(
-            self._accept, host, port, ssl=tls, ssl_handshake_timeout=timeout_s
-        )
-        self._servers.append(server)
-        bound = server.sockets[0].getsockname()
-        self.address = f"{bound[0]}:{bound[1]}"
+        bound_host, bound_port = await self.listener.listen(host, port, tls)
+        self.address = f"{bound_host}:{bound_port}"
         self._ticker = asyncio.create_task(self._tick())
         return self.address
 
     async def listen_for_previous(self, host: str, port: int) -> None:
         """Listen on this port, too, for workers that speak the previous protocol."""
-        accept = functools.partial(self._accept, protocol=PREVIOUS_PROTOCOL)
-        self._servers.append(await asyncio.start_server(accept, host, port))
+        await self.listener.listen(host, port, protocol=PREVIOUS_PROTOCOL)
 
     def add(
         self,
@@ -269,11 +257,7 @@ class ControlService:
         """Stop serving. Workers continue to train and look for a service at this address."""
         if self._ticker is not None:
             self._ticker.cancel()
-        for server in self._servers:
-            server.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self.listener.close()
 
     async def _tick(self) -> None:
         """Check time-outs. While this service was suspended or starved it read no messages: the workers were not
@@ -291,34 +275,8 @@ class ControlService:
         handle = self.jobs.get(job)
         return handle.secret if handle is not None and purpose in (WORKER, CLIENT, FILES) else None
 
-    async def _accept(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: int = PROTOCOL
-    ) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            await self._converse(reader, writer, protocol)
-        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
-            pass  # the peer has gone, or the service closes
-        except AuthError as error:
-            log.warning("refused a connection from %s: %s", writer.get_extra_info("peername"), error)
-        except WireError as error:
-            log.warning("cut a connection from %s: %s", writer.get_extra_info("peername"), error)
-        finally:
-            self._connections.discard(task)
-            writer.close()
-
-    async def _converse(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, protocol: int
-    ) -> None:
-        address = (writer.get_extra_info("peername") or ("",))[0]
-        place = self._strangers.enter(address, writer.transport.abort)
-        try:
-            request, channel = await AsyncChannel.accept(reader, writer, self.secret_of, protocol)
-        finally:
-            self._strangers.leave(place)
-        await self.serve(request, channel)
+    async def _converse(self, made: Connection) -> None:
+        await self.serve(made.request, AsyncChannel(made.reader, made.writer, made.keys, made.protocol))
 
     async def serve(self, request: Request, channel: AsyncChannel) -> None:
         """Serve a connection that has passed the handshake until it ends."""
