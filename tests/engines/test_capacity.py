@@ -31,13 +31,19 @@ A100 = NewMachine(4, "a100")
 
 
 def held(
-    id: str, free: int, idle_s: float = 0.0, coming: bool = False, gpu_type: str = "a100"
+    id: str,
+    free: int,
+    idle_s: float = 0.0,
+    coming: bool = False,
+    gpu_type: str = "a100",
+    usable: bool = True,
 ) -> HeldMachine:
-    return HeldMachine(id, 4, gpu_type, free, coming, idle_s)
+    return HeldMachine(id, 4, gpu_type, free, coming, idle_s, usable)
 
 
 BUSY, IDLE, LONG_IDLE = held("busy", 0), held("idle", 4, 10), held("long", 4, 600)
 COMING = held("coming", 4, 0, coming=True)
+DRAINED, LONG_DRAINED = held("drained", 4, 10, usable=False), held("drained", 4, 600, usable=False)
 
 CASES = {
     "the minimum is requested without any job": (2, 4, [], [], CapacityChange((A100,) * 2)),
@@ -63,6 +69,13 @@ CASES = {
     ),
     "the one that was idle the longest goes first": (
         1, 4, [], [held("a", 4, 700), held("b", 4, 900)], CapacityChange((), ("b",)),
+    ),
+    "free GPUs that no job gets serve no demand": (0, 9, [Demand(4)], [DRAINED], CapacityChange((A100,))),
+    "a machine that no job gets is returned even at the minimum": (
+        2, 2, [Demand(4)], [LONG_DRAINED, BUSY], CapacityChange((), ("drained",)),
+    ),
+    "and counts as one of those to return": (
+        1, 4, [], [LONG_DRAINED, LONG_IDLE], CapacityChange((), ("drained",)),
     ),
 }  # fmt: skip
 
@@ -94,7 +107,9 @@ def machines_of_any_kind(draw: st.DrawFn) -> list[HeldMachine]:
         gpus = draw(st.integers(1, 8))
         coming = draw(st.booleans())
         free = gpus if coming else draw(st.integers(0, gpus))
-        found.append(HeldMachine(f"m{number}", gpus, draw(TYPES), free, coming, draw(st.floats(0, 2000))))
+        usable = coming or draw(st.booleans())
+        idle_s = draw(st.floats(0, 2000))
+        found.append(HeldMachine(f"m{number}", gpus, draw(TYPES), free, coming, idle_s, usable))
     return found
 
 
@@ -113,7 +128,7 @@ def test_the_range_holds_and_no_busy_or_fresh_machine_is_returned(
     assert len(set(change.release)) == len(change.release)
     if change.request:
         assert len(machines) + len(change.request) <= limits.max_machines
-    if change.release:
+    if any(by_id[id].usable for id in change.release):
         assert len(machines) - len(change.release) >= limits.min_machines
     for id in change.release:
         assert not by_id[id].busy
@@ -125,6 +140,7 @@ def test_the_range_holds_and_no_busy_or_fresh_machine_is_returned(
 def test_one_decision_is_enough_and_is_not_taken_back(
     limits: CapacityLimits, demand: list[Demand], machines: list[HeldMachine], new: list[NewMachine]
 ) -> None:
+    machines = [replace(m, usable=True) for m in machines]
     change = decide_capacity(limits, demand, machines, new)
     left = [m for m in machines if m.id not in change.release]
     left += [

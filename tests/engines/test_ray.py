@@ -181,6 +181,42 @@ def test_machines_run_are_found_again_released_lost_and_closed(cluster: RayClust
     run(story())
 
 
+def test_after_a_cancelled_call_each_call_gets_its_own_answer(cluster: RayCluster, tmp_path: Path) -> None:
+    async def story() -> None:
+        ray = engine(cluster, "abc2")
+        assert [m for m in await ray.offers(drained=["gpu-1"]) if m.gpu_type == "a100"] == []
+        with pytest.raises(RequestRefused, match="no further node with 4 a100 GPU"):
+            await ray.request(MachineRequest(4, "a100"), agents_at(tmp_path, 1), drained=["gpu-1"])
+        await ray.request(MachineRequest(4, "a100"), agents_at(tmp_path, 1))
+        await until(ray, lambda ms: states(ms) == [UP])
+        pid = (await seen(tmp_path, "gpu-1"))["pid"]
+        await cancel_a_poll(ray)
+        assert re.match(r"2\.\d+", await ray.version())
+        await cancel_a_poll(ray)
+        await ray.close()
+        await ended(pid)
+        fresh = engine(cluster, "abc2")
+        await cancel_a_poll(fresh)
+        assert await fresh.poll() == [], "a launcher whose start was cancelled is replaced"
+        await fresh.detach()
+
+    run(story())
+
+
+async def cancel_a_poll(ray: RayEngine) -> None:
+    """Cancel it while it waits for its answer: the launcher, if it runs, is stopped meanwhile."""
+    pid = ray.launcher_pid
+    if pid is not None:
+        os.kill(pid, signal.SIGSTOP)
+    task = asyncio.ensure_future(ray.poll())
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    if pid is not None:
+        os.kill(pid, signal.SIGCONT)
+
+
 async def until_two_nodes(ray: RayEngine, out: Path) -> None:
     """Request a machine on each of the two nodes, as soon as Ray has them."""
     asked = 0

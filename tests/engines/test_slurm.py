@@ -60,6 +60,10 @@ while :; do sleep 0.1; done
 def cluster() -> Iterator[SlurmCluster]:
     started = SlurmCluster()
     (started.dir / "agent.sh").write_text(AGENT)
+    # The clock of the nodes is wrong, as the script of the agent would see it.
+    wrong_clock = started.dir / "bin" / "date"
+    wrong_clock.write_text('#!/bin/sh\nexec /bin/date --date="1 day ago" "$@"\n')
+    wrong_clock.chmod(0o755)
     yield started
     started.stop()
 
@@ -260,6 +264,13 @@ def test_the_time_limit_becomes_a_deadline_for_the_launcher_and_the_agent(cluste
         end_s = float(found["leaving"]) - time.clock_gettime(time.CLOCK_BOOTTIME) + time.time()
         assert end_s == pytest.approx(leaving.leaving_at_s, abs=3), "both tell the same deadline"
         assert alive(found["pid"]), "the warning does not end the agent"
+
+        # The limit is extended: the machine stays, and its agent is started again if it is killed.
+        cluster.admin("scontrol", "update", f"JobId={machine.id}", "TimeLimit=60")
+        await until(slurm, lambda ms: states(ms) == [UP])
+        os.kill(int(found["pid"]), signal.SIGKILL)
+        wait_for(lambda: seen(cluster, machine.id)["pid"] != found["pid"], "the agent runs again")
+        assert "leaving" not in seen(cluster, machine.id)
         await slurm.close()
 
     run(story())

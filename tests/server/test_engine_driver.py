@@ -56,7 +56,7 @@ class MemoryEngine:
         self._answer()
         return "22.05.8"
 
-    async def offers(self) -> list[NewMachine]:
+    async def offers(self, *, drained: Collection[str] = ()) -> list[NewMachine]:
         self._answer()
         return [NewMachine(4), NewMachine(4, "a100")]
 
@@ -64,7 +64,12 @@ class MemoryEngine:
         self._answer()
 
     async def request(
-        self, what: MachineRequest, commands: Sequence[AgentCommand], *, avoid: Collection[str] = ()
+        self,
+        what: MachineRequest,
+        commands: Sequence[AgentCommand],
+        *,
+        avoid: Collection[str] = (),
+        drained: Collection[str] = (),
     ) -> list[Machine]:
         self._answer()
         self.asked.append((what, len(commands)))
@@ -75,7 +80,7 @@ class MemoryEngine:
         for command in commands:
             self.last += 1
             names = (f"slurm-{n}" for n in range(1, 99))
-            taken = {m.agent for m in self.machines.values()} | set(avoid)
+            taken = {m.agent for m in self.machines.values()} | set(avoid) | set(drained)
             agent = next(n for n in names if n not in taken)
             machine = Machine(str(self.last), agent, PENDING, gpus=what.gpus or 0, reason="Priority")
             self.machines[machine.id] = machine
@@ -130,10 +135,20 @@ class Port:
 
     def leaving(self, agent: str, in_s: float, why: str) -> None:
         self.leaves[agent] = in_s
+        self._set(agent, leaves_in_s=in_s, blocked=why)
+
+    def stays(self, agent: str) -> None:
+        self.leaves.pop(agent, None)
+        self._set(agent, leaves_in_s=None, blocked="")
+
+    def _set(self, agent: str, **fields: Any) -> None:
+        if agent in self.seen:
+            self.seen[agent] = replace(self.seen[agent], **fields)
 
     def fenced(self, agent: str, why: str) -> None:
         self.dead.append(agent)
-        self.seen.pop(agent, None)
+        drained = agent in self.seen and self.seen[agent].drained
+        self.seen[agent] = AgentSeen(agent, connected=False, may_have_workers=False, drained=drained)
 
     def make_token(self, lifetime_s: float) -> tuple[str, str]:
         self.made += 1
@@ -184,6 +199,10 @@ class World:
     def use(self, agent: str, used: int, workers: bool | None = None) -> None:
         has = bool(used) if workers is None else workers
         self.port.seen[agent] = replace(self.port.seen[agent], used_gpus=used, may_have_workers=has)
+
+    def drain(self, agent: str, drained: bool = True) -> None:
+        why = "somebody drained it" if drained else ""
+        self.port.seen[agent] = replace(self.port.seen[agent], blocked=why, drained=drained)
 
 
 def test_a_waiting_job_gets_a_machine_and_the_reason_quotes_the_engine() -> None:
@@ -371,6 +390,107 @@ def test_a_time_limit_is_announced_and_a_replacement_is_requested() -> None:
     assert len(world.engine.machines) == 2, "it does not count any more"
 
 
+def test_a_drained_machine_serves_no_demand_and_is_replaced_and_returned() -> None:
+    world = World(low=1, high=2, idle_s=10.0)
+    world.run()
+    world.join()
+    world.drain("slurm-1")
+    world.port.wanted = [Demand(4)]
+    world.run(3)
+    assert world.engine.asked[1:] == [(MachineRequest(4), 1)], "its free GPUs are of no use"
+    world.join("4712", used=4)
+    world.run(15)
+    assert list(world.engine.machines) == ["4712", "4713"], "it is returned, and another one replaces it"
+    agents = [m.agent for m in world.engine.machines.values()]
+    assert agents == ["slurm-2", "slurm-3"], "a name that is drained is not used again"
+
+
+def test_at_the_maximum_a_drained_machine_is_named_until_it_is_returned_and_replaced() -> None:
+    world = World(low=2, high=2, idle_s=10.0)
+    world.run()
+    world.join()
+    world.use("slurm-2", 4)
+    world.drain("slurm-1")
+    world.port.wanted = [Demand(4)]
+    world.run(3)
+    assert world.view.coming() == (
+        "no further machine is requested from Slurm: --nodes allows 2 machines; "
+        "not in use: slurm-1 (somebody drained it); it is returned when it was idle for 10 s"
+    )
+    world.run(12)
+    assert list(world.engine.machines) == ["4712", "4713"]
+
+
+def test_a_drained_machine_with_work_on_it_stays_and_one_that_is_used_again_too() -> None:
+    world = World(low=0, high=2, idle_s=10.0)
+    world.port.wanted = [Demand(4)]
+    world.run()
+    world.join(used=2)
+    world.drain("slurm-1")
+    world.run(20)
+    assert "4711" in world.engine.machines, "a job still uses it"
+    world.use("slurm-1", 0)
+    world.run(5)
+    world.drain("slurm-1", drained=False)
+    world.run(20)
+    assert "4711" in world.engine.machines
+    assert "slurm-1" not in world.port.held
+
+
+def test_a_machine_whose_agent_stays_away_serves_no_demand_and_is_returned() -> None:
+    world = World(low=0, high=2, idle_s=60.0)
+    world.port.wanted = [Demand(4)]
+    world.run()
+    world.join()
+    world.port.seen["slurm-1"] = AgentSeen("slurm-1", False, True, 4, 0)
+    world.run(20)
+    assert len(world.engine.machines) == 1, "it may be back soon"
+    world.run(20)
+    assert list(world.engine.machines) == ["4711", "4712"]
+    world.join("4712", used=4)
+    world.run(80)
+    assert "4711" in world.engine.machines, "some of its workers may be alive"
+    world.port.seen["slurm-1"] = AgentSeen("slurm-1", False, False, 4, 0)
+    world.run(5)
+    assert "4711" not in world.engine.machines
+
+
+def test_a_machine_whose_agent_never_connects_delays_further_requests() -> None:
+    world = World(low=1, high=8, idle_s=600.0)
+    world.port.wanted = [Demand(32)]
+    for _ in range(180):
+        world.run(1)
+        for i in world.engine.machines:
+            world.engine.set(i, state=UP, node=f"g{i}", reason="")
+        world.port.wanted = [Demand(4 * len(world.engine.machines))] if len(world.engine.machines) < 8 else []
+    assert "the agent of job 47" in str(world.view.coming())
+    assert world.driver.rules.failures > 0
+
+
+def test_a_time_limit_that_was_extended_makes_the_machine_usable_again() -> None:
+    world = World(low=1, high=2)
+    world.run()
+    world.join(used=4)
+    world.engine.set("4711", state=LEAVING, leaving_at_s=time.time() + 100, reason="time limit")
+    world.run(6)
+    assert "slurm-1" in world.port.leaves
+    world.engine.set("4711", state=UP, leaving_at_s=None, reason="")
+    world.run(6)
+    assert world.port.leaves == {}
+
+
+def test_what_an_agent_announced_and_the_engine_has_withdrawn_is_taken_back() -> None:
+    world = World(low=1, high=2)
+    world.run()
+    world.join(used=4)
+    world.port.leaving("slurm-1", 150.0, "the engine takes the machine back")
+    world.run(6)
+    assert "slurm-1" in world.port.leaves, "the engine announces it later than the agent"
+    world.port.leaving("slurm-1", 30.0, "the engine takes the machine back")
+    world.run(6)
+    assert world.port.leaves == {}, "by now the engine would have announced it too"
+
+
 def test_refused_requests_are_repeated_ever_more_slowly_and_explained() -> None:
     world = World(low=1)
     world.engine.refusal = "Slurm refuses the request: invalid qos"
@@ -426,16 +546,16 @@ def test_closing_returns_everything_or_leaves_it_to_the_next() -> None:
 
 
 def test_doctor_names_a_machine_whose_agent_does_not_connect() -> None:
-    world = World(low=1)
+    world = World(low=1, idle_s=600.0)
     world.run()
     world.engine.set("4711", state=UP, node="g1", reason="")
     world.run(2)
     assert [c.status for c in world.view.checks()] == ["ok", "ok"]
     assert "Slurm 22.05.8; machines: 1 up; --nodes 1..4" in world.view.checks()[0].message
     world.run(63.5)
-    ports = world.view.checks()[1]
+    ports = {c.name: c for c in world.view.checks()}["engine ports"]
     assert ports.status == "error"
-    assert "job 4711 runs on g1 for 65 s, and its agent has not connected" in ports.message
+    assert "job 4711 runs on g1, and its agent has not been connected for 65 s" in ports.message
     assert "10.0.0.1:7070" in str(ports.hint)
 
 

@@ -174,6 +174,11 @@ class AgentExecutor:
         if agent in self.state.agents:
             self._obey(self.state.leaving(agent, in_s, why, time.monotonic()))
 
+    def stays(self, agent: str) -> None:
+        """The machine of an agent will not be taken away after all."""
+        if agent in self.state.agents:
+            self._obey(self.state.stays(agent))
+
     def fenced(self, agent: str, why: str) -> None:
         """Somebody else has ended all processes of an agent and its workers."""
         self._obey(self.state.fenced(agent, why))

@@ -383,6 +383,12 @@ class FleetState:
         agent.leaves = (now_s + in_s, why)
         return [NodeLeaving(node.name, in_s, why) for node in agent.nodes]
 
+    def stays(self, name: str) -> list[Effect]:
+        """The agent's machine will not be taken away after all."""
+        agent = self.agents[name]
+        agent.leaves = None
+        return [NodeLeaving(node.name, None, "") for node in agent.nodes]
+
     def fenced(self, name: str, why: str) -> list[Effect]:
         """Somebody else has ended all processes of the agent and its workers."""
         agent = self.agents.get(name)

@@ -132,18 +132,27 @@ class Engine(Protocol):
     async def version(self) -> str:
         """The engine's version, such as `22.05.8`. Raises EngineUnavailable if the engine does not answer."""
 
-    async def offers(self) -> list[NewMachine]:
-        """What further machines the engine could provide, now or later. Preferred ones come first."""
+    async def offers(self, *, drained: Collection[str] = ()) -> list[NewMachine]:
+        """What further machines the engine could provide, now or later. Preferred ones come first.
+
+        `drained`: agents that a person drained. Under their names no machine is offered or requested.
+        """
 
     async def check(self, what: MachineRequest) -> None:
         """Raise RequestRefused if the engine would refuse this request whatever machines are free."""
 
     async def request(
-        self, what: MachineRequest, commands: Sequence[AgentCommand], *, avoid: Collection[str] = ()
+        self,
+        what: MachineRequest,
+        commands: Sequence[AgentCommand],
+        *,
+        avoid: Collection[str] = (),
+        drained: Collection[str] = (),
     ) -> list[Machine]:
         """Request a machine for each command and return at once with those that the engine accepted, at least one.
 
-        They belong to the first commands. A name in `avoid` is not given to an agent on another node.
+        They belong to the first commands. A name in `avoid` is not given to an agent on another node, a name in
+        `drained` to none.
         Raises RequestRefused or EngineUnavailable if the engine accepted none.
         """
 

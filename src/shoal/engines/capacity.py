@@ -59,6 +59,8 @@ class HeldMachine:
     coming: bool = False
     #: How long no job has used the machine, or wanted it while it was coming.
     idle_for_s: float = 0.0
+    #: False: no job gets its free GPUs, because a person drained it or its agent is away.
+    usable: bool = True
 
     @property
     def busy(self) -> bool:
@@ -85,6 +87,8 @@ def decide_capacity(
     2. Request machines for the rest of the demand, and for the minimum.
     3. If nothing is requested, return the machines that serve no demand and have been idle for long enough: first
        those that are coming, then those that have been idle the longest.
+
+    Machines that cannot be used serve no demand. They are returned even below the minimum: others replace them then.
     """
     # Typed demand chooses first: demand for any type can use what is left.
     wanted = sorted((d for d in demand if d.gpus > 0), key=lambda d: not d.gpu_types)
@@ -99,15 +103,16 @@ def decide_capacity(
 
     surplus = max(0, len(held) - limits.min_machines)
     idle = [m for m in held if not m.busy and m.id not in serving and m.idle_for_s >= limits.idle_s]
-    idle.sort(key=lambda m: (not m.coming, -m.idle_for_s, m.id))
-    return CapacityChange(release=tuple(m.id for m in idle[:surplus]))
+    idle.sort(key=lambda m: (m.usable, not m.coming, -m.idle_for_s, m.id))
+    unusable = sum(not m.usable for m in idle)
+    return CapacityChange(release=tuple(m.id for m in idle[: max(surplus, unusable)]))
 
 
 def _serve(wanted: Iterable[Demand], held: Sequence[HeldMachine]) -> tuple[set[str], list[Demand]]:
     """The machines that can serve demand, and the demand that is left."""
     serving: set[str] = set()
     left: list[Demand] = []
-    free = {m.id: max(0, m.free_gpus) for m in held}
+    free = {m.id: max(0, m.free_gpus) if m.usable else 0 for m in held}
     by_use = sorted(held, key=lambda m: (not m.busy, m.coming, m.idle_for_s, m.id))
     for want in wanted:
         missing_gpus = want.gpus

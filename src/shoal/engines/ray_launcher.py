@@ -1,8 +1,8 @@
 """The side process that is a Ray driver: `python -m shoal.engines.ray_launcher`.
 
-It reads one JSON object per line from its standard input and answers each with one line. A Ray driver gains threads,
-loses its SIGTERM handler and exits when Ray's head dies, so it must not be the control plane's process. The actors are
-detached: they survive this process, and its successor finds them by name in the namespace of the home.
+It reads one JSON object per line from its standard input and answers each with one line that has the same number. A Ray
+driver gains threads, loses its SIGTERM handler and exits when Ray's head dies, so it must not be the control plane's
+process. The actors are detached: they survive this process, and its successor finds them by name in the home's namespace.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from shoal.engines.ray_actor import STOP_GRACE_S, AgentActor, Task
 ANSWER_S = 0.5
 """How long a poll waits for the actors to answer."""
 CONNECT_S = 5.0
+CLOSE_S = 30.0
 CONFIRM_S = 60.0
 """How long an actor of an earlier launcher counts as running before it has answered."""
 
@@ -59,22 +60,22 @@ class RayLauncher:
     def version(self) -> str:
         return str(self._ray.__version__)
 
-    def offers(self) -> list[dict[str, Any]]:
+    def offers(self, drained: list[str]) -> list[dict[str, Any]]:
         """The GPUs and type of each node without an agent of this home."""
         free = self._free_gpus()
-        nodes = sorted(self._untaken(), key=lambda node: _by_free_gpus(node, free))
+        nodes = sorted(self._untaken(drained), key=lambda node: _by_free_gpus(node, free))
         return [{"gpus": node["gpus"], "gpu_type": node["gpu_type"]} for node in nodes if node["gpus"]]
 
-    def _untaken(self) -> list[dict[str, Any]]:
+    def _untaken(self, drained: list[str]) -> list[dict[str, Any]]:
         taken = {_node_of(name) for name in self._names()}
-        return [node for node in self._nodes() if node["id"] not in taken]
+        return [node for node in self._nodes() if node["id"] not in taken and node["name"] not in drained]
 
     def request(
-        self, gpus: int | None, gpu_type: str | None, commands: list[dict[str, Any]]
+        self, gpus: int | None, gpu_type: str | None, drained: list[str], commands: list[dict[str, Any]]
     ) -> list[dict[str, Any]]:
         fitting = [
             node
-            for node in self._untaken()
+            for node in self._untaken(drained)
             if node["gpus"] >= (gpus if gpus is not None else 1) and gpu_type in (None, node["gpu_type"])
         ]
         if not fitting:
@@ -181,12 +182,13 @@ class RayLauncher:
             self._kill(name)
 
     def close(self) -> None:
-        self.poll()
-        deadline_s = time.monotonic() + 30.0
+        deadline_s = time.monotonic() + CLOSE_S
         while names := self._names():
             if time.monotonic() > deadline_s:
                 raise EngineError(f"Ray has not ended these actors: {', '.join(names)}")
-            self.release(names)
+            with contextlib.suppress(EngineError):  # one has ended meanwhile: look again
+                self.poll()
+                self.release(names)
             time.sleep(0.1)
 
     def _kill(self, name: str) -> None:
@@ -291,9 +293,10 @@ def _answer(launcher: RayLauncher | None, command: dict[str, Any]) -> tuple[RayL
     if launcher is None:
         raise EngineError("the first command must be hello")
     if do == "request":
-        return launcher, launcher.request(command["gpus"], command["gpu_type"], command["commands"])
+        wanted = command["gpus"], command["gpu_type"], command["drained"]
+        return launcher, launcher.request(*wanted, command["commands"])
     if do == "offers":
-        return launcher, launcher.offers()
+        return launcher, launcher.offers(command["drained"])
     if do == "version":
         return launcher, launcher.version()
     if do == "poll":
@@ -325,7 +328,7 @@ def main() -> None:
             kind = type(error).__name__ if isinstance(error, EngineError) else "EngineUnavailable"
             words = str(error) if isinstance(error, EngineError) else f"Ray failed: {_first_line(error)}"
             reply = {"error": words, "kind": kind}
-        print(json.dumps(reply), file=out, flush=True)
+        print(json.dumps({"number": command.get("number"), **reply}), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ class SlurmEngine:
         await self._slurm("scontrol", "ping")
         return (await self._slurm("sinfo", "--version")).out.split()[-1]
 
-    async def offers(self) -> list[NewMachine]:
+    async def offers(self, *, drained: Collection[str] = ()) -> list[NewMachine]:
         """A machine of any type first, then one of each type that the partition has."""
         where = [f"--partition={self._options.partition}"] if self._options.partition else []
         found = parse_nodes((await self._slurm("sinfo", "--noheader", "-N", *where, "-O", Node.FORMAT)).out)
@@ -144,14 +144,19 @@ class SlurmEngine:
             )
 
     async def request(
-        self, what: MachineRequest, commands: Sequence[AgentCommand], *, avoid: Collection[str] = ()
+        self,
+        what: MachineRequest,
+        commands: Sequence[AgentCommand],
+        *,
+        avoid: Collection[str] = (),
+        drained: Collection[str] = (),
     ) -> list[Machine]:
         argv = self._sbatch_argv(what)
         if not self._polled:
             await self.poll()  # the names of present jobs must not be used again
         accepted: list[Machine] = []
         for command in commands:
-            name = self._free_name(avoid)
+            name = self._free_name({*avoid, *drained})
             try:
                 job_id = await self._submit([*argv, f"--job-name={name}"], command)
             except EngineError:

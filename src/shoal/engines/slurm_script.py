@@ -22,14 +22,27 @@ mkdir "$dir/state"
 signalled=0 warned=0
 announce() {
   signalled=1 warned=1
-  local up_s rest end_s left_s=@WARN_S@
+  local up_s rest left_s
   read -r up_s rest </proc/uptime
-  end_s=$(SLURM_TIME_FORMAT=%s timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
-  [[ $end_s =~ ^[0-9]+$ ]] && left_s=$((end_s - $(date +%s)))
+  left_s=$(seconds_left) || left_s=@WARN_S@
   ((left_s > 0)) || left_s=0
   echo "$((${up_s%.*} + left_s))" >"$dir/leaving.new" && mv "$dir/leaving.new" "$dir/leaving"
 }
 trap announce TERM
+
+# How long the job may still run. Both times are the controller's: the clock of this node may be wrong.
+seconds_left() {
+  local end_s now_s
+  end_s=$(SLURM_TIME_FORMAT=%s timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null)
+  now_s=$(timeout 10 sdiag 2>/dev/null | grep -m 1 '^sdiag output at' | grep -oE '[0-9]{9,}')
+  [[ $end_s =~ ^[0-9]+$ && $now_s =~ ^[0-9]+$ ]] && echo $((end_s - now_s))
+}
+
+# Whether the warning holds no more, because the time limit was extended. Slurm warns up to 60 s early.
+is_extended() {
+  local left_s
+  left_s=$(seconds_left) && ((left_s > @WARN_S@ + 60))
+}
 
 @FILES@
 agent_name=slurm-${SLURM_JOB_NAME##*-}
@@ -60,6 +73,7 @@ while :; do
     ((signalled)) || break
     signalled=0
   done
+  ((warned)) && is_extended && rm -f "$dir/leaving" && warned=0
   ((${code:-1} > 128 && !warned)) || break
   echo "the agent ended with code $code and is started again" >>"$dir/agent.log"
   sleep 1

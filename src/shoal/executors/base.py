@@ -60,10 +60,10 @@ class NodeLost:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeaving:
-    """The machine will be taken away in `in_s` seconds."""
+    """The machine will be taken away in `in_s` seconds. None: it stays after all."""
 
     node: str
-    in_s: float
+    in_s: float | None
     why: str
 
 

@@ -28,8 +28,8 @@ from shoal.server.api.hub import Hub
 from shoal.server.api.models import Check, Role
 from shoal.server.api.routes.common import Services
 from shoal.server.connections import Connections
+from shoal.server.engine.cluster_view import ClusterView
 from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks
-from shoal.server.engine.ground import Ground
 from shoal.server.engine.setup import ServerEngine
 from shoal.server.gauges import Gauges
 from shoal.server.home import Home, write_atomically
@@ -379,7 +379,7 @@ class Control:
             self.machines.start(self.loop.elastic.service, self._others_can_connect)
             if self.options.control_port or self.engine.settings is not None or self.cluster is not None:
                 await self.machines.listening
-            await self.engine.start(Ground(self.loop, self.machines))
+            await self.engine.start(ClusterView(self.loop, self.machines))
             if self.cluster is not None:
                 self.cluster.start(self.machines)
                 await self._nodes_are_up()

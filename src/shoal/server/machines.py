@@ -159,6 +159,9 @@ class Machines:
     def leaving(self, agent: str, in_s: float, why: str) -> None:
         self.executor.leaving(agent, in_s, why)
 
+    def stays(self, agent: str) -> None:
+        self.executor.stays(agent)
+
     def fenced(self, agent: str, why: str) -> None:
         if agent in self.executor.state.agents:
             self.executor.fenced(agent, why)

@@ -11,7 +11,7 @@ from shoal.engines.capacity import Demand
 from shoal.scheduler.explain import NO_GAIN
 from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import Resize
-from shoal.server.loop.live_job import MAX_REFUSED, LiveJob
+from shoal.server.loop.live_job import LiveJob
 
 #: Reasons that more machines do not remove.
 OTHER_REASONS = frozenset(
@@ -60,7 +60,7 @@ def demand_of(loop: DemandLoop, most_gpus: int) -> list[Demand]:
 def _missing_gpus(job: LiveJob, scheduler: Scheduler, most_gpus: int, now_s: float) -> int:
     elastic = scheduler.policy.elastic and job.resize is not Resize.NEVER
     least = job.min_gpus if elastic else job.requested_gpus
-    if least > most_gpus or job.ending is not None or job.refused >= MAX_REFUSED:
+    if least > most_gpus or job.ending is not None or job.grows_s is not None:
         return 0
     if job.target_gpus and not elastic:
         return 0

@@ -33,6 +33,8 @@ TICK_S = 0.5
 #: Interval between two polls while machines come or go, and while nothing happens.
 BUSY_POLL_S, QUIET_POLL_S = 1.0, 5.0
 DEADLINE_MOVED_S = 5.0
+STALE_S = 60.0
+"""An agent that announced an end this near contradicts an engine that does not. Engines announce it earlier."""
 OFFERS_S = 15.0
 """How long the engine's answer about further machines is used."""
 
@@ -69,22 +71,28 @@ class EngineDriver:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def close(self, *, return_machines: bool) -> None:
-        """Return all machines and wait until they are gone, or leave them for the next driver."""
+    async def close(self, *, return_machines: bool) -> str:
+        """Return all machines and wait until they are gone, or leave them for the next driver.
+
+        The result says why some machines could not be returned; it is empty if there are none.
+        """
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
         if not return_machines:
             await self.engine.detach()
-            return
+            return ""
         try:
             await self.engine.close()
             for token in self._tokens.forget_all():
                 self.port.drop_token(token)
         except EngineError as error:
-            log.error("cannot return the machines: %s", error)
-            self.port.record("engine.failed", f"cannot return the machines: {error}")
+            text = f"cannot return the machines: {error}"
+            log.error(text)
+            self.port.record("engine.failed", text)
+            return text
+        return ""
 
     async def _run(self) -> None:
         while True:
@@ -140,6 +148,7 @@ class EngineDriver:
             self._lost(machine, before.get(machine.id), ended=ended)
         for machine in found:
             self._changed(before.get(machine.id), machine)
+            self._announce(machine)
         return True
 
     def _no_answer(self, error: EngineError) -> None:
@@ -159,15 +168,28 @@ class EngineDriver:
         if ended and agent:
             self.port.fenced(agent, machine.reason)
 
-    def _changed(self, before: Machine | None, machine: Machine) -> None:
+    def _announce(self, machine: Machine) -> None:
+        """Tell the cluster when the machine goes away, or that it stays after all."""
         if machine.state is MachineState.LEAVING and machine.leaving_at_s is not None:
             told_s = self._announced_s.get(machine.id)
             if told_s is None or abs(told_s - machine.leaving_at_s) > DEADLINE_MOVED_S:
                 self._announced_s[machine.id] = machine.leaving_at_s
                 in_s = max(machine.leaving_at_s - time.time(), 0.0)
                 self.port.leaving(machine.agent, in_s, machine.reason or f"{self.engine.title} takes it back")
-        else:
-            self._announced_s.pop(machine.id, None)
+            return
+        was_told = self._announced_s.pop(machine.id, None) is not None
+        if machine.state is MachineState.UP and (was_told or self._agent_is_wrong(machine)):
+            self.port.stays(machine.agent)
+
+    def _agent_is_wrong(self, machine: Machine) -> bool:
+        """Whether the agent announced an end that is near by now, although the engine knows of none.
+
+        An agent keeps its announcement, and repeats it when it connects again. The engine may have changed its mind.
+        """
+        agent = self.port.agents().get(machine.agent)
+        return agent is not None and agent.leaves_in_s is not None and agent.leaves_in_s < STALE_S
+
+    def _changed(self, before: Machine | None, machine: Machine) -> None:
         if machine.state in (MachineState.UP, MachineState.PENDING) and (
             before is None or before.state is not machine.state
         ):
@@ -184,7 +206,7 @@ class EngineDriver:
         demand = self.port.demand(most_gpus)
         if now_s - self._offered_s >= OFFERS_S:
             try:
-                self.offers, self._offered_s = await self.engine.offers(), now_s
+                self.offers, self._offered_s = await self.engine.offers(drained=self._drained()), now_s
             except EngineError as error:
                 self._no_answer(error)
                 return
@@ -195,6 +217,9 @@ class EngineDriver:
         kinds = dict.fromkeys(decision.request)
         for kind in kinds:
             await self._request(kind, decision.request.count(kind), now_s)
+
+    def _drained(self) -> set[str]:
+        return {name for name, agent in self.port.agents().items() if agent.drained}
 
     def most_by_type(self) -> dict[str, int]:
         """The most GPUs of each type that all machines together could have now."""
@@ -234,7 +259,9 @@ class EngineDriver:
         what = MachineRequest(kind.gpus, kind.gpu_type)
         accepted: Sequence[Machine] = ()
         try:
-            accepted = await self.engine.request(what, commands, avoid=set(self.rules.unfenced))
+            accepted = await self.engine.request(
+                what, commands, avoid=set(self.rules.unfenced), drained=self._drained()
+            )
         except EngineUnavailable as error:
             # It may have accepted the request all the same: the tokens stay until the machines are known.
             self._no_answer(error)

@@ -23,6 +23,12 @@ class AgentSeen:
     gpus: int = 0
     #: GPUs that jobs have or were given.
     used_gpus: int = 0
+    #: Why no job gets GPUs there, apart from what the engine's driver itself has decided. Empty: jobs do.
+    blocked: str = ""
+    #: A person drained it.
+    drained: bool = False
+    #: In how many seconds its machine goes away, as was announced. None: it stays.
+    leaves_in_s: float | None = None
 
 
 class ClusterPort(Protocol):
@@ -44,6 +50,9 @@ class ClusterPort(Protocol):
 
     def leaving(self, agent: str, in_s: float, why: str) -> None:
         """The agent's machine goes away in so many seconds."""
+
+    def stays(self, agent: str) -> None:
+        """The agent's machine does not go away after all."""
 
     def fenced(self, agent: str, why: str) -> None:
         """No process of the agent or its workers is alive: the engine has ended them."""

@@ -7,7 +7,7 @@ first: no job may use it from the first decision on, and it is returned at a lat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shoal.core.words import counted
 from shoal.engines.base import Machine, MachineState, NewMachine, describe_waiting
@@ -22,7 +22,7 @@ from shoal.engines.capacity import (
 from shoal.server.engine.port import AgentSeen
 
 LATE_S = 30.0
-"""After so long, an agent that has not connected from a running machine is reported."""
+"""After so long without its agent, a running machine is reported, and others are requested in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +34,44 @@ class Decision:
 
 @dataclass(slots=True)
 class Provisioner:
+    """What is remembered of a machine, by the engine's id:
+
+    | set              | from                               | until                     | what it means          |
+    |------------------|------------------------------------|---------------------------|------------------------|
+    | `machines`       | it is requested or found           | the engine lists it gone  | it exists              |
+    | `joined`         | its agent connects the first time  | it is gone                | its start was no failure |
+    | `absent_since_s` | it runs without its agent          | the agent is back         | late after LATE_S      |
+    | `unusable`       | it is drained, late or silent      | that is over              | it serves no demand    |
+    | `returning`      | it shall be returned               | it is wanted again        | jobs leave it          |
+    | `released`       | jobs have left, the engine is told | it is gone                | it is held no longer   |
+
+    What is remembered of an agent, by its name. One machine may follow another under the same name:
+
+    | set          | from                                    | until                    | what it means          |
+    |--------------|-----------------------------------------|--------------------------|------------------------|
+    | `gone`       | its machine is gone                     | its connection is closed | its node is not used   |
+    | `taken_back` | requeued, and the engine has ended it   | its connection is closed | then report its end    |
+    | `unfenced`   | gone or requeued, but it may still live | no worker can be alive   | nobody uses that node  |
+    """
+
     title: str
     id_word: str
     limits: CapacityLimits
     machines: dict[str, Machine] = field(default_factory=dict)
-    #: Machines that are being returned, with the time since when no job may use them.
+    #: With the time since when no job may use them.
     returning: dict[str, float] = field(default_factory=dict)
     released: set[str] = field(default_factory=set)
-    #: Agents of machines that are gone, with the engine's words. Their connection may still be open.
-    gone: dict[str, str] = field(default_factory=dict)
+    joined: set[str] = field(default_factory=set)
+    absent_since_s: dict[str, float] = field(default_factory=dict)
     #: Names of all agents that the engine runs or ran.
     agents: set[str] = field(default_factory=set)
-    joined: set[str] = field(default_factory=set)
-    up_since_s: dict[str, float] = field(default_factory=dict)
-    #: Agents that may still run on a node that the engine has lost, by the engine's name of the node.
-    unfenced: dict[str, str] = field(default_factory=dict)
-    #: Agents that the engine has ended although it still has their request. Their connection may not be closed yet.
+    #: With the engine's words.
+    gone: dict[str, str] = field(default_factory=dict)
     taken_back: dict[str, str] = field(default_factory=dict)
+    #: With the engine's name of the node.
+    unfenced: dict[str, str] = field(default_factory=dict)
+    #: With the reason.
+    unusable: dict[str, str] = field(default_factory=dict)
     failures: int = 0
     retry_at_s: float = 0.0
     trouble: str = ""
@@ -68,8 +89,7 @@ class Provisioner:
             self.agents.add(machine.agent)
             self.gone.pop(machine.agent, None)
             self._note_node(before.get(machine.id), machine)
-        running = [m for m in self.machines.values() if m.state is MachineState.UP]
-        self.up_since_s = {m.id: self.up_since_s.get(m.id, now_s) for m in running}
+        self._note_absent(seen, now_s)
         self.joined &= self.machines.keys() | {m.id for m in gone}
         for machine in self.machines.values():
             up = machine.state is MachineState.UP and self._connected(machine, seen)
@@ -84,6 +104,11 @@ class Provisioner:
         self.unfenced = {agent: node for agent, node in self.unfenced.items() if agent in alive}
         self.gone = {a: why for a, why in self.gone.items() if a in seen and seen[a].connected}
         return gone
+
+    def _note_absent(self, seen: Mapping[str, AgentSeen], now_s: float) -> None:
+        running = [m for m in self.machines.values() if m.state is MachineState.UP]
+        absent = [m.id for m in running if not self._connected(m, seen)]
+        self.absent_since_s = {i: self.absent_since_s.get(i, now_s) for i in absent}
 
     def _note_node(self, before: Machine | None, machine: Machine) -> None:
         """A machine that was requeued has left its node. Its old agent may still run there."""
@@ -170,7 +195,8 @@ class Provisioner:
     ) -> Decision:
         held = self._held(demand, offers, seen, now_s)
         change = decide_capacity(self.limits, demand, held, offers)
-        self.unmet_gpus = max(0, sum(d.gpus for d in demand) - sum(m.free_gpus for m in held))
+        free_gpus = sum(m.free_gpus for m in held if m.usable)
+        self.unmet_gpus = max(0, sum(d.gpus for d in demand) - free_gpus)
         wanted_back = [*change.release, *self._over_the_maximum(held)]
         ready = [i for i in self.returning if i in wanted_back and self._is_drained(i, seen, now_s)]
         # A machine that is wanted again is kept.
@@ -191,20 +217,39 @@ class Provisioner:
             for m in self.machines.values()
             if m.state is not MachineState.LEAVING and m.id not in self.released
         ]
+        unusable = {m.id: why for m in here if (why := self._why_unusable(m, seen, now_s))}
+        for machine_id in unusable.keys() - self.unusable.keys() - self.joined:
+            self.failed(
+                f"the agent of {self.id_word} {machine_id} does not connect: see `shoal doctor`", now_s
+            )
+        self.unusable = unusable
         usual_gpus = max((o.gpus for o in offers), default=0)
-        found = []
-        for machine in here:
-            agent = seen.get(machine.agent)
-            coming = machine.state.is_coming or agent is None or not agent.connected
-            gpus = machine.gpus or usual_gpus if coming or agent is None else agent.gpus
-            free = gpus if coming or agent is None else max(0, gpus - agent.used_gpus)
-            if not machine.responds:
-                free = 0
-            found.append(HeldMachine(machine.id, gpus, machine.gpu_type, free, coming))
+        found = [self._as_held(m, seen.get(m.agent), usual_gpus) for m in here]
         wanted = bool(demand)
         in_use = [m.id for m in found if m.busy or (m.coming and wanted)]
         idle_s = self._idle.update(now_s, [m.id for m in found], in_use)
-        return [HeldMachine(m.id, m.gpus, m.gpu_type, m.free_gpus, m.coming, idle_s[m.id]) for m in found]
+        return [replace(m, idle_for_s=idle_s[m.id]) for m in found]
+
+    def _as_held(self, machine: Machine, agent: AgentSeen | None, usual_gpus: int) -> HeldMachine:
+        usable = machine.id not in self.unusable
+        connected = agent is not None and agent.connected
+        coming = machine.state.is_coming or (not connected and usable)
+        gpus = agent.gpus if agent is not None and connected else machine.gpus or usual_gpus
+        used_gpus = 0 if coming or agent is None else agent.used_gpus
+        return HeldMachine(
+            machine.id, gpus, machine.gpu_type, max(0, gpus - used_gpus), coming, usable=usable
+        )
+
+    def _why_unusable(self, machine: Machine, seen: Mapping[str, AgentSeen], now_s: float) -> str:
+        """Why no job gets a machine that runs. Empty: jobs do, or its agent is expected soon."""
+        if machine.state.is_coming:
+            return ""
+        if not machine.responds:
+            return f"{self.title} has lost contact with it"
+        if self._connected(machine, seen):
+            return seen[machine.agent].blocked
+        absent_s = now_s - self.absent_since_s.get(machine.id, now_s)
+        return f"its agent has not been connected for {absent_s:.0f} s" if absent_s > LATE_S else ""
 
     def _over_the_maximum(self, held: Sequence[HeldMachine]) -> list[str]:
         """The maximum was lowered: return those with the least work."""
@@ -220,9 +265,9 @@ class Provisioner:
     # What to tell
 
     def late(self, seen: Mapping[str, AgentSeen], now_s: float) -> list[tuple[Machine, float]]:
-        """Machines that run, and whose agent has not connected for long."""
+        """Machines that run, and whose agent has not been connected for long."""
         found = []
-        for machine_id, since_s in self.up_since_s.items():
+        for machine_id, since_s in self.absent_since_s.items():
             machine = self.machines.get(machine_id)
             if machine is not None and now_s - since_s > LATE_S and not self._connected(machine, seen):
                 found.append((machine, now_s - since_s))
@@ -237,9 +282,8 @@ class Provisioner:
         coming = describe_waiting(self.title, self.id_word, list(self.machines.values()))
         if coming is not None:
             return coming
-        starting = [
-            m for m in self.machines.values() if m.state is MachineState.UP and m.id not in self.joined
-        ]
+        known = self.joined | self.unusable.keys()
+        starting = [m for m in self.machines.values() if m.state is MachineState.UP and m.id not in known]
         if starting:
             ids = ", ".join(f"{self.id_word} {m.id}" for m in starting[:3])
             return f"the agent starts on {counted(len(starting), 'machine')} of {self.title} ({ids})"
@@ -248,8 +292,17 @@ class Provisioner:
             return f"no machine from {self.title}: {self.trouble}; the next attempt is in {wait_s:.0f} s"
         if self.unmet_gpus and len(self.machines) >= self.limits.max_machines:
             most = counted(self.limits.max_machines, "machine")
-            return f"no further machine is requested from {self.title}: --nodes allows {most}"
+            text = f"no further machine is requested from {self.title}: --nodes allows {most}"
+            return text + "".join(f"; {words}" for words in self._of_unusable())
         return None
+
+    def _of_unusable(self) -> list[str]:
+        """One clause about the machines that are held and that no job gets."""
+        held = [(self.machines[i], why) for i, why in self.unusable.items() if i in self.machines]
+        if not held:
+            return []
+        named = ", ".join(f"{m.agent} ({why})" for m, why in held[:3])
+        return [f"not in use: {named}; it is returned when it was idle for {self.limits.idle_s:g} s"]
 
 
 def _in_brackets(words: str) -> str:

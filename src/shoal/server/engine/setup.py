@@ -103,9 +103,9 @@ class ServerEngine:
         for token in tokens.forget_all():
             port.drop_token(token)
 
-    async def close(self, *, return_machines: bool) -> None:
-        if self.driver is not None:
-            await self.driver.close(return_machines=return_machines)
+    async def close(self, *, return_machines: bool) -> str:
+        """Why some machines could not be returned. Empty: all were, or shall stay."""
+        return "" if self.driver is None else await self.driver.close(return_machines=return_machines)
 
     # What people see of it. Without an engine there is nothing to see.
 

@@ -72,7 +72,7 @@ class DriverView:
         if not late:
             return Check(name="engine ports", status="ok", message=f"all agents have reached {address}")
         machine, for_s = late[0]
-        text = f"{d.named(machine)} runs on {machine.node} for {for_s:.0f} s, and its agent has not connected"
+        text = f"{d.named(machine)} runs on {machine.node}, and its agent has not been connected for {for_s:.0f} s"
         hint = (
             f"the machines must reach {address} (open the port, or start with --host or --advertise), and "
             "must have the same Python and Shoal at the same path (or --agent-python)"

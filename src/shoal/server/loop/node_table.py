@@ -63,9 +63,19 @@ class NodeRecord:
         return self.leaves[1] if self.leaves is not None else self.kept_off
 
     @property
+    def blocked(self) -> str:
+        """Why no job gets its GPUs whatever its engine says; empty: jobs do."""
+        if self.removed:
+            return "somebody removed it"
+        if self.link is Link.LOST or self.given_up:
+            return self.why or "its agent is not connected"
+        if self.leaves is not None:
+            return self.leaves[1] or "it is leaving"
+        return "somebody drained it" if self.drained else ""
+
+    @property
     def is_usable(self) -> bool:
-        gone = self.link is Link.LOST or self.given_up
-        return not (gone or self.leaves is not None or self.drained or self.kept_off or self.removed)
+        return not (self.blocked or self.kept_off)
 
 
 class NodeTable:

@@ -11,7 +11,7 @@ from shoal.core.events import NodeLost as NodeGone
 from shoal.core.words import counted
 from shoal.executors.base import NodeChange, NodeInfo, NodeLeaving, NodeLost, NodeUnreachable, NodeUp
 from shoal.server.loop.devices import Devices
-from shoal.server.loop.node_table import KEY, Link, NodeTable
+from shoal.server.loop.node_table import KEY, Link, NodeRecord, NodeTable
 from shoal.server.loop.outbox import Outbox
 
 #: How long jobs keep the GPUs of a node whose agent is not connected: it may have been restarted.
@@ -81,9 +81,7 @@ class NodeWatch:
     def _change(self, index: int, change: NodeUnreachable | NodeLost | NodeLeaving) -> None:
         record, name = self.table.records[index], change.node
         if isinstance(change, NodeLeaving):
-            record.leaves = (self._loop.now_s() + change.in_s, change.why)
-            text = f"{name} leaves in {change.in_s:.0f} s: {change.why}"
-            self._record("node.leaving", text, name, in_s=change.in_s)
+            self._leaving(record, change)
         elif isinstance(change, NodeLost):
             self._cancel_timer(index)
             record.link, record.why = Link.LOST, change.why
@@ -93,6 +91,16 @@ class NodeWatch:
             self._record("node.unreachable", f"{name} cannot be reached: {change.why}", name)
             self._give_up_in(index, GIVE_UP_S)
         self._use(index)
+
+    def _leaving(self, record: NodeRecord, change: NodeLeaving) -> None:
+        name = change.node
+        if change.in_s is not None:
+            record.leaves = (self._loop.now_s() + change.in_s, change.why)
+            text = f"{name} leaves in {change.in_s:.0f} s: {change.why}"
+            self._record("node.leaving", text, name, in_s=change.in_s)
+        elif record.leaves is not None:
+            record.leaves = None
+            self._record("node.stays", f"{name} stays: its machine is not taken away", name)
 
     def _give_up_in(self, index: int, delay_s: float) -> None:
         self._cancel_timer(index)

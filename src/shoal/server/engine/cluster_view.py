@@ -16,7 +16,7 @@ from shoal.server.loop.node_watch import NodeWatch
 from shoal.server.loop.outbox import Outbox
 
 
-class GroundLoop(DemandLoop, Protocol):
+class ViewLoop(DemandLoop, Protocol):
     """What it needs of the control loop."""
 
     @property
@@ -36,7 +36,7 @@ class GroundLoop(DemandLoop, Protocol):
     def expect_gpus(self, to_come: Mapping[str, int]) -> None: ...
 
 
-class GroundAgents(Protocol):
+class ViewAgents(Protocol):
     """What it needs of the agents and their join tokens."""
 
     @property
@@ -47,6 +47,8 @@ class GroundAgents(Protocol):
 
     def leaving(self, agent: str, in_s: float, why: str) -> None: ...
 
+    def stays(self, agent: str) -> None: ...
+
     def fenced(self, agent: str, why: str) -> None: ...
 
     def make_token(self, lifetime_s: float) -> tuple[str, str]: ...
@@ -54,10 +56,10 @@ class GroundAgents(Protocol):
     def drop_token(self, token_id: str) -> None: ...
 
 
-class Ground:
-    def __init__(self, loop: GroundLoop, agents: GroundAgents) -> None:
+class ClusterView:
+    def __init__(self, loop: ViewLoop, agents: ViewAgents) -> None:
         self._loop, self._agents = loop, agents
-        self.leaving, self.fenced = agents.leaving, agents.fenced
+        self.leaving, self.stays, self.fenced = agents.leaving, agents.stays, agents.fenced
         self.make_token, self.drop_token = agents.make_token, agents.drop_token
 
     @property
@@ -68,13 +70,20 @@ class Ground:
         return {name: self._seen(agent) for name, agent in self._agents.known().items()}
 
     def _seen(self, agent: Agent) -> AgentSeen:
-        indexes = [i for node in agent.nodes if (i := self._loop.table.find(node.name)) is not None]
+        table = self._loop.table
+        indexes = [i for node in agent.nodes if (i := table.find(node.name)) is not None]
+        records = [table.records[i] for i in indexes]
+        usable = [i for i in indexes if not table.records[i].blocked]
+        leaves_s = [record.leaves[0] for record in records if record.leaves is not None]
         return AgentSeen(
             agent.name,
             connected=agent.link is Link.CONNECTED,
             may_have_workers=agent.may_have_live_workers,
-            gpus=sum(node.gpus for node in agent.nodes),
+            gpus=sum(table.infos[i].gpus for i in usable or indexes),
             used_gpus=sum(max(self._loop.devices.used_of(i), self._given_gpus(i)) for i in indexes),
+            blocked="" if usable or not records else records[0].blocked,
+            drained=bool(records) and all(record.drained for record in records),
+            leaves_in_s=min(leaves_s) - self._loop.now_s() if leaves_s else None,
         )
 
     def _given_gpus(self, index: int) -> int:
