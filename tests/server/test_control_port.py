@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from pathlib import Path
 
 import pytest
 
+from shoal.agents.registry import AgentRegistry, KnownAgent
+from shoal.server.home import Home
 from shoal.server.loop.runner import secrets_of
+from shoal.server.machines import Machines
+from shoal.server.options import PortInUse
 from shoal.torch.link import ControlLink
 from shoal.wire.auth import new_secret
 from shoal.wire.messages import Phase, Report, Status
@@ -17,6 +22,7 @@ from shoal.wire.service import ControlService
 from shoal.wire.strangers import MAX_STRANGERS
 
 from .fakes import Fleet, run, server
+from .test_crash import RealServer
 
 
 class NoProcesses:
@@ -127,3 +133,71 @@ def test_a_job_that_changes_its_key_hinders_neither_the_server_nor_its_own_end(t
             await here.until(lambda: here.state(job) == "cancelled")
 
     run(story())
+
+
+def test_a_server_waits_for_the_port_where_its_agents_look_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not move: agents on other machines would never learn the new port."""
+    monkeypatch.setattr("shoal.server.machines.RETRY_S", 0.01)
+    monkeypatch.setattr("shoal.server.machines.LISTEN_S", 0.1)
+
+    async def story() -> None:
+        home = Home(tmp_path)
+        home.take()
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as other:
+            port = int(other.getsockname()[1])
+            AgentRegistry(tmp_path / "agents.json").remember("far", KnownAgent(secret_hash="x"))
+            machines = Machines(home, virtual_gpus=1, last_port=port)
+            told: list[str] = []
+            machines.on_trouble = told.append
+            machines.start(ControlService(NoProcesses()), lambda: told.append("listening"))
+            while not told:
+                await asyncio.sleep(0.01)
+            assert f"port {port}, where agents connect" in machines.trouble
+            assert "--control-port" in machines.trouble
+            with pytest.raises(PortInUse, match=str(port)):
+                await machines.wait_until_listening()
+        while not machines.listening.done():
+            await asyncio.sleep(0.01)
+        assert (machines.port, machines.trouble) == (port, "")
+        assert told[1:] == ["listening"], "it was said once"
+        await machines.close()
+        home.release()
+
+    run(story())
+
+
+def test_a_server_without_agents_moves_to_a_free_port(tmp_path: Path) -> None:
+    async def story() -> None:
+        home = Home(tmp_path)
+        home.take()
+        with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as other:
+            machines = Machines(home, virtual_gpus=1, last_port=int(other.getsockname()[1]))
+            machines.start(ControlService(NoProcesses()), lambda: None)
+            await machines.wait_until_listening()
+            assert machines.port != other.getsockname()[1]
+            await machines.close()
+        home.release()
+
+    run(story())
+
+
+def test_status_and_doctor_say_that_agents_cannot_connect(tmp_path: Path) -> None:
+    live = RealServer(tmp_path / "home", "--gpus", "1", "--policy", "fifo")
+    try:
+        live.http.post("/join-tokens", json={}).raise_for_status()
+        port = int(live.http.post("/join-tokens", json={}).json()["address"].rpartition(":")[2])
+        live.kill()
+        with contextlib.closing(socket.create_server(("127.0.0.1", port))):
+            live.up()
+            while not any("where agents connect" in w for w in live.http.get("/status").json()["warnings"]):
+                time.sleep(0.05)
+            checks = {check["name"]: check for check in live.http.get("/doctor").json()["checks"]}
+            assert checks["agents' port"]["status"] == "error"
+            assert "--control-port" in checks["agents' port"]["hint"]
+        while any("where agents connect" in w for w in live.http.get("/status").json()["warnings"]):
+            time.sleep(0.05)
+        assert live.http.post("/join-tokens", json={}).json()["address"].endswith(f":{port}")
+    finally:
+        live.down()

@@ -236,6 +236,9 @@ class Control:
             if agent.link is Link.CONNECTED
         ]  # fmt: skip
         found = machine_checks(agents, versions())
+        if self.machines.trouble:
+            text, _, hint = self.machines.trouble.partition("; ")
+            found.append(Check(name="agents' port", status="error", message=text, hint=hint or None))
         if agents:
             found.append(StateDirectory(str(self.home.jobs)).check(agents))
         return found + self.engine.checks()
@@ -350,6 +353,7 @@ class Control:
 
     def _others_can_connect(self) -> None:
         assert self.machines is not None
+        self.loop.warnings[:] = [w for w in self.loop.warnings if w != self.machines.trouble]
         with self.store.change(self.clock.now_s()) as change:
             change.put("agents_port", self.machines.port)
         log.info("agents connect to %s", self.machines.address)
@@ -376,12 +380,14 @@ class Control:
         self.notifier.start()
         if self.machines is not None:
             self.machines.executor.on_refused = self._agent_refused
+            self.machines.on_trouble = self.loop.warnings.append
             self.machines.start(self.loop.elastic.service, self._others_can_connect)
             if self.options.control_port or self.engine.settings is not None or self.cluster is not None:
-                await self.machines.listening
+                await self.machines.wait_until_listening()
             await self.engine.start(ClusterView(self.loop, self.machines))
+            # Without a cluster file, agents of the last one end.
+            (self.cluster or VirtualCluster(self._virtual_nodes, ())).start(self.machines)
             if self.cluster is not None:
-                self.cluster.start(self.machines)
                 await self._nodes_are_up()
         self._watcher = asyncio.create_task(self._watch_home())
         self._tidier = asyncio.create_task(self.services.workdirs.tidy_forever())

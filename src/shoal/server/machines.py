@@ -33,6 +33,9 @@ log = logging.getLogger("shoal.server")
 HERE = "local"
 """The name of the agent in the server's process."""
 ANY_HOST = ("0.0.0.0", "::", "")
+RETRY_S = 1.0
+#: How long those wait who need other machines to be able to connect.
+LISTEN_S = 10.0
 
 
 class Machines:
@@ -74,6 +77,9 @@ class Machines:
             HERE, self._agent_directory, self._local, nodes, self._connect, versions=versions(), embedded=True
         )
         self._gateway: Gateway | None = None
+        #: Why other machines cannot connect, and what to do. `on_trouble` gets it once.
+        self.trouble = ""
+        self.on_trouble: Callable[[str], None] = lambda text: None
         self._tasks: list[asyncio.Task[None]] = []
         #: Done when other machines can connect.
         self.listening: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -123,6 +129,7 @@ class Machines:
             self._gateway = Gateway(service, self.executor)
             port = await self._bind(self._gateway, context)
         except (OSError, ShoalError) as error:
+            self.trouble = str(error)
             self.listening.set_exception(error)
             self.listening.exception()  # whoever waits for it gets it; nobody has to
             log.error("other machines cannot connect: %s", error)
@@ -131,8 +138,11 @@ class Machines:
         self.addresses.fingerprint = fingerprint_of(certificate)
         self.listening.set_result(None)
         on_listening()
+        self.trouble = ""
 
     async def _bind(self, gateway: Gateway, context: Any) -> int:
+        if not self._port and self._last_port and self._expected_agents:
+            return await self._bind_again(gateway, context)
         wanted = [self._port] if self._port else [self._last_port, 0]
         for port in wanted:
             try:
@@ -141,8 +151,37 @@ class Machines:
                 if port == wanted[-1]:
                     text = f"cannot listen at {self._host} port {port}: {error.strerror}"
                     raise PortInUse(f"{text}; choose another --control-port") from None
-                log.warning("port %d, where agents connected to the last server, is taken", port)
         raise AssertionError
+
+    @property
+    def _expected_agents(self) -> int:
+        """Machines that know the last port only, or have a token with it."""
+        invited = [token for token in self.registry.tokens.values() if token.expires_s > time.time()]
+        return sum(name != HERE for name in self.registry.agents) + len(invited)
+
+    async def _bind_again(self, gateway: Gateway, context: Any) -> int:
+        """Listen where the agents look for this server: they would not find it on another port."""
+        while True:
+            try:
+                return await gateway.listen(self._host, self._last_port, context)
+            except OSError as error:
+                if not self.trouble:
+                    place = f"{self._host} port {self._last_port}, where agents connect"
+                    self.trouble = (
+                        f"cannot listen at {place}: {error.strerror}; "
+                        "end the process that has the port (it is tried every second), or start with another "
+                        "--control-port and let the machines join again"
+                    )
+                    log.error(self.trouble)
+                    self.on_trouble(self.trouble)
+            await asyncio.sleep(RETRY_S)
+
+    async def wait_until_listening(self) -> None:
+        """Raise if other machines cannot connect."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self.listening), LISTEN_S)
+        except TimeoutError:
+            raise PortInUse(self.trouble or "this server does not listen for other machines yet") from None
 
     # -- what the engine's driver needs ------------------------------------------------------------
 

@@ -40,7 +40,7 @@ class JoinTokens:
     async def create(self, expires_in_s: float, actor: str) -> m.JoinTokenCreated:
         machines = self._known
         try:
-            await machines.listening
+            await machines.wait_until_listening()
         except (OSError, ShoalError) as error:
             raise Conflict(f"no machine can join: {error}") from None
         token_id, token = machines.make_token(expires_in_s)
