@@ -11,6 +11,8 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
 from shoal.agents import agent_state as ag
 from shoal.agents import fleet_state as fl
 from shoal.agents.agent_state import AgentState
@@ -115,7 +117,11 @@ class World:
                     elif process.over_since_s is None:
                         process.over_since_s = self.now_s
                     elif self.now_s - process.over_since_s >= KEEPER_S - 0.5:
-                        self.end(machine, name, am.Exited(name, signal="SIGKILL", why="the lease ended"))
+                        self.end(
+                            machine,
+                            name,
+                            am.Exited(name, signal="SIGKILL", why="the lease ended", node_lost=True),
+                        )
         self.check()
 
     # The fleet
@@ -220,9 +226,7 @@ class World:
         if not process.alive:
             return
         process.alive = False
-        process.exited = am.Exited(
-            worker, exited.code, exited.signal, exited.why, log_end=len(process.output), ago_s=0.0
-        )
+        process.exited = msgspec.structs.replace(exited, log_end=len(process.output), ago_s=0.0)
         effects = machine.state.exited(process.exited, machine.clock.read(self.now_s))
         self.obey_agent(machine, effects)
 

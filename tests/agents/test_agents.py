@@ -96,10 +96,11 @@ class Cluster:
         return found
 
     async def down(self) -> None:
-        for worker in list(self.executor._directories):
+        started = [path.name for path in (self.directory / "jobs").glob("*")]
+        with_agents = [w for w in started if w not in self.exits]
+        for worker in with_agents:
             self.executor.stop(worker, kill=True)
         connected = {n.name for n in self.executor.nodes()}
-        with_agents = [w for w in self.executor._directories if w not in self.exits]
         if connected:
             await until(lambda: all(w in self.exits or not self._on(w, connected) for w in with_agents))
         self.executor.close()
@@ -154,7 +155,8 @@ def test_workers_on_two_nodes_start_stop_suspend_and_wake(tmp_path: Path) -> Non
         cluster.start("1.0", "a", "echo $SHOAL_HOST; exit 7")
         cluster.start("1.1", "b", "echo $SHOAL_HOST; seq 20000; printf end")
         cluster.start("1.2", "b", COUNT)
-        await until(lambda: {"1.0", "1.1"} <= set(cluster.exits))
+        cluster.start("1.3", "a", "seq 100000")  # more than may be on the way at once
+        await until(lambda: {"1.0", "1.1", "1.3"} <= set(cluster.exits))
         assert cluster.exits["1.0"].code == 7
         assert cluster.lines("1.0") == ["127.0.0.2"]
         assert cluster.lines("1.1") == ["127.0.0.3", *map(str, range(1, 20001)), "end"]
@@ -168,6 +170,7 @@ def test_workers_on_two_nodes_start_stop_suspend_and_wake(tmp_path: Path) -> Non
         assert cluster.exits["1.2"].asked_to_end
         assert not alive(pid)
         await until(lambda: not list((tmp_path / "b" / "workers").iterdir()))  # forgotten
+        assert cluster.lines("1.3") == [*map(str, range(1, 100_001))]
 
     run(tmp_path, story)
 
@@ -215,6 +218,34 @@ def test_a_control_plane_that_restarts_takes_its_workers_over(tmp_path: Path) ->
         assert "1.0" not in cluster.exits
 
     run(tmp_path, story)
+
+
+def test_a_worker_that_was_killed_when_the_lease_ended_is_reported_as_lost_with_its_node(
+    tmp_path: Path,
+) -> None:
+    timing = Timing(lease_s=2.0, heartbeat_s=0.3, silence_s=1.5, keeper_margin_s=60.0)
+
+    async def story() -> None:
+        cluster = Cluster(tmp_path)
+        await cluster.up(timing)
+        try:
+            cluster.agent("a", "127.0.0.2")
+            await cluster.node("a")
+            cluster.start("1.0", "a", "exec sleep 1000")
+            await cluster.pid("a", "1.0")
+            cluster.executor.close()
+            await until((tmp_path / "a" / "workers" / "1.0" / "exit").exists)
+            await cluster.up(
+                timing
+            )  # the agent returns before the margin for keepers has passed, and reports the end
+            await until(lambda: "1.0" in cluster.exits)
+        finally:
+            await cluster.down()
+        ended = cluster.exits["1.0"]
+        assert ended.node_lost
+        assert "lease of its node ended" in ended.why
+
+    asyncio.run(asyncio.wait_for(story(), 120))
 
 
 def test_no_worker_of_a_stopped_agent_is_alive_when_its_end_is_reported(tmp_path: Path) -> None:

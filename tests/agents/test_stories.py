@@ -52,6 +52,19 @@ def test_a_delayed_answer_does_not_extend_the_lease_beyond_what_the_control_plan
     assert machine.lease_until_s == begin_s + TIMING.lease_s
 
 
+def test_a_worker_that_a_keeper_ended_with_the_lease_is_lost_with_its_node_also_when_its_agent_reports_it() -> (
+    None
+):
+    story = world()
+    story.advance(TIMING.lease_s + 1.0)  # in the margin for keepers: the node is not lost yet
+    machine = story.machines[0]
+    ended = am.Exited("w", signal="SIGKILL", why="the lease of its node ended", node_lost=True)
+    story.end(machine, "w", ended)
+    story.exchange()
+    assert story.link("a") is not Link.LOST
+    assert story.exits["w"].node_lost
+
+
 def test_a_start_that_arrives_after_the_lease_starts_nothing() -> None:
     story = world()
     machine = story.machines[0]

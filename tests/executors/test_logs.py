@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import random
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from shoal.executors import keeper
 from shoal.executors.logs import position_at, read_lines
 
 
@@ -62,3 +65,36 @@ def test_a_line_says_how_much_of_the_head_was_dropped(tmp_path: Path):
     assert lines[0].at_s == lines[1].at_s
     assert [line.text for line in read_lines(tmp_path, lines[0].end)] == ["kept"], "it is said once"
     assert read_lines(tmp_path, position_at(tmp_path, 0.0)) == lines
+
+
+def test_a_line_without_an_end_before_another_file_does_not_stop_the_reader(tmp_path: Path):
+    (tmp_path / "log.0").write_bytes(b"2026-01-01T00:00:01.000000Z one\n2026-01-01T00:00:02.000000Z torn")
+    (tmp_path / "log.90").write_bytes(b"2026-01-01T00:00:03.000000Z three\n2026-01-01T00:00:04.0")
+    lines = read_lines(tmp_path, 0)
+    assert [line.text for line in lines] == [
+        "one",
+        "torn",
+        "[26 bytes of earlier output were dropped: only the newest files of a worker's output are kept]",
+        "three",
+    ]
+    assert read_lines(tmp_path, lines[0].end) == lines[1:]
+
+
+def test_a_keeper_on_a_full_disk_ends_the_line_that_it_could_not_finish(tmp_path: Path):
+    log = keeper.Log(str(tmp_path), 1000, 10)
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:40])
+
+    log.file.close()
+    log.file = FullDisk(tmp_path / "log.0", "ab")
+    log.take(b"first\n" * 5)
+    log.file.close()
+    log.file = (tmp_path / "log.0").open("ab", buffering=0)
+    log.take(b"second\n")
+    log.file.close()
+    texts = [line.text for line in read_lines(tmp_path, 0)]
+    lost = 5 * (len("first") + keeper.STAMP_BYTES) - 40
+    assert texts[0] == "first"
+    assert texts[2:] == [f"[{lost} bytes of output were lost: the disk was full]", "second"]

@@ -169,3 +169,41 @@ def test_targets_of_earlier_versions_go_by_index() -> None:
     assert table.indexed([[1, 2]]) == table.indexed([["b", 2]]) == {1: 2}
     assert table.indexed([["gone", 2]]) == {}
     assert table.named({1: 2, 0: 1}) == [["a", 1], ["b", 2]]
+
+
+def lease_ends(here: Here, job: int) -> None:
+    """The agent itself reports that the keeper of each worker has killed it, as the lease of its node had ended."""
+    for worker in list(here.loop.jobs[job].workers):
+        del here.fleet.running[worker]
+        why = "the lease of its node ended: the agent could not reach the control plane"
+        here.fleet.exits[worker] = Exit(worker, None, "SIGKILL", why, node_lost=True)
+        here.fleet.on_exit(here.fleet.exits[worker])
+
+
+def test_a_job_that_restarts_begins_again_when_the_lease_of_its_node_has_ended(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, (node("a"),)) as here:
+            job = (await here.submit("2", resize="restart"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            before = set(here.loop.jobs[job].workers)
+            lease_ends(here, job)
+            await here.until(lambda: here.state(job) == "running" and before.isdisjoint(here.fleet.running))
+            assert not (await here.get(f"/jobs/{job}"))["restarts"], "the command has not failed"
+
+    run(story())
+
+
+def test_a_job_that_cannot_restart_says_that_the_lease_ended_and_not_that_its_command_was_killed(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, (node("a"),)) as here:
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            lease_ends(here, job)
+            await here.until(lambda: here.state(job) == "failed")
+            message = (await here.get(f"/jobs/{job}"))["message"]
+            assert "lease of its node ended" in message
+            assert "SIGKILL" not in message
+
+    run(story())

@@ -25,6 +25,8 @@ from shoal.agents.ports import PortStock
 from shoal.agents.prepared import PreparingExecutor
 from shoal.agents.requests import AgentRequests
 from shoal.executors.base import Executor, Exit, NamedAccount, NodeInfo, OwnAccount, WorkerSpec
+from shoal.executors.keeper import boot_clock_s as lease_clock_s
+from shoal.executors.keeper_files import stamps_ahead_s
 from shoal.executors.logs import end_position
 from shoal.wire import agent_messages as am
 from shoal.wire.auth import AuthError
@@ -45,11 +47,6 @@ class AgentError(Exception):
 
 
 Connect = Callable[[], Awaitable[Link]]
-
-
-def lease_clock_s() -> float:
-    """The clock of leases. It counts while the machine is suspended, and nobody can set it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def lease_path(state_directory: Path) -> Path:
@@ -198,11 +195,12 @@ class Agent:
         """Send some output. Return whether there was any."""
         found = False
         for read in self.state.log_reads():
-            position, data = read_output(self._workers / read.worker, read.begin, read.max_bytes)
+            path = self._workers / read.worker
+            position, data = read_output(path, read.begin, read.max_bytes)
             exited = self.state.workers[read.worker].exited
             if not data and exited is not None:
                 position = exited.log_end  # its last line has no end, or its files were deleted
-            effects = self.state.log_read(read, position, data)
+            effects = self.state.log_read(read, position, data, stamps_ahead_s(path) if data else 0.0)
             self._obey(effects)
             found = found or bool(effects)
         return found
@@ -314,6 +312,7 @@ class Agent:
             told=exit_.asked_to_end,
             ago_s=exit_.ago_s,
             log_end=log_end,
+            node_lost=exit_.node_lost,
         )
         self._obey(self.state.exited(exited, lease_clock_s()))
 

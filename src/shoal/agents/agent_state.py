@@ -11,6 +11,7 @@ ended while it has not, however long the messages were delayed and whatever the 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,6 +20,7 @@ from shoal.wire import agent_messages as am
 from shoal.wire.messages import WireError
 
 CHUNK_BYTES = 64 * 1024
+"""The most that is read at once. Every line of a keeper fits."""
 WINDOW_BYTES = 1024 * 1024
 """Log bytes of all workers together that may be sent and not yet acknowledged."""
 
@@ -77,6 +79,8 @@ class Worker:
     ships_log: bool = False
     log_sent: int = 0
     log_acked: int = 0
+    #: When its output was last sent, as a number that rises.
+    log_turn: int = 0
 
 
 @dataclass(slots=True)
@@ -98,6 +102,7 @@ class AgentState:
     leaves: tuple[float, str] | None = None
     _hello_s: float = 0.0
     _requested_s: float = -math.inf
+    _log_turns: int = 0
 
     # Connections
 
@@ -200,7 +205,8 @@ class AgentState:
         if self.lease_s is not None and now_s >= self.lease_until_s:
             # The command was delayed. The control plane may have given the worker's GPU away meanwhile.
             why = "the lease of its node ended before it could start"
-            worker.exited, worker.ended_s = am.Exited(order.worker, why=why, began=False), now_s
+            worker.exited = am.Exited(order.worker, why=why, began=False, node_lost=True)
+            worker.ended_s = now_s
             return [self._report(order.worker, now_s)]
         return [Do(order)]
 
@@ -226,28 +232,37 @@ class AgentState:
 
     # Logs
 
-    def log_reads(self) -> list[LogRead]:
-        """The output that may be sent now."""
-        if not self.welcomed:
-            return []
-        room = WINDOW_BYTES - sum(w.log_sent - w.log_acked for w in self.workers.values())
-        reads = []
-        for name, worker in self.workers.items():
-            ended = worker.exited is not None and worker.log_sent >= worker.exited.log_end
-            if worker.ships_log and not ended and room > 0:
-                reads.append(LogRead(name, worker.log_sent, min(CHUNK_BYTES, room)))
-                room -= CHUNK_BYTES
-        return reads
+    def log_reads(self) -> Iterator[LogRead]:
+        """The output that may be sent now. Pass each to `log_read` before the next is taken.
 
-    def log_read(self, read: LogRead, position: int, data: bytes) -> list[Effect]:
-        """`data` was read at `position`, which is after `read.begin` if output was rotated away."""
+        Each read has room for a whole chunk, so there is no line that does not fit. The worker whose output was sent
+        longest ago comes first: one that prints much does not keep the others from being read.
+        """
+        for name in sorted(self.workers, key=lambda name: self.workers[name].log_turn):
+            worker = self.workers[name]
+            unacknowledged = sum(w.log_sent - w.log_acked for w in self.workers.values())
+            if not self.welcomed or unacknowledged > WINDOW_BYTES - CHUNK_BYTES:
+                return
+            ended = worker.exited is not None and worker.log_sent >= worker.exited.log_end
+            if worker.ships_log and not ended:
+                yield LogRead(name, worker.log_sent, CHUNK_BYTES)
+
+    def log_read(
+        self, read: LogRead, position: int, data: bytes, stamps_ahead_s: float = 0.0
+    ) -> list[Effect]:
+        """`data` was read at `position`, which is after `read.begin` if output was rotated away.
+
+        `stamps_ahead_s`: by how much the clock that stamped the lines is ahead of the lease clock.
+        """
         worker = self.workers.get(read.worker)
         if not self.welcomed or worker is None or not worker.ships_log or worker.log_sent != read.begin:
             return []
         if not data and position == read.begin:
             return []
         worker.log_sent = position + len(data)
-        return [Send(am.LogChunk(read.worker, read.begin, position, data))]
+        self._log_turns += 1
+        worker.log_turn = self._log_turns
+        return [Send(am.LogChunk(read.worker, read.begin, position, data, stamps_ahead_s))]
 
     def _log_ack(self, message: am.LogAck) -> None:
         worker = self.workers.get(message.worker)

@@ -81,7 +81,6 @@ class AgentExecutor:
         self.state = fs.FleetState(secrets.token_hex(8), timing)
         self._registry, self._log_copy = registry, log_copy or LogCopy()
         self.services = services or AgentServices()
-        self._directories: dict[str, Path] = {}
         self._links: dict[str, Link] = {}
         self._own: str | None = None
         #: Receives the name of an agent that was refused, and why. Not for each attempt.
@@ -129,7 +128,6 @@ class AgentExecutor:
             why = f"cannot start it: {error.strerror or error}"
             self._obey([fs.WorkerExit(am.Exited(worker.worker, why=why, began=False))])
             return
-        self._directories[worker.worker] = worker.directory
         order = am.Start(
             worker=worker.worker,
             node=worker.node,
@@ -191,8 +189,7 @@ class AgentExecutor:
             why = "it was ended before it began"
             self._obey([fs.WorkerExit(am.Exited(worker, why=why, began=False))])
             return
-        self._directories[worker] = directory
-        self._obey(self.state.adopt(worker, node, end_position(directory), time.monotonic()))
+        self._obey(self.state.adopt(worker, node, end_position(directory), time.monotonic(), str(directory)))
 
     def logs(self, directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list[Line]:
         return read_lines(directory, begin, max_bytes)
@@ -393,13 +390,13 @@ class AgentExecutor:
                 # On a full disk the output is lost, as it is on a node: the worker must not wait for it.
                 with contextlib.suppress(OSError):
                     data = with_our_clock(effect.data, effect.clock_ahead_s)
-                    self._log_copy.append(self._directories[effect.worker], effect.position, data)
+                    self._log_copy.append(Path(effect.directory), effect.position, data)
             elif isinstance(effect, fs.WorkerExit):
-                self._report(effect.exited, effect.node_lost)
+                self._report(effect.exited)
             elif isinstance(effect, (NodeUp, NodeUnreachable, NodeLost, NodeLeaving)):
                 asyncio.get_running_loop().call_soon(self.on_node, effect)
 
-    def _report(self, exited: am.Exited, node_lost: bool) -> None:
+    def _report(self, exited: am.Exited) -> None:
         exit_ = Exit(
             worker=exited.worker,
             code=exited.code,
@@ -408,6 +405,6 @@ class AgentExecutor:
             began=exited.began,
             asked_to_end=exited.told,
             ago_s=exited.ago_s,
-            node_lost=node_lost,
+            node_lost=exited.node_lost,
         )
         asyncio.get_running_loop().call_soon(lambda: self.on_exit(exit_))

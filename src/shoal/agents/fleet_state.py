@@ -92,6 +92,8 @@ class Accept:
 @dataclass(frozen=True, slots=True)
 class AppendLog:
     worker: str
+    #: The worker's directory at the control plane.
+    directory: str
     position: int
     data: bytes
     #: By how much the clock that stamped the lines is ahead of ours.
@@ -103,8 +105,6 @@ class WorkerExit:
     """The worker has ended, or it cannot be alive any more. Never repeated."""
 
     exited: am.Exited
-    #: Its machine was lost.
-    node_lost: bool = False
 
 
 Effect = Send | Cut | Refuse | Accept | AppendLog | WorkerExit | NodeChange
@@ -113,6 +113,8 @@ Effect = Send | Cut | Refuse | Accept | AppendLog | WorkerExit | NodeChange
 @dataclass(slots=True)
 class Worker:
     node: str
+    #: At the control plane.
+    directory: str = ""
     #: The control plane has its output up to here.
     log_position: int = 0
     #: It has ended, and its output is still on the way.
@@ -145,8 +147,14 @@ class Agent:
     #: Ports of its machine that it keeps free.
     ports: list[int] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    #: Its wall clock minus ours at its last heartbeat.
+    #: Its wall clock minus ours at its last heartbeat. For people only: anybody may set it.
     wall_offset_s: float = 0.0
+    #: Its lease clock minus our wall clock at its last heartbeat.
+    lease_clock_offset_s: float = 0.0
+
+    def told_clocks(self, lease_clock_s: float, wall_s: float, our_wall_s: float) -> None:
+        self.wall_offset_s = wall_s - our_wall_s
+        self.lease_clock_offset_s = lease_clock_s - our_wall_s
 
     @property
     def may_have_live_workers(self) -> bool:
@@ -181,12 +189,14 @@ class FleetState:
         agent = self._agent_of_node(order.node)
         if agent is None or agent.link is Link.LOST:
             why = f"node {order.node} is {'lost' if agent is not None else 'not known'}"
-            return [WorkerExit(am.Exited(order.worker, why=why, began=False))]
+            return [WorkerExit(am.Exited(order.worker, why=why, began=False, node_lost=True))]
         assert order.worker not in agent.workers, order.worker
-        agent.workers[order.worker] = Worker(order.node, sent=agent.link is Link.CONNECTED)
+        agent.workers[order.worker] = Worker(order.node, order.directory, sent=agent.link is Link.CONNECTED)
         return self._order(agent, order)
 
-    def adopt(self, worker: str, node: str, log_position: int, now_s: float) -> list[Effect]:
+    def adopt(
+        self, worker: str, node: str, log_position: int, now_s: float, directory: str = ""
+    ) -> list[Effect]:
         """An earlier process of the control plane started the worker. Call it before the first hello.
 
         If no agent is known to have the node, the agent with the node's name is expected to have it.
@@ -196,8 +206,8 @@ class FleetState:
             self.restore(node, ANY_INSTANCE, (), now_s)
             agent = self.agents[node]
         if agent.link is Link.LOST:
-            return [WorkerExit(am.Exited(worker, why=f"its node {node} is lost"))]
-        agent.workers[worker] = Worker(node, log_position)
+            return [WorkerExit(am.Exited(worker, why=f"its node {node} is lost", node_lost=True))]
+        agent.workers[worker] = Worker(node, directory, log_position)
         return []
 
     def order(self, order: am.Stop | am.Suspend | am.Wake | am.Warn | am.Go) -> list[Effect]:
@@ -274,7 +284,8 @@ class FleetState:
         for other in self.agents.values():  # a lost agent of another name may have had one of these nodes
             other.nodes = tuple(node for node in other.nodes if node.name not in offered)
         agent.instance, agent.run, agent.nodes, agent.leaves = instance, hello.run, hello.nodes, None
-        agent.versions, agent.wall_offset_s, agent.leased = hello.versions, hello.wall_s - wall_s, leased
+        agent.versions, agent.leased = hello.versions, leased
+        agent.told_clocks(hello.clock_s, hello.wall_s, wall_s)
         agent.link, agent.heard_s = Link.CONNECTED, now_s
         self._grant_lease(agent, now_s)
         effects: list[Effect] = [Accept(agent.name, instance, hello.nodes)]
@@ -407,8 +418,8 @@ class FleetState:
         effects: list[Effect] = []
         for name, worker in agent.workers.items():
             if not worker.reported:
-                ended = worker.exited or am.Exited(name, why=f"node lost: {why}", began=worker.sent)
-                effects += self._report(worker, ended, node_lost=worker.exited is None)
+                lost = am.Exited(name, why=f"node lost: {why}", began=worker.sent, node_lost=True)
+                effects += self._report(worker, worker.exited or lost)
         agent.workers = {}
         return effects + [NodeLost(node.name, why) for node in agent.nodes]
 
@@ -418,7 +429,7 @@ class FleetState:
         agent = self.agents[name]
         agent.heard_s = now_s
         if isinstance(message, am.Renew):
-            agent.wall_offset_s = message.wall_s - wall_s
+            agent.told_clocks(message.clock_s, message.wall_s, wall_s)
             self._grant_lease(agent, now_s)
             return [Send(name, am.Renewed(message.clock_s))]
         if isinstance(message, am.Ack):
@@ -454,8 +465,9 @@ class FleetState:
                 f"output of {chunk.worker} at {chunk.previous} does not follow {worker.log_position}"
             )
         worker.log_position = chunk.position + len(chunk.data)
+        ahead_s = chunk.stamps_ahead_s + agent.lease_clock_offset_s
         effects: list[Effect] = [
-            AppendLog(chunk.worker, chunk.position, chunk.data, agent.wall_offset_s),
+            AppendLog(chunk.worker, worker.directory, chunk.position, chunk.data, ahead_s),
             Send(agent.name, am.LogAck(chunk.worker, worker.log_position)),
         ]
         return effects + self._finish(agent, chunk.worker, worker)
@@ -468,11 +480,11 @@ class FleetState:
         del agent.workers[name]
         return effects + self._order(agent, am.Forget(name))
 
-    def _report(self, worker: Worker, exited: am.Exited, *, node_lost: bool = False) -> list[Effect]:
+    def _report(self, worker: Worker, exited: am.Exited) -> list[Effect]:
         if worker.reported:
             return []
         worker.reported = True
-        return [WorkerExit(exited, node_lost)]
+        return [WorkerExit(exited)]
 
 
 def node_info(node: am.NodeFacts, agent: Agent) -> NodeInfo:

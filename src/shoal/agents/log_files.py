@@ -10,8 +10,13 @@ from shoal.executors.logs import segments
 
 
 def read_output(directory: Path, begin: int, max_bytes: int) -> tuple[int, bytes]:
-    """Read whole lines from `begin` on, and where they begin: later than `begin` if output was rotated away."""
-    for start, path in segments(directory):
+    """Read whole lines from `begin` on, and where they begin: later than `begin` if output was rotated away.
+
+    Nothing that is on disk is passed over. `max_bytes` must have room for any line that a keeper writes; a line that is
+    longer, or that has no end although another file follows, is returned in parts.
+    """
+    found = segments(directory)
+    for index, (start, path) in enumerate(found):
         try:
             with path.open("rb") as file:
                 position = max(begin, start)
@@ -21,6 +26,9 @@ def read_output(directory: Path, begin: int, max_bytes: int) -> tuple[int, bytes
             continue
         if whole := data[: data.rfind(b"\n") + 1]:
             return position, whole
+        is_last = index == len(found) - 1
+        if data and (len(data) == max_bytes or not is_last):
+            return position, data
     return begin, b""
 
 

@@ -15,11 +15,12 @@ from pathlib import Path
 from platform import python_version
 
 from shoal import __version__
-from shoal.agents.agent import Agent, AgentError, lease_clock_s, lease_path, node_facts
+from shoal.agents.agent import Agent, AgentError, lease_path, node_facts
 from shoal.agents.join_tokens import JoinToken, TokenError
 from shoal.agents.joining import Membership
 from shoal.agents.leaving_file import watch_leaving_file
 from shoal.core.errors import ShoalError
+from shoal.executors.keeper import boot_clock_s
 from shoal.executors.local import LocalExecutor
 from shoal.wire.channel import parse_address
 from shoal.wire.messages import WireError
@@ -74,7 +75,7 @@ async def _run(options: AgentOptions) -> None:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     leaving_file = os.environ.get("SHOAL_LEAVING_FILE")
     watch = (
-        asyncio.create_task(watch_leaving_file(Path(leaving_file), agent.leaving, lease_clock_s))
+        asyncio.create_task(watch_leaving_file(Path(leaving_file), agent.leaving, boot_clock_s))
         if leaving_file
         else None
     )

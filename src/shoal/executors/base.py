@@ -144,7 +144,8 @@ class Exit:
     asked_to_end: bool = False
     #: How long ago by a monotonic clock. None: unknown.
     ago_s: float | None = None
-    #: True: its machine was lost. It cannot be alive, and nobody saw how it ended.
+    #: True: its machine was lost. It was killed when the lease of its node ended, or it cannot be alive and nobody saw
+    #: how it ended. The command did not fail.
     node_lost: bool = False
 
     @property

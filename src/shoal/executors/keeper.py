@@ -57,6 +57,11 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] == b"Z" else int(fields[19])
 
 
+def boot_clock_s() -> float:
+    """Seconds since boot. It counts while the machine is suspended, and nobody can set it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def boot_id() -> str:
     """Identifies the current boot. `time.monotonic()` of two processes is comparable only within one boot."""
     try:
@@ -133,8 +138,10 @@ class Log:
     def __init__(self, directory: str, file_bytes: int, files: int) -> None:
         self.directory, self.file_bytes, self.files = directory, file_bytes, files
         self.offset, self.begin, self.lost = 0, 0, 0
-        # The wall clock is read once, so that setting the clock does not change the order of lines.
-        self.wall_offset = time.time() - time.monotonic()
+        self.torn = False  # the last line that was written has no end
+        # The wall clock is read once, so that setting the clock does not change the order of lines. `started` has the
+        # offset: with it, whoever reads the lines knows their times on the clock of the boot.
+        self.wall_offset_s = time.time() - boot_clock_s()
         self.file = open(os.path.join(directory, "log.0"), "ab", buffering=0)  # noqa: SIM115
         self.rest = b""
 
@@ -164,7 +171,7 @@ class Log:
             self.append(part)
 
     def append(self, lines: list[bytes]) -> None:
-        now = self.wall_offset + time.monotonic()
+        now = self.wall_offset_s + boot_clock_s()
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z "
         out = bytearray()
         for line in lines:
@@ -177,13 +184,15 @@ class Log:
                     break
         try:
             if self.lost:
-                out[:0] = f"{stamp}[{self.lost} bytes of output were lost: the disk was full]\n".encode()
+                note = f"{stamp}[{self.lost} bytes of output were lost: the disk was full]\n"
+                out[:0] = (("\n" if self.torn else "") + note).encode()
             written = self.file.write(out) or 0
             self.offset += written
             self.lost = len(out) - written
+            self.torn = out[written - 1 : written] != b"\n" if written else self.torn
         except OSError:
             self.lost += len(out)
-        if self.offset - self.begin >= self.file_bytes:
+        if self.offset - self.begin >= self.file_bytes and not self.torn:
             self.rotate()
 
     def rotate(self) -> None:
@@ -217,6 +226,7 @@ class Keeper:
     def run(self) -> None:
         wake = self.catch_signals()
         if self.is_lease_over():
+            self.lease_ended = True
             self.finish(None, None, LEASE_WHY)
             return
         try:
@@ -301,8 +311,10 @@ class Keeper:
     def record_start(self) -> None:
         started = {"pid": self.pid, "start_time": start_time(self.pid)}
         keeper = {"keeper_pid": os.getpid(), "keeper_start_time": start_time(os.getpid())}
+        clock = {"wall_offset_s": self.log.wall_offset_s, "boot": boot_id()}
         write_json(
-            os.path.join(self.directory, "started"), started | keeper | {"grace_s": self.spec["grace_s"]}
+            os.path.join(self.directory, "started"),
+            started | keeper | clock | {"grace_s": self.spec["grace_s"]},
         )
 
     def could_not_start(self, error: OSError) -> None:
@@ -354,7 +366,7 @@ class Keeper:
     def is_lease_over(self) -> bool:
         """Whether the lease has ended. The agent renews it: it replaces the file, which contains the new end."""
         path = self.spec.get("lease_file")
-        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now_s = boot_clock_s()
         if path is None or now_s < self.lease_until_s:
             return False
         with contextlib.suppress(OSError, ValueError), open(path) as file:
@@ -363,7 +375,7 @@ class Keeper:
 
     def enforce_lease(self) -> None:
         """Kill the worker at once when its lease ends: its GPU may be given to another job soon."""
-        if not self.lease_ended and self.is_lease_over():
+        if self.is_lease_over():
             self.lease_ended, self.kill_at = True, time.monotonic()
 
     def reap(self) -> bool:
@@ -397,18 +409,20 @@ class Keeper:
         if status < 0:
             with contextlib.suppress(ValueError):
                 name = signal.Signals(-status).name
+        # A command that ended by itself just before, or whose children were left, was not ended by the lease.
+        self.lease_ended = self.lease_ended and status == -signal.SIGKILL
         why = LEASE_WHY if self.lease_ended else "it was told to end" if self.told else ""
         self.finish(code, name, why)
 
     def finish(self, code: int | None, name: str | None, why: str) -> None:
         now = {"steady_s": time.monotonic(), "boot": boot_id()}
-        end = {"code": code, "signal": name, "why": why, "told": self.told, **now}
+        end = {"code": code, "signal": name, "why": why, "told": self.told, "lease_ended": self.lease_ended}
         path = os.path.join(self.directory, "exit")
         for _ in range(
             600
         ):  # wait for room on a full disk: without this file nobody knows how the worker ended
             try:
-                write_json(path, end)
+                write_json(path, end | now)
                 return
             except FileNotFoundError:
                 return  # the job's directory was removed

@@ -26,6 +26,9 @@ class Started(msgspec.Struct, frozen=True):
     keeper_pid: int
     keeper_start_time: int | None
     grace_s: float = 10.0
+    #: The clock of its time stamps minus the clock of this boot. Keepers of earlier versions do not write it.
+    wall_offset_s: float | None = None
+    boot: str = ""
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -37,6 +40,8 @@ class Ended(msgspec.Struct, frozen=True):
     told: bool
     steady_s: float
     boot: str
+    #: The keeper killed it because the lease of its node had ended.
+    lease_ended: bool = False
 
     @property
     def ago_s(self) -> float | None:
@@ -61,6 +66,17 @@ def read_started(directory: Path) -> Started | None:
 
 def read_ended(directory: Path) -> Ended | None:
     return _read(directory / "exit", Ended)
+
+
+def stamps_ahead_s(directory: Path) -> float:
+    """By how much the clock that stamped a worker's output is ahead of the clock of this boot.
+
+    If that is not known, the wall clock of this machine is taken: the output is of an earlier boot or version.
+    """
+    started = read_started(directory)
+    if started is not None and started.wall_offset_s is not None and started.boot == keeper.boot_id():
+        return started.wall_offset_s
+    return time.time() - keeper.boot_clock_s()
 
 
 def open_keeper(started: Started) -> int | None:

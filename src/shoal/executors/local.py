@@ -303,7 +303,13 @@ class LocalExecutor:
         found = read_ended(directory)
         if found is not None:
             return Exit(
-                worker, found.code, found.signal, found.why, asked_to_end=found.told, ago_s=found.ago_s
+                worker,
+                found.code,
+                found.signal,
+                found.why,
+                asked_to_end=found.told,
+                ago_s=found.ago_s,
+                node_lost=found.lease_ended,
             )
         began = (directory / "started").exists()
         why = "its keeper was killed" if began else "it was ended before it began"

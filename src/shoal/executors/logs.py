@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
 
 STAMP = "%Y-%m-%dT%H:%M:%S.%fZ"
+LONGEST_STAMP = 40
 SAME_CLOCK_S = 0.005
 """Clocks of two machines that differ by less are taken to be the same."""
 
@@ -32,12 +34,16 @@ def segments(directory: Path) -> list[tuple[int, Path]]:
 
 
 def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list[Line]:
-    """Read whole lines from position `begin` on. In place of output that was dropped, a line says how much it was."""
-    found: list[Line] = []
-    for start, path in segments(directory):
+    """Read whole lines from position `begin` on. In place of output that was dropped, a line says how much it was.
+
+    Also a file whose last line has no end is read to its end if another file follows: that line gets no end any more.
+    """
+    lines: list[Line] = []
+    found = segments(directory)
+    for index, (start, path) in enumerate(found):
         try:
-            size = path.stat().st_size
-            if start + size <= begin:
+            stat = path.stat()
+            if start + stat.st_size <= begin:
                 continue
             with path.open("rb") as file:
                 at = max(begin, start)
@@ -45,18 +51,19 @@ def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list
                 data = file.read(max_bytes)
         except OSError:  # rotated away meanwhile
             continue
-        whole = data[: data.rfind(b"\n") + 1]
-        if whole and at > begin:
-            first = _line(whole[: whole.find(b"\n") + 1], at)
-            found.append(Line(first.at_s, _dropped(at - begin), at))
+        is_complete = index < len(found) - 1 and len(data) < max_bytes
+        whole = data if is_complete else data[: data.rfind(b"\n") + 1]
+        if at > begin and (whole or not stat.st_size):
+            first_s = _line(whole.partition(b"\n")[0], at).at_s if whole else stat.st_mtime
+            lines.append(Line(first_s, _dropped(at - begin), at))
         for raw in whole.splitlines(keepends=True):
             at += len(raw)
-            found.append(_line(raw, at))
+            lines.append(_line(raw, at))
         max_bytes -= len(whole)
         begin = at
         if max_bytes <= 0 or len(whole) < len(data):
             break
-    return found
+    return lines
 
 
 def _dropped(size: int) -> str:
@@ -147,18 +154,34 @@ def with_our_clock(data: bytes, ahead_s: float) -> bytes:
 
 def _restamped(raw: bytes, ahead_s: float) -> bytes:
     stamp, space, text = raw.partition(b" ")
+    return _moved(stamp, ahead_s) + space + text if len(stamp) < LONGEST_STAMP else raw
+
+
+# Lines that were printed together have one stamp, so few stamps are parsed.
+
+
+@lru_cache(maxsize=64)
+def _moved(stamp: bytes, ahead_s: float) -> bytes:
+    """The stamp of a time `ahead_s` earlier; what is no stamp stays as it is."""
     try:
         at = datetime.strptime(stamp.decode(), STAMP) - timedelta(seconds=ahead_s)
     except (ValueError, OverflowError):
-        return raw
+        return stamp
     made = at.strftime(STAMP).encode()
-    return made + space + text if len(made) == len(stamp) else raw
+    return made if len(made) == len(stamp) else stamp
+
+
+@lru_cache(maxsize=64)
+def _time_s(stamp: bytes) -> float | None:
+    try:
+        return datetime.strptime(stamp.decode(), STAMP).replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        return None
 
 
 def _line(raw: bytes, end: int) -> Line:
     stamp, _, text = raw.rstrip(b"\n").partition(b" ")
-    try:
-        at_s = datetime.strptime(stamp.decode(), STAMP).replace(tzinfo=UTC).timestamp()
-    except ValueError:
+    at_s = _time_s(stamp) if len(stamp) < LONGEST_STAMP else None
+    if at_s is None:
         at_s, text = 0.0, raw.rstrip(b"\n")
     return Line(at_s, text.decode(errors="replace"), end)

@@ -18,7 +18,7 @@ from msgspec import Meta, Struct
 
 from shoal.wire.messages import MAX_MESSAGE_BYTES, Int, WireError
 
-AGENT_PROTOCOL = 2
+AGENT_PROTOCOL = 3
 """Raised whenever a message changes its meaning. The control plane refuses agents with another number."""
 
 WORKER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z"
@@ -98,19 +98,21 @@ class Exited(_Message, frozen=True):
     told: bool = False
     ago_s: float | None = None
     log_end: Int = 0  # length of its whole output
+    node_lost: bool = False  # it was ended because the lease of its node had, or its machine was lost
 
 
 class LogChunk(_Message, frozen=True):
     """Output of a worker. It continues the output before `previous`.
 
     `position` is the position of the first byte of `data`. It is greater than `previous` if output was rotated away
-    before it could be sent.
+    before it could be sent. `stamps_ahead_s`: by how much the clock that stamped the lines is ahead of the lease clock.
     """
 
     worker: WorkerId
     previous: Int
     position: Int
     data: bytes
+    stamps_ahead_s: float = 0.0
 
 
 class Usage(_Part, frozen=True):

@@ -350,6 +350,8 @@ def _env_word(key: str) -> str:
 
 def describe_exit(exit_: Exit) -> str:
     """How a worker ended, in words."""
+    if exit_.node_lost:
+        return f"worker {exit_.worker}: {exit_.why}"
     if exit_.signal is not None:
         return f"worker {exit_.worker} was ended by {exit_.signal}"
     if exit_.code is None or (exit_.code in (126, 127) and exit_.why):
