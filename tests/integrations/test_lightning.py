@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 
 pytest.importorskip("lightning")
 
+from elastic_lab import QUICK
 from example_lab import ExampleLab
 
 import torch
+from shoal.executors.standalone import LocalJob
 from shoal.executors.zygote import Zygote
+from shoal.wire import events as ev
 
 
 def final(output: Path) -> dict[str, Any]:
@@ -36,6 +40,29 @@ def test_a_resized_trainer_ends_with_the_weights_metrics_and_checkpoints_of_an_u
                 float(state["best_score"]), abs=1e-4
             )
     assert (tmp_path / "elastic" / "out" / "best.ckpt").exists()
+
+
+def test_metrics_of_uneven_parts_are_those_of_one_process_on_every_worker(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    script = str(Path(__file__).parent / "scripts" / "lightning_metrics.py")
+    out = tmp_path / "out"
+    with LocalJob(
+        [script], 2, directory=tmp_path, zygote=zygote, timing=QUICK, env={"OUTPUT_DIR": str(out)}
+    ) as job:
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFinished), (end, job.logs())
+        assert end.stopped is None, "it trained all epochs"
+        job.wait_gone(60)
+    found = [json.loads(file.read_text()) for file in out.glob("*.json")]
+    assert len(found) == 2
+    for metrics in found:  # the training data are 0 to 9 in batches of 5, the validation data 0 to 4
+        assert metrics == pytest.approx(
+            {
+                "epoch_mean": 4.5, "val_mean": 2.0, "val_sum": 10.0, "val_max": 4.0, "val_min": 0.0, "val_metric": 2.0,
+                "step_mean": 7.0,
+            }
+        )  # fmt: skip
 
 
 def test_what_cannot_be_resized_is_refused_with_advice(tmp_path: Path) -> None:

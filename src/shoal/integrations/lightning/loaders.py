@@ -12,7 +12,7 @@ from shoal.integrations.lightning.progress import follow
 from shoal.torch.job import Job
 
 MANY_EPOCHS = 1 << 30
-"""For a Trainer that stops after `max_steps`, or is stopped."""
+"""For a Trainer that has no limit and is stopped."""
 
 
 def _options(dataloader: Any) -> dict[str, Any]:
@@ -55,8 +55,15 @@ class TrainingBatches:
             **options,
         )
         self.dataset, self.batch_size = dataloader.dataset, dataloader.batch_size
-        most = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else MANY_EPOCHS
-        self._epochs = job.epochs(most)
+        self._epochs = job.epochs(self._most_epochs())
+
+    def _most_epochs(self) -> int:
+        trainer = self._trainer
+        epochs = trainer.max_epochs if trainer.max_epochs and trainer.max_epochs > 0 else MANY_EPOCHS
+        if trainer.max_steps > 0:
+            steps = -(-len(self) // trainer.accumulate_grad_batches)
+            epochs = min(epochs, -(-trainer.max_steps // steps))
+        return int(epochs)
 
     def __len__(self) -> int:
         """The batches of an epoch; each worker has a part of every one."""
@@ -74,6 +81,11 @@ class TrainingBatches:
             follow(self._trainer, self._job, micro)
             micro = 0 if self._job.stepping else micro + 1
             yield batch
+
+    def end(self) -> None:
+        """The Trainer has ended. If nobody stopped it, the job is complete."""
+        if not self._trainer.should_stop:
+            next(self._epochs, None)
 
     def _rehearse(self) -> Iterator[Any]:
         """A newcomer runs one step before it joins. `VoidSteps` sees to it that nothing of it counts."""

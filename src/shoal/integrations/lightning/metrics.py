@@ -16,13 +16,19 @@ _OF_ALL: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def reduced(job: Job, value: Any, how: Any) -> Any:
-    """`how`: a name, or a `torch.distributed.ReduceOp`."""
+def reduced(job: Job, value: Any, how: Any, in_step: bool) -> Any:
+    """`how`: a name, or a `torch.distributed.ReduceOp`.
+
+    The mean of what a training step logs counts each worker by its part of the batch. Elsewhere every worker counts the
+    same: for the mean of an epoch Lightning reduces a sum and a count, and divides them.
+    """
     name = str(how).rpartition(".")[2].lower() if how is not None else "mean"
     tensor = value if isinstance(value, Tensor) else torch.tensor(value)
     if name in ("mean", "avg"):
-        found = job.mean(tensor)
-    elif name == "sum":
+        # Not in the dtype of a count: the mean of whole numbers is none.
+        floating = tensor if tensor.is_floating_point() else tensor.double()
+        return job.mean(floating, weight=None if in_step else 1.0)
+    if name == "sum":
         found = job.sum(tensor)
     elif name in _OF_ALL:
         found = _OF_ALL[name](torch.stack(job.gather(tensor)))

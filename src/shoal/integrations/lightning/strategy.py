@@ -34,6 +34,7 @@ class ShoalStrategy(SingleDeviceStrategy):
         self.job = job or shoal.init(seed=seed)
         #: The workers train together: from the first batch to the end of training.
         self._together = False
+        self._in_training_step = False
         options.setdefault("device", "cuda:0" if torch.cuda.is_available() else "cpu")
         super().__init__(**options)
 
@@ -45,6 +46,7 @@ class ShoalStrategy(SingleDeviceStrategy):
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
+        trainer._accelerator_connector.use_distributed_sampler = False  # Shoal splits the data
         if trainer.state.fn != TrainerFn.FITTING:
             return
         _check(trainer)
@@ -56,6 +58,9 @@ class ShoalStrategy(SingleDeviceStrategy):
         for index, config in enumerate(self.lr_scheduler_configs):
             job.state[f"scheduler {index}"] = config.scheduler
         job.state["trainer"] = TravellingState(trainer, job)
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is not None:
+            job.state["scaler"] = scaler
         trainer.callbacks.insert(0, VoidSteps(job))
         share_metrics(self.lightning_module, job, lambda: self._together)
 
@@ -112,18 +117,33 @@ class ShoalStrategy(SingleDeviceStrategy):
         optimizer.step(**kwargs)
         return result
 
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        self._in_training_step = True
+        try:
+            return super().training_step(*args, **kwargs)
+        finally:
+            self._in_training_step = False
+
     def on_train_end(self) -> None:
         self._together = False
+        loader = self._trainer().fit_loop._combined_loader
+        for batches in loader.flattened if loader is not None else []:
+            batches.end()
         self.job.finish()
 
     # What the workers decide together
+
+    @property
+    def is_distributed(self) -> bool:
+        """Lightning ignores `sync_dist=True` unless this is true."""
+        return True
 
     @property
     def is_global_zero(self) -> bool:
         return self.job.is_main
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        return reduced(self.job, tensor, reduce_op) if self._together else tensor
+        return reduced(self.job, tensor, reduce_op, self._in_training_step) if self._together else tensor
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         if not self._together:

@@ -1,0 +1,52 @@
+"""Two epochs over values that every metric can be computed from by hand. Each worker writes what its Trainer knows."""
+
+import json
+import os
+from pathlib import Path
+
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+import torch
+from shoal.integrations.lightning import ShoalStrategy
+
+OUTPUT = Path(os.environ["OUTPUT_DIR"])
+
+
+class Values(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.metric = MeanMetric()
+
+    def training_step(self, batch, index):
+        (x,) = batch
+        self.log("step_mean", x.mean(), on_step=True, on_epoch=False, sync_dist=True)
+        self.log("epoch_mean", x.mean(), on_step=False, on_epoch=True, batch_size=len(x), sync_dist=True)
+        return (self.weight * x).mean()
+
+    def validation_step(self, batch, index):
+        (x,) = batch
+        options = {"batch_size": len(x), "sync_dist": True}
+        self.log("val_mean", x.mean(), **options)
+        for name in ("sum", "max", "min"):
+            self.log(f"val_{name}", getattr(x, name)(), reduce_fx=name, **options)
+        self.metric(x)
+        self.log("val_metric", self.metric)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+strategy = ShoalStrategy()
+trainer = Trainer(
+    strategy=strategy, devices=1, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+    enable_model_summary=False,
+)  # fmt: skip
+train = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=5)
+validation = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
+trainer.fit(Values(), train, validation)
+OUTPUT.mkdir(exist_ok=True)
+found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+(OUTPUT / f"{os.environ.get('SHOAL_WORKER', 'alone')}.json").write_text(json.dumps(found))
