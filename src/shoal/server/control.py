@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 from shoal import __version__
 from shoal.agents.fleet_state import Link
@@ -323,21 +324,29 @@ class Control:
             lease_s=self.options.lease_s,
         )
 
+    @property
+    def _virtual_nodes(self) -> Path:
+        return self.home.path / "nodes"
+
     def _virtual_cluster(self) -> VirtualCluster | None:
-        """Of the file that was given, else as at the last start, unless a number of GPUs was given."""
+        """Of the file that was given, else as at the last start, unless a number of GPUs or an engine was given."""
         rows = self.store.get(virtual_cluster.KEY)
         if self.options.cluster is not None:
-            from shoal.sim.inputs.cluster_file import (
-                read_cluster,
-            )  # needs packages that a server may not have
+            if self.engine.settings is not None:
+                raise ShoalError(
+                    f"{self.engine.settings.kind.capitalize()} provides the machines of this home; "
+                    "to try a cluster file instead: shoal up --engine none --cluster FILE"
+                )
+            # Its package needs what a server may not have.
+            from shoal.sim.inputs.cluster_file import read_cluster
 
             described = read_cluster(self.options.cluster)
             rows, self._described_users = virtual_cluster.rows_of(described.nodes), described.users
-        elif self.options.gpus is not None:
+        elif self.options.gpus is not None or self.engine.settings is not None:
             rows = None
         with self.store.change(self.clock.now_s()) as change:
             change.put(virtual_cluster.KEY, rows)
-        return None if rows is None else VirtualCluster(self.home.path / "nodes", rows)
+        return None if rows is None else VirtualCluster(self._virtual_nodes, rows)
 
     async def _nodes_are_up(self) -> None:
         """Wait for the agents that were started, for a while."""
