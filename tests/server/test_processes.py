@@ -5,11 +5,14 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from executors.test_gpus import CARDS, driver
 from shoal.executors.base import NodeInfo
+from shoal.executors.local import LocalExecutor
 from shoal.server.loop.processes import divided, environment
 
 from .fakes import Fleet, run, server
@@ -82,6 +85,32 @@ def test_per_gpu_sets_the_usual_ranks() -> None:
         ("0", "3", "0", "2"), ("1", "3", "1", "2"), ("2", "3", "0", "1"),
     ]  # fmt: skip
     assert [e["SHOAL_NODE_RANK"] for e in made] == ["0", "0", "1"]
+
+
+def test_cuda_local_rank_is_a_ranks_own_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchrun does it: every process of a machine sees all GPUs of the job there, and uses cuda:LOCAL_RANK."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setitem(sys.modules, "pynvml", driver(CARDS))
+    nodes = (NodeInfo("a100s", 2, "a100", False), NodeInfo("v100s", 1, "a100", False))
+
+    async def story() -> None:
+        fleet = Fleet(nodes)
+        async with server(tmp_path, fleet=fleet) as here:
+            job = (await here.submit("3", per_gpu=True))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            executor = LocalExecutor()  # of a machine with two GPUs of one type and one of another
+            seen = []
+            for rank in range(3):
+                spec = fleet.running[f"{job}.{rank}"]
+                spec = replace(spec, node={"a100s": "local-a100", "v100s": "local-v100"}[spec.node])
+                env = executor._env(spec, {})
+                visible, local = env["CUDA_VISIBLE_DEVICES"].split(","), int(env["LOCAL_RANK"])
+                assert len(visible) == int(env["LOCAL_WORLD_SIZE"])
+                assert env["SHOAL_DEVICE"] == f"cuda:{local}"
+                seen.append(visible[local])
+            assert seen == ["GPU-aaa", "GPU-bbb", "GPU-ccc"], "each rank has another GPU"
+
+    run(story())
 
 
 SCRIPT = """

@@ -47,23 +47,29 @@ def add(
     given = {"--type": gpu_type, "--rack": rack, "--domain": domain, "--gpus": gpus}
     words = ["--join", made.address, "--name", name]
     words += [word for option, value in given.items() if value is not None for word in (option, str(value))]
-    command = started(python, words)
+    command = started(python, name, words)
     if not ssh:
         # The token is in the script's input, not among the arguments, which other users of that machine can see.
-        print(f"ssh {shlex.quote(host)} {shlex.quote(command)} <<< {made.token}")
+        print(f"echo {made.token} | ssh -- {shlex.quote(host)} {shlex.quote(command)}")
         say("run it here, or what ssh would run there with the token as its input")
         return
     _run(host, command, made.token)
-    say(f"{name} was started; `shoal node ls` shows it when it has joined")
+    say(
+        f"{name} was started; `shoal node ls` shows it when it has joined. If it does not, its log says why: "
+        f"~/.local/state/shoal-agent/{name}/agent.log there"
+    )
 
 
-def started(python: str, words: list[str]) -> str:
-    """A shell command that reads the token from its input and leaves an agent in the background."""
+def started(python: str, name: str, words: list[str]) -> str:
+    """A shell command that reads the token from its input and leaves an agent in the background.
+
+    Each name has a directory of its own: machines may share a home directory.
+    """
     run = shlex.join([python, "-m", "shoal.cli.main", "agent", *words])
     return (
-        'd="${XDG_STATE_HOME:-$HOME/.local/state}/shoal-agent"; mkdir -p "$d" && chmod 700 "$d" && '
-        'umask 077 && cat > "$d/join-token" && '
-        f'{{ setsid nohup {run} --token-file "$d/join-token" >> "$d/agent.log" 2>&1 < /dev/null & }}'
+        f'd="${{XDG_STATE_HOME:-$HOME/.local/state}}/shoal-agent/"{shlex.quote(name)}; '
+        'umask 077 && mkdir -p "$d" && cat > "$d/join-token" && '
+        f'{{ setsid nohup {run} --state "$d" --token-file "$d/join-token" >> "$d/agent.log" 2>&1 < /dev/null & }}'
     )
 
 

@@ -12,6 +12,7 @@ from shoal.core.words import counted
 
 if TYPE_CHECKING:
     from shoal.client import Client
+    from shoal.server.api.models import Share
 
 
 @click.command()
@@ -41,10 +42,8 @@ def shares(client: Client, output: Output, over: str | None) -> None:
             f"{s.tickets:g}",
             f"{s.gpus} of {s.entitled_gpus:.3g}" + (f", {s.unused_gpus} unused" if s.unused_gpus else ""),
             "-" if s.running_jobs is None else f"{s.running_jobs}/{s.pending_jobs}",
-            *(
-                duration(x)
-                for x in (s.entitled_gpu_s, s.received_gpu_s, s.lent_gpu_s, s.borrowed_gpu_s, s.traded_gpu_s)
-            ),
+            *(duration(x) for x in (s.entitled_gpu_s, s.received_gpu_s, s.lent_gpu_s, s.borrowed_gpu_s)),
+            ", ".join(_traded(s)) or "-",
         ]
         for s in found.items
     ]
@@ -53,3 +52,11 @@ def shares(client: Client, output: Output, over: str | None) -> None:
     print_table(head, rows, wide=output is Output.WIDE)
     whole = f"RECEIVED and idle time are {duration(found.capacity_gpu_s)} together"
     say(f"GPU time since {ago(found.since)} ago, {counted(found.total_gpus, 'GPU')}: {whole}")
+
+
+def _traded(share: Share) -> list[str]:
+    """What the user bought, then what it sold for that."""
+    from shoal.cli.out import duration
+
+    found = sorted(share.traded_by_type_gpu_s.items(), key=lambda item: -item[1])
+    return [f"{'+' if gpu_s > 0 else '-'}{duration(abs(gpu_s))} {gpu_type}" for gpu_type, gpu_s in found]

@@ -264,7 +264,7 @@ def _last_words(text: str) -> str:
     """The error that the server printed last, or else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     own = [line.removeprefix("shoal: ") for line in lines if line.startswith("shoal: ")]
-    return (own or lines or [""])[-1]
+    return (own or lines or [""])[-1].removeprefix("shoal.server.serve: error: ")
 
 
 def _tell(

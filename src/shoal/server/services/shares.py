@@ -33,10 +33,12 @@ class Shares:
         items = []
         for i, user in enumerate(cluster.users):
             known = i < len(ledger.users)
-            account = dict.fromkeys(COLUMNS, 0.0)
+            account, traded = dict.fromkeys(COLUMNS, 0.0), {}
             if known:
-                total = ledger.account[i].sum(axis=0) - np.sum(before.get(i, 0.0), axis=0)
-                account = dict(zip(COLUMNS, map(float, total)))
+                by_type = ledger.account[i] - np.asarray(before.get(i, 0.0))
+                account = dict(zip(COLUMNS, map(float, by_type.sum(axis=0))))
+                each = by_type[:, COLUMNS.index("traded")].tolist()
+                traded = {t: x for t, x in zip(ledger.gpu_types, each) if abs(x) > 1e-6}
             mine = [j for j in self._loop.jobs.values() if j.user == user.name]
             items.append(
                 m.Share(
@@ -48,6 +50,7 @@ class Shares:
                     running_jobs=sum(j.gpus > 0 or j.life.state is JobState.RUNNING for j in mine),
                     pending_jobs=sum(j.life.state is JobState.PENDING and not j.gpus for j in mine),
                     **{f"{k}_gpu_s": v for k, v in account.items()},
+                    traded_by_type_gpu_s=traded,
                 )
             )
         capacity_gpu_s = self._live.capacity_gpu_s(begin_s, self._loop.now_s())

@@ -28,6 +28,9 @@ class Share(BaseModel, json_schema_extra=shown(ex.SHARE)):
     lent_gpu_s: float
     borrowed_gpu_s: float
     traded_gpu_s: float
+    traded_by_type_gpu_s: dict[str, float] = Field(
+        default_factory=dict, description="Bought of each GPU type; sold if negative. Empty without trades."
+    )
 
 
 class ShareList(Page[Share]):
