@@ -11,6 +11,7 @@ from shoal.cli.events import story_line
 from shoal.cli.fair_tables import ledger_rows
 from shoal.cli.follow import exit_code, once
 from shoal.cli.out import duration
+from shoal.cli.profile import describe
 from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
@@ -21,7 +22,9 @@ from shoal.server.api.models import (
     Job,
     JobRef,
     LogLine,
+    Profile,
     Reason,
+    SpeedPoint,
     Status,
     Why,
 )
@@ -56,6 +59,47 @@ def test_what_another_column_says_is_left_out_of_the_reason():
 def test_a_job_that_is_being_resized_shows_both_sizes_and_one_without_gpus_a_dash():
     assert jobs_table.gpus(job(gpus=4, target_gpus=2)) == "4→2"
     assert jobs_table.gpus(job(state="pending", gpus=0, target_gpus=0)) == "-"
+
+
+@pytest.mark.parametrize(
+    ("remaining", "text"),
+    [
+        ({"low_s": 60.0, "high_s": 60.0, "basis": "the job's own count of steps"}, "1m 0s"),
+        ({"low_s": 30.0, "high_s": 120.0, "basis": "its loss curve"}, "~2m 0s"),
+        ({"low_s": 60.0, "high_s": None, "basis": "its loss curve"}, "~1m 0s"),
+        ({"unknown": "nothing is known of its length"}, "-"),
+    ],
+)
+def test_the_time_left_is_marked_where_it_is_an_estimate(remaining, text):
+    shown = job(remaining=Estimate(**remaining))
+    assert jobs_table.wide_row(shown, NOW)[jobs_table.WIDE_HEAD.index("LEFT")] == text
+
+
+def test_a_speed_up_is_marked_where_it_is_an_estimate():
+    at = jobs_table.WIDE_HEAD.index("SPEEDUP")
+    assert jobs_table.wide_row(job(), NOW)[at] == "3.4x"
+    assert jobs_table.wide_row(job(speedup_measured=False), NOW)[at] == "~3.4x"
+
+
+def test_profile_marks_what_follows_from_an_estimated_speed():
+    speeds = {1: (10.0, False), 2: (19.0, True), 3: (27.0, True)}
+    points = [SpeedPoint(gpus=n, speed=speed, measured=measured) for n, (speed, measured) in speeds.items()]
+    ref = JobRef(
+        id=7, user="ada", state="running", gpus=2, target_gpus=2, min_gpus=1, max_gpus=3, resize="live"
+    )
+    found = Profile(
+        job=ref,
+        basis="measured",
+        points=points,
+        remaining=Estimate(unknown="?"),
+        next_measurement="next at 1 GPU",
+    )
+    table = describe(found, plot=False)
+    assert "~1.90x" in table[2], "the speed of one GPU is an estimate"
+    assert "~+90%" in table[2]
+    assert "~2.70x" in table[3]
+    assert " +42%" in table[3], "both speeds were measured"
+    assert "to measure: next at 1 GPU" in table
 
 
 def test_the_wide_row_has_a_cell_for_every_column():

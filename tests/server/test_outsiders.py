@@ -237,7 +237,7 @@ def test_the_api_answers_while_a_policy_compiles(tmp_path: Path, monkeypatch: py
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path) as here:
-            body = '{"command": ["true"], "workdir": "/", "gpus": "1", "target_loss": NaN}'
+            body = '{"command": ["true"], "workdir": "/", "gpus": "1..2", "target_loss": NaN}'
             headers = {"Authorization": f"Bearer {here.tokens['admin']}", "Content-Type": "application/json"}
             reply = await here.http.post("/api/v1/jobs", content=body, headers=headers)
             assert reply.status_code == 422, reply.text

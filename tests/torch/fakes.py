@@ -132,7 +132,12 @@ class FakeSource:
 def make_order(session: FakeSession, length: int | None = 100, **options: Any) -> DataOrder:
     """A data order of batches of 8. Notes are in `session.reported`."""
     order = DataOrder(session, seed=0, note=session.reported.append)
-    rule = BatchRule(8, options.pop("max_batch_size", None), warmup_steps=options.pop("warmup_steps", 20))
+    rule = BatchRule(
+        8,
+        options.pop("max_batch_size", None),
+        options.pop("lr_rule", "linear"),
+        warmup_steps=options.pop("warmup_steps", 20),
+    )
     order.read(Batches(rule, length, **options), FakeSource())
     return order
 

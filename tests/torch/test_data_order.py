@@ -47,6 +47,23 @@ def test_the_batch_and_the_learning_rate_follow_the_contributors():
     assert "global batch 16 with 2 workers" in session.reported[0]
 
 
+def test_a_batch_that_changes_without_the_learning_rate_is_told_once():
+    session = FakeSession(contributors=(0, 1))
+    order = make_order(session, max_batch_size=24, lr_rule="none")
+    order.resized()
+    assert session.reported == ["step 0: global batch 16 with 2 workers; the learning rate is unchanged"]
+    session.contributors = (0, 1, 2)
+    order.resized()
+    newcomer = FakeSession(contributors=(0, 1, 2, 3))
+    other = make_order(newcomer, max_batch_size=24, lr_rule="none")
+    other.adopt(order.facts())
+    session.contributors = (0, 1, 2, 3)
+    order.resized()
+    other.resized()
+    assert len(session.reported) == 2, "the fourth worker does not change the batch"
+    assert newcomer.reported == []
+
+
 def test_progress_counts_the_steps_of_all_epochs():
     order = make_order(FakeSession(), length=20)
     order.epochs = 3

@@ -85,9 +85,12 @@ def want(job: Job | JobRef) -> str:
 
 
 def left(job: Job) -> str:
+    """At most so long, with `~` if that is an estimate rather than steps counted by the job."""
     if job.remaining is None or job.remaining.low_s is None:
         return "-"
-    return duration(job.remaining.high_s if job.remaining.high_s is not None else job.remaining.low_s)
+    low_s, high_s = job.remaining.low_s, job.remaining.high_s
+    mark = "" if low_s == high_s else "~"
+    return mark + duration(low_s if high_s is None else high_s)
 
 
 def brief(sentence: str) -> str:

@@ -11,7 +11,7 @@ from shoal.cli.out import Output
 
 if TYPE_CHECKING:
     from shoal.client import Client
-    from shoal.server.api.models import Profile
+    from shoal.server.api.models import Profile, SpeedPoint
 
 BAR = 40
 
@@ -35,7 +35,6 @@ def profile(client: Client, job: str, output: Output, plot: bool) -> None:
 def describe(profile: Profile, *, plot: bool) -> list[str]:
     from shoal.cli.columns import lines
     from shoal.cli.why import when
-    from shoal.core.words import counted
 
     head = [
         "GPUS",
@@ -48,11 +47,11 @@ def describe(profile: Profile, *, plot: bool) -> list[str]:
         *([""] if plot else []),
     ]
     best = max((point.speed for point in profile.points), default=0.0)
-    one = next((point.speed for point in profile.points if point.gpus == 1), 0.0)
-    before, rows = 0.0, []
+    one = next((point for point in profile.points if point.gpus == 1), None)
+    before, rows = None, []
     for point in profile.points:
-        gain = f"{point.speed / before - 1:+.0%}" if before else "-"
-        speedup = f"{point.speed / one:.2f}x" if one else "-"
+        gain = f"{_mark(point, before)}{point.speed / before.speed - 1:+.0%}" if before else "-"
+        speedup = f"{_mark(point, one)}{point.speed / one.speed:.2f}x" if one else "-"
         bar = ["#" * round(BAR * point.speed / best)] if plot else []
         here = " <- now" if point.gpus == profile.job.gpus else ""
         basis = ("measured" if point.measured else "estimated") + here
@@ -60,13 +59,13 @@ def describe(profile: Profile, *, plot: bool) -> list[str]:
         interval = "-" if point.low_speed is None else f"{point.low_speed:.3g} to {high}"
         fit = "-" if point.fitted_speed is None else f"{point.fitted_speed:.3g}"
         rows.append([str(point.gpus), f"{point.speed:.3g}", interval, fit, speedup, gain, basis, *bar])
-        before = point.speed
+        before = point
     table = lines(head, rows) if rows else []
-    if profile.measuring is not None:
-        now = profile.measuring
-    elif profile.next_gpus is not None:
-        now = f"next at {counted(profile.next_gpus, 'GPU')}, if a decision depends on it"
-    else:
-        now = "nothing more"
+    now = profile.measuring or profile.next_measurement
     told = [f"speeds: {profile.basis}", f"to measure: {now}", f"left: {when(profile.remaining)}"]
     return [*table, *(told if profile.points else [told[0], told[2]])]
+
+
+def _mark(*points: SpeedPoint) -> str:
+    """`~` for a figure that comes from an estimated speed."""
+    return "" if all(point.measured for point in points) else "~"

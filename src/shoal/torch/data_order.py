@@ -63,6 +63,8 @@ class DataOrder:
         self.epochs = 0
         self.least_samples = 1  # of a part
         self._members, self._note = members, note
+        #: The global batch since the last resize; None before the first.
+        self._batch: int | None = None
         self._batches: Batches | None = None
         self._source: Source | None = None
         self._following: tuple[int, ...] | None = None
@@ -194,7 +196,11 @@ class DataOrder:
         """The contributors have changed: batch size and learning rate follow."""
         if self.rule is None:
             return
-        note = self.rule.resize(len(self._members.contributors), self.position.step)
+        workers, step = len(self._members.contributors), self.position.step
+        before, self._batch = self._batch or self.rule.batch_size, self.rule.batch(workers)
+        note = self.rule.resize(workers, step)
+        if note is None and self._batch != before:
+            note = f"step {step}: global batch {self._batch} with {workers} workers; the learning rate is unchanged"
         if note:
             self._note(note)
         self.replan(self._members.contributors)
@@ -236,12 +242,14 @@ class DataOrder:
         return {
             "position": replace(self.position),
             "rule": copy.copy(self.rule),
+            "batch": self._batch,
             "seed": self.seed,
             "samples": self.length,
         }
 
     def adopt(self, facts: dict[str, Any]) -> None:
         self.position = replace(facts["position"])
+        self._batch = facts.get("batch")
         theirs, mine = facts["rule"], self.rule
         if mine is not None and theirs is not None:
             mine.start, mine.goal, mine.changed_at = theirs.start, theirs.goal, theirs.changed_at

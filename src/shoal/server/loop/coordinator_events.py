@@ -103,12 +103,12 @@ class CoordinatorEvents(RunnerBase):
         if not known:
             self.parts.metrics.resize.labels(phase="pause").observe(event.pause_s)
 
-    def _check_target(self, job: LiveJob, step: int, loss: float) -> None:
+    def _check_target(self, job: LiveJob, step: int, loss: float | None) -> None:
         """A job that has reached its target saves its state and ends, all workers at the same step."""
         target, handle = job.spec.get("target_loss"), self.service.jobs.get(str(job.id))
         if target is None or handle is None or job.ending is not None:
             return
-        if job.reached_step is None and loss <= target:
+        if job.reached_step is None and loss is not None and loss <= target:
             job.reached_step, job.reached_loss = step, loss
             text = f"its loss is {loss:.4g} at step {step}, so it has reached its target of {target:g}"
             self.parts.outbox.event(
@@ -137,8 +137,8 @@ class CoordinatorEvents(RunnerBase):
         progress.values |= {k: v for k, v in report.values.items() if math.isfinite(v)}
         learner.step, learner.total_steps = float(report.step), progress.total_steps
         if "loss" in report.values and report.steps:
-            learner.convergence.observe(report.step, report.values["loss"])
-            self._check_target(job, report.step, report.values["loss"])
+            learner.observe_loss(report.step, report.values["loss"])
+            self._check_target(job, report.step, learner.recent_loss())
         step_s = learner.pace.take(report)
         if step_s is not None:
             progress.speed = 1.0 / step_s
@@ -157,12 +157,14 @@ class CoordinatorEvents(RunnerBase):
                 self.loop.soon(job)
 
     def _on_WorkerLost(self, job: LiveJob, event: ev.WorkerLost) -> None:
+        self.parts.profiles.worker_failed(job)
         job.refused += not event.was_member
         job.last_loss = event.why
         text = f"worker {event.worker} was lost: {event.why}"
         self.parts.outbox.event("worker.lost", text, job, worker=event.worker, was_member=event.was_member)
 
     def _on_WorkerRefused(self, job: LiveJob, event: ev.WorkerRefused) -> None:
+        self.parts.profiles.worker_failed(job)
         job.refused += 1
         text = f"worker {event.worker} could not join: {_last_line(event.why)}"
         self.parts.outbox.event("worker.lost", text, job, worker=event.worker, why=event.why[:4000])
@@ -234,6 +236,7 @@ class CoordinatorEvents(RunnerBase):
     def _on_JobFailed(self, job: LiveJob, event: ev.JobFailed) -> None:
         if job.life.state is JobState.STOPPING or job.ending is not None:
             return
+        self.parts.profiles.worker_failed(job)
         job.ending = f"worker {event.worker} failed: {_last_line(event.why)}"
         self.parts.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
 

@@ -123,7 +123,7 @@ class ElasticRunner(CoordinatorEvents):
             name_files(handle.state, self.parts.home.job(job.id))
             self._set_workers(job, handle, want)
         elif job.workers and not handle.state.pausing:
-            handle.set_target([])
+            self._aim(job, handle, [])
         elif not job.workers and may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
 
@@ -167,13 +167,21 @@ class ElasticRunner(CoordinatorEvents):
         # Workers that stay keep their rank order. New workers come last.
         target = [w.id for w in usable if w.id in kept] + [w.id for w in new]
         if target and (tuple(target) != coordinator.target or coordinator.pausing):
-            if coordinator.pending is not None or job.id in self._aimed_s:
-                self.parts.metrics.superseded.inc()  # new workers of the last target were preparing
             try:
-                handle.set_target(target)
-                self._aimed_s[job.id] = self.loop.now_s()
+                self._aim(job, handle, target)
             except ValueError as error:  # one of them has just ended; its exit reconciles the job again
                 log.info("job %s: %s", job.id, error)
+
+    def _aim(self, job: LiveJob, handle: JobHandle, target: list[str]) -> None:
+        """Set the target, and count one that it replaces while new workers prepare."""
+        coordinator = handle.state
+        is_replaced = coordinator.pending is not None or job.id in self._aimed_s
+        handle.set_target(target)
+        self.parts.metrics.superseded.inc(is_replaced)
+        self._aimed_s.pop(job.id, None)
+        members = () if coordinator.active is None else coordinator.active.members
+        if target and (coordinator.pending is not None or tuple(target) != members):
+            self._aimed_s[job.id] = self.loop.now_s()  # a generation follows, which ends the preparation
 
     def _start_requested(self, key: str, worker_id: str) -> None:
         job = self.parts.jobs.get(int(key))

@@ -9,7 +9,9 @@ source.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from shoal.server.api.models import Estimate, SpeedPoint
 from shoal.wire.messages import Report
 
 ASSUMED_LENGTH_S = 3600.0
+#: Reports whose median is compared with a job's target loss.
+RECENT_LOSSES = 5
 ENOUGH_STEPS = 4
 ENOUGH_SAMPLES = 5
 """After so many measurements at one size, further ones count only if they differ."""
@@ -86,6 +90,8 @@ class Learner:
     is_live: bool = True
     #: From jobs before it: seconds that such a job took at the requested size.
     convergence: ConvergenceEstimator = field(default_factory=ConvergenceEstimator)
+    #: The losses that were reported last.
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_LOSSES))
     pace: Pace = field(default_factory=Pace)
     step: float = 0.0
     total_steps: float | None = None
@@ -107,6 +113,14 @@ class Learner:
             return False
         self.believed[gpu_type, gpus] = measured
         return True
+
+    def observe_loss(self, step: float, loss: float) -> None:
+        self.convergence.observe(step, loss)
+        self.losses.append(loss)
+
+    def recent_loss(self) -> float | None:
+        """The median of the last reported losses, so that one lucky batch does not count; None: too few reports."""
+        return median(self.losses) if len(self.losses) == RECENT_LOSSES else None
 
     def make_profile(self, model: str) -> Profile:
         """Speed by share for each GPU type that was measured, else an assumption for all."""
@@ -161,12 +175,6 @@ class Learner:
 
     def is_measured(self, gpus: int, gpu_type: str) -> bool:
         return self.speed.samples(gpus, gpu_type) > 0
-
-    def next_gpus(self, gpu_type: str) -> int | None:
-        """The size whose measurement would improve the curve most; None if all were measured."""
-        sizes = range(self.min_gpus, self.max_gpus + 1)
-        found = self.speed.next_gpus(gpu_type, [n for n in sizes if not self.is_measured(n, gpu_type)])
-        return None if isinstance(found, Unknown) else found
 
     def length(self, speed_at_requested: float) -> Length:
         """Steps left. Never unknown, because policies must decide; but it says when it is an assumption.

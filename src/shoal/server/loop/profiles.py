@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Protocol
 
-from shoal.core.events import Event, Measured
+from shoal.core.events import Event, Measured, WorkerFailed
 from shoal.core.job import GpuRange, Job, Throttle
 from shoal.core.profile import Profile
 from shoal.core.reason import Reason as CoreReason
@@ -74,6 +74,7 @@ class Profiles:
                 time_limit_s=spec.get("time_limit_s"),
                 deadline_s=_seconds(spec.get("deadline")),
                 throttle=None if throttle is None else Throttle(*throttle),
+                autoscale=spec.get("autoscale") or "",
             ),
             profile,
         )
@@ -160,6 +161,12 @@ class Profiles:
         learner = self.learner(job)
         if job.gpu_type is not None and learner.observe(gpus, nodes, job.gpu_type, step_s):
             self._learned(job.model, learner.speed)
+
+    def worker_failed(self, job: LiveJob) -> None:
+        """A worker of the job failed: if it is measured at another size, it may be for that size."""
+        exploration = self._scheduler().exploration
+        if exploration is not None and exploration.trial_of(job.id) is not None:
+            self._take_in(WorkerFailed(job.id))
 
     def _learned(self, model: str, speed: SpeedEstimator) -> None:
         """Give all jobs of the model their new profile, and record what it is made from.

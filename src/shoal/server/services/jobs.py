@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from shoal.core.errors import did_you_mean
 from shoal.core.job import GpuRange
 from shoal.executors.keeper_files import read_started
+from shoal.scheduler.exploration.outlook import Outlook
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.clock import as_time
@@ -218,10 +219,13 @@ class Jobs:
         gpu_type = job.gpu_type or self._loop.scheduler.cluster.gpu_types[0]
         scheduler = self._loop.scheduler
         points: list[m.SpeedPoint] = []
-        basis, next_gpus = "its size is fixed, so its speed at other sizes does not matter", None
+        basis = "its size is fixed, so its speed at other sizes does not matter"
+        following = Outlook(None, "nothing: only jobs that are resized live are measured at other sizes")
         if job.resize is not Resize.NEVER:
             learner = self._profiles.learner(job)
-            points, basis, next_gpus = learner.points(gpu_type), learner.basis(), learner.next_gpus(gpu_type)
+            points, basis = learner.points(gpu_type), learner.basis()
+        if job.resize is Resize.LIVE:
+            following = scheduler.measured_next(job.id, self._loop.now_s())
         trial = None
         if scheduler.exploration is not None:
             trial = scheduler.exploration.reason(job.id, scheduler.cluster.gpu_types)
@@ -230,7 +234,8 @@ class Jobs:
             basis=basis,
             points=points,
             remaining=self._profiles.remaining(job),
-            next_gpus=next_gpus,
+            next_gpus=following.gpus,
+            next_measurement=following.sentence,
             measuring=None if trial is None else trial.sentence,
         )
 

@@ -207,8 +207,9 @@ class Profile(BaseModel, json_schema_extra=shown(ex.PROFILE)):
     points: list[SpeedPoint]
     remaining: Estimate
     next_gpus: int | None = Field(
-        None, description="The size that would be measured next if a decision depended on it; null if none."
+        None, description="The size at which exploration would measure it next; null if none is worth it now."
     )
+    next_measurement: str = Field("", description="`next_gpus` in words, or why nothing is measured.")
     measuring: str | None = Field(None, description="The trial under way, if the job takes part in one.")
 
 

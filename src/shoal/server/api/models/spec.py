@@ -163,8 +163,8 @@ class JobSpec(Given):
     )
     target_loss: float | None = Field(
         None,
-        description="The job ends, after a checkpoint, when its logged loss reaches this, or with its last step if "
-        "that is sooner.",
+        description="The job ends, after a checkpoint, when the median of the last five reported losses reaches "
+        "this, or with its last step if that is sooner. It needs a job that is resized live.",
     )
     max_restarts: int = Field(0, ge=0, le=1000, description="Restarts after it failed or lost all workers.")
     autoscale: str | None = Field(
@@ -263,6 +263,11 @@ class JobSpec(Given):
             self._check_range()
         if self.autoscale and (self.resize not in (None, Resize.LIVE) or self.gpus.isdecimal()):
             raise ValueError("autoscale: needs a range of GPUs such as 1..8, and resize `live`")
+        if self.target_loss is not None and not self._may_be_live:
+            raise ValueError(
+                "target_loss: only a job that is resized live ends at its target; give a range of GPUs such as 1..8, "
+                "or resize `live`, and use shoal.torch"
+            )
         if self.interactive and self.resize not in (None, Resize.NEVER):
             raise ValueError("interactive: a terminal cannot be moved; leave resize out")
         if self.tree is not None and not self.upload:
@@ -299,6 +304,14 @@ class JobSpec(Given):
     @property
     def range(self) -> GpuRange:
         return GpuRange.parse(self.gpus)
+
+    @property
+    def _may_be_live(self) -> bool:
+        """Whether it is resized live, or `gpus auto` may make it so."""
+        auto = self.gpus == AUTO and self.resize is None
+        return (
+            self.resize is Resize.LIVE or auto or (self.gpus != AUTO and self.effective_resize is Resize.LIVE)
+        )
 
     @property
     def effective_resize(self) -> Resize:
