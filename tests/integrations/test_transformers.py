@@ -11,9 +11,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from elastic_lab import QUICK, run_script
 from example_lab import ExampleLab
 
+from shoal.executors.standalone import LocalJob
 from shoal.executors.zygote import Zygote
+from shoal.wire import events as ev
 
 VOLATILE = ("runtime", "per_second", "total_flos")
 
@@ -36,6 +39,32 @@ def test_a_resized_trainer_logs_evaluates_and_saves_as_an_undisturbed_one(
         assert row == pytest.approx(other, abs=2e-4)
     assert {p.name for p in resized.glob("checkpoint-*")} == {p.name for p in alone.glob("checkpoint-*")}
     assert (resized / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(("max_steps", "ends_at"), [(30, 15), (9, 9)], ids=["early stopping", "max_steps"])
+def test_two_workers_stop_where_one_does_and_return_to_the_same_best_model(
+    tmp_path: Path, zygote: Zygote, max_steps: int, ends_at: int
+) -> None:
+    script = str(Path(__file__).parent / "scripts" / "stopping.py")
+    env = {"MAX_STEPS": str(max_steps)}
+    (tmp_path / "alone").mkdir()
+    exit_, text = run_script(
+        zygote, [script], {"OUTPUT_DIR": str(tmp_path / "one"), **env}, tmp_path / "alone"
+    )
+    assert exit_.ok, text
+    two = {"OUTPUT_DIR": str(tmp_path / "two"), **env}
+    with LocalJob([script], 2, directory=tmp_path / "job", zygote=zygote, timing=QUICK, env=two) as job:
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFinished), (end, job.logs())
+        job.wait_gone(60)
+    (expected,) = [json.loads(file.read_text()) for file in (tmp_path / "one").glob("*.json")]
+    found = [json.loads(file.read_text()) for file in (tmp_path / "two").glob("*.json")]
+    assert expected["steps"] == ends_at
+    assert len(found) == 2
+    for each in found:
+        assert each["steps"] == ends_at
+        for name in ("losses", "evaluated", "weights"):
+            assert each[name] == pytest.approx(expected[name], abs=2e-4, rel=1e-5)
 
 
 @pytest.mark.parametrize(

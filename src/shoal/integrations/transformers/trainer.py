@@ -111,6 +111,8 @@ class ElasticTrainer(Trainer):
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         self.job.state["scheduler"] = scheduler
         self.job.state["trainer"] = TravellingState(self)
+        if self.accelerator.scaler is not None:
+            self.job.state["scaler"] = self.accelerator.scaler
         return scheduler
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
