@@ -9,6 +9,7 @@ import io
 import os
 import pwd
 import tarfile
+import threading
 import time
 from collections.abc import Coroutine
 from pathlib import Path
@@ -192,6 +193,70 @@ def test_unused_directories_are_evicted_and_those_of_workers_stay(
         assert not third.exists(), "the room is bounded"
         assert fourth.is_dir()
         assert second.is_dir()
+
+    run(story())
+
+
+def test_a_directory_whose_job_gets_a_worker_during_a_long_fetch_is_not_evicted(tmp_path: Path) -> None:
+    contents = [archive(tmp_path, data=letter * 2000) for letter in "abc"]
+    control = Control(*contents)
+
+    async def story() -> None:
+        _, workdirs, used = made(tmp_path, control, cache_bytes=0)
+        first = await workdirs.prepare("1", digest(contents[0]))
+        control.answers = False
+        later = asyncio.create_task(workdirs.prepare("2", digest(contents[1])))
+        while control.asked[-1].digest != digest(contents[1]):
+            await asyncio.sleep(0)
+        used.add("1")  # its worker is started while the other directory is on its way
+        assert await workdirs.prepare("1", digest(contents[0])) == first
+        control.answers = True
+        control.answer(control.asked[-1])
+        assert (await later).is_dir()
+        assert first.is_dir()
+        used.clear()
+        await workdirs.prepare("3", digest(contents[2]))
+        assert not first.exists()
+
+    run(story())
+
+
+def test_an_archive_that_is_being_unpacked_is_not_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = [archive(tmp_path, data=letter * 2000) for letter in "ab"]
+    control = Control(*contents)
+    may_unpack = threading.Event()
+    unpack_now = trees.unpack
+
+    def slowly(path: Path, target: Path, owner: object = None) -> None:
+        if target.parent.name == "1":
+            assert may_unpack.wait(20)
+        unpack_now(path, target)
+
+    monkeypatch.setattr(trees, "unpack", slowly)
+
+    async def story() -> None:
+        fetcher, workdirs, _ = made(tmp_path, control, cache_bytes=0)
+        first = asyncio.create_task(workdirs.prepare("1", digest(contents[0])))
+        while not fetcher.path(digest(contents[0])).exists():
+            await asyncio.sleep(0)
+        await workdirs.prepare("2", digest(contents[1]))
+        may_unpack.set()
+        assert (await first).is_dir()
+
+    run(story())
+
+
+def test_nothing_is_remembered_of_directories_that_are_prepared(tmp_path: Path) -> None:
+    content = archive(tmp_path, data="x")
+    control = Control(content)
+
+    async def story() -> None:
+        _, workdirs, _ = made(tmp_path, control)
+        for job in range(5):
+            await workdirs.prepare(str(job), digest(content))
+        assert not list(workdirs._preparing)
 
     run(story())
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
 import secrets
 import shutil
 import tarfile
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
+from weakref import WeakValueDictionary
 
 from shoal.executors.accounts import Account, account_for, base_directory, make_base
 from shoal.executors.base import OwnAccount, RunAs
@@ -128,7 +130,8 @@ class Workdirs:
         self._outside = base_directory() / f"trees-{hashlib.sha256(bytes(state_directory)).hexdigest()[:16]}"
         self._in_use, self._cache_bytes = in_use, cache_bytes
         self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._unpacking: dict[Path, asyncio.Lock] = {}
+        #: Directories that somebody prepares at the moment.
+        self._preparing: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def prepare(self, job: str, digest: str, run_as: RunAs = OwnAccount()) -> Path:  # noqa: B008
         """The directory with this content for a job that runs under an account. Raises TreeError."""
@@ -140,31 +143,41 @@ class Workdirs:
         except OSError as error:
             raise TreeError(error.strerror) from None
         path = (self._directory if owner is None else self._outside) / job / digest
-        async with self._unpacking.setdefault(path, asyncio.Lock()):
+        lock = self._preparing.setdefault(path, asyncio.Lock())
+        async with lock:
             if path.is_dir():
                 os.utime(path)
                 return path
-            used = set(self._in_use()) | {job}
             try:
                 archive = await self._fetcher.fetch(digest)
                 await asyncio.to_thread(unpack, archive, path, owner)
-                await asyncio.to_thread(self._evict, used, archive)
             except (OSError, tarfile.TarError) as error:
                 raise TreeError(f"cannot unpack it here: {error}") from None
+            await self._evict(archive.parent)
         return path
 
-    def _evict(self, used: set[str], keep: Path) -> None:
+    async def _evict(self, archives: Path) -> None:
         """Delete what was not used for a day, and then the longest unused until the rest is small enough."""
-        archives = [p for p in keep.parent.glob("*.tar") if p != keep]
-        found = [*self._directory.glob("*/*"), *self._outside.glob("*/*")]
-        directories = [p for p in found if p.parent.name not in used]
-        oldest = sorted((p.stat().st_mtime, p) for p in [*archives, *directories])
-        total_bytes = sum(_size_bytes(p) for p in [keep.parent, self._directory, self._outside])
-        for at_s, path in oldest:
+        measured = await asyncio.to_thread(_measure, [archives.glob("*.tar"), *self._all_directories()])
+        total_bytes = sum(size_bytes for _, _, size_bytes in measured)
+        evicted: list[Path] = []
+        # From here to the last renaming nothing else runs on this thread: no job can begin to use what is evicted.
+        jobs = {*self._in_use(), *(path.parent.name for path in self._preparing)}
+        digests = {path.name for path in self._preparing}
+        for at_s, path, size_bytes in measured:
             if total_bytes <= self._cache_bytes and time.time() - at_s <= UNUSED_S:
                 break
-            total_bytes -= _size_bytes(path)
-            _delete(path)
+            if path.stem in digests if path.parent == archives else path.parent.name in jobs:
+                continue
+            away = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path, away)
+                evicted.append(away)
+                total_bytes -= size_bytes
+        await asyncio.to_thread(_delete, evicted)
+
+    def _all_directories(self) -> list[Iterator[Path]]:
+        return [self._directory.glob("*/*"), self._outside.glob("*/*")]
 
 
 def unpack(archive: Path, target: Path, owner: Account | None = None) -> None:
@@ -237,10 +250,20 @@ def _size_bytes(path: Path) -> int:
     return total
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()  # the job has no other directory here
-    else:
-        path.unlink(missing_ok=True)
+def _measure(found: list[Iterator[Path]]) -> list[tuple[float, Path, int]]:
+    """(time of the last use, path, bytes) of each that is found, oldest first."""
+    measured = []
+    for path in itertools.chain(*found):
+        with contextlib.suppress(FileNotFoundError):  # another eviction was faster
+            measured.append((path.stat().st_mtime, path, _size_bytes(path)))
+    return sorted(measured)
+
+
+def _delete(paths: list[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                path.parent.rmdir()  # the job has no other directory here
+        else:
+            path.unlink(missing_ok=True)
