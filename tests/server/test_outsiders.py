@@ -14,8 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -23,9 +24,11 @@ import pytest
 from shoal.core.errors import ShoalError
 from shoal.executors.logs import read_lines
 from shoal.server.api.limits import Hosts
-from shoal.server.connections import Connections
+from shoal.server.connections import Connections, config_of
 from shoal.server.home import Home
+from shoal.server.http_server import HttpServer
 from shoal.server.log_repetitions import MOST_PER_WINDOW, WINDOW_S, Repetitions
+from shoal.server.options import bind
 
 from .fakes import run, server
 from .test_crash import RealServer
@@ -130,6 +133,97 @@ def test_a_host_is_an_address_or_a_name_of_the_server(header: str, allowed: bool
 def test_connections_leave_files_for_the_servers_own_work() -> None:
     assert Connections(1024).most < 1024 / 2
     assert Connections(10**9).most <= 8192
+
+
+def test_one_user_cannot_take_the_places_of_all_others() -> None:
+    connections, closed = Connections(0), []
+    most_of_users = connections.most - connections.most // 2
+
+    def connect(user: str) -> None:
+        connections.opened("127.0.0.1", lambda: closed.append(user)).proved(user)
+
+    for _ in range(most_of_users):
+        connect("ada")
+    assert closed == []
+    connect("bob")
+    assert closed == ["ada"], "bob is not refused"
+    for _ in range(100):
+        connect("ada")
+    assert set(closed) == {"ada"}
+    assert len(connections) == most_of_users
+
+
+@contextlib.asynccontextmanager
+async def listening(here: Any, connections: Connections) -> AsyncIterator[tuple[str, int]]:
+    """uvicorn, as a server runs it, with the application of `here`. Gives its address."""
+    sock = bind("127.0.0.1", 0, None)
+    http = HttpServer(config_of(here.control.app, connections))
+    serving = await http.start(sock)
+    yield sock.getsockname()
+    await http.stop(serving)
+
+
+def test_a_client_behind_a_proxy_is_no_stranger_once_its_token_is_known(tmp_path: Path) -> None:
+    """The proxy names the client's address, which is not that of the connection."""
+
+    async def story() -> None:
+        connections = Connections(10_000)
+        async with server(tmp_path) as here, listening(here, connections) as (host, port):
+            headers = {"Authorization": f"Bearer {here.tokens['admin']}", "X-Forwarded-For": "10.1.2.3"}
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}", headers=headers) as client:
+                assert (await client.get("/api/v1/status")).status_code == 200
+                assert (len(connections.strangers), len(connections.users)) == (0, 1)
+            while len(connections):
+                await asyncio.sleep(0.01)
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
+                assert (await client.get("/api/v1/status")).status_code == 401
+                assert len(connections.users) == 0
+
+    run(story())
+
+
+def test_a_websocket_is_no_way_past_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a library for WebSockets happens to be installed."""
+    auto = "uvicorn.protocols.websockets.auto.AutoWebSocketsProtocol"
+    monkeypatch.setattr(auto, type("Installed", (), {}))
+    config = config_of(lambda scope, receive, send: None, Connections(1024))
+    config.load()
+    assert config.ws_protocol_class is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "sent"),
+    [
+        ("HEAD_S", ""),
+        ("HEAD_S", "GET /healthz HTTP/1.1\r\nHost: local"),
+        ("HEAD_S", "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\nGET /he"),
+        (
+            "BODY_S",
+            "POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+            'Content-Length: 100\r\n\r\n{{"command"',
+        ),
+    ],
+    ids=["nothing", "half a head", "half of the next head", "half a body"],
+)
+def test_a_request_that_does_not_go_on_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, sent: str
+) -> None:
+    for other in ("HEAD_S", "BODY_S"):
+        monkeypatch.setattr(f"shoal.server.connections.{other}", 0.05 if other == limit else 3600.0)
+
+    async def story() -> None:
+        connections = Connections(1024)
+        async with server(tmp_path) as here, listening(here, connections) as (host, port):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(sent.format(token=here.tokens["admin"]).encode())
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(4096):
+                    pass  # the answer to the first of two requests
+            while len(connections):
+                await asyncio.sleep(0.01)
+            writer.close()
+
+    run(story())
 
 
 def test_a_stream_ends_with_its_token_and_a_token_does_not_outlive_its_maker(tmp_path: Path) -> None:

@@ -28,9 +28,8 @@ from shoal.server.api.auth import Gate
 from shoal.server.api.hub import Hub
 from shoal.server.api.models import Check, Role
 from shoal.server.api.routes.common import Services
-from shoal.server.connections import Connections
 from shoal.server.engine.cluster_view import ClusterView
-from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks
+from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks, node_findings
 from shoal.server.engine.setup import ServerEngine
 from shoal.server.gauges import Gauges
 from shoal.server.home import Home, write_atomically
@@ -85,9 +84,8 @@ class Control:
         options: Options,
         executor: Executor | None = None,
         home: Home | None = None,
-        connections: Connections | None = None,
     ) -> None:
-        """A `home` that is given is already locked by this process. `connections` are those of the HTTP server."""
+        """A `home` that is given is already locked by this process."""
         self.options = options
         self._described_users: Sequence[User] = ()
         if home is None:
@@ -139,8 +137,7 @@ class Control:
         self._tidier: asyncio.Task[None] | None = None
         self.process = Process(self.home.path, os.getpid(), self.clock.now_s())
         self.services = self._make_services()
-        proved = (lambda client: None) if connections is None else connections.proved
-        self.app = make_app(self.services, hosts=options.allow_hosts, proved=proved)
+        self.app = make_app(self.services, hosts=options.allow_hosts)
 
     def _make_services(self) -> Services:
         """Give each service the parts of the control loop that it needs."""

@@ -26,14 +26,12 @@ async def serve(options: Options) -> None:
     home.take()
     try:
         sock = bind(options.host, options.port, None) if options.port else None
-        import uvicorn
-
-        from shoal.server.connections import BACKLOG, Connections, protocol_of, raise_file_limit
+        from shoal.server.connections import Connections, config_of, raise_file_limit
         from shoal.server.control import Control
         from shoal.server.http_server import HttpServer
 
         connections = Connections(raise_file_limit())
-        control = Control(options, home=home, connections=connections)
+        control = Control(options, home=home)
         if sock is None:
             sock = bind(options.host, 0, (control.store.get("server") or {}).get("port"))
     except BaseException:
@@ -43,18 +41,7 @@ async def serve(options: Options) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, control.shut_down, False)
-    server = HttpServer(
-        uvicorn.Config(
-            control.app,
-            log_config=None,
-            access_log=False,
-            http=protocol_of(connections),
-            backlog=BACKLOG,
-            timeout_keep_alive=30,
-            lifespan="off",
-            server_header=False,
-        )
-    )
+    server = HttpServer(config_of(control.app, connections))
     serving = await server.start(sock)
     control.home.announce(control.process.address, __version__)
     log.info("listening at %s", control.process.address)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,12 +22,10 @@ def make_app(
     buckets: Buckets | None = None,
     *,
     hosts: Iterable[str] = (),
-    proved: Callable[[Any], None] = lambda client: None,
 ) -> FastAPI:
     """The application. Without services it can only describe itself.
 
-    `buckets` limit each client's requests, `hosts` are further names of the server, and `proved` gets the address of
-    each client whose token is valid.
+    `buckets` limit each client's requests, and `hosts` are further names of the server.
     """
     app = FastAPI(
         title="Shoal",
@@ -53,7 +51,6 @@ def make_app(
             gate=services.gate,
             hosts=Hosts(hosts),
             answered=services.metrics.answered,
-            proved=proved,
             buckets=buckets,
             upload_bytes=services.workdirs.limit_bytes,
         )

@@ -8,13 +8,13 @@ import socket
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from fastapi import HTTPException, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.server.api.auth import Gate
 from shoal.server.api.errors import answer
+from shoal.server.connections import place_of
 from shoal.server.services.errors import Unauthorized
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -63,7 +63,7 @@ class Hosts:
 
 
 class Limits:
-    """ASGI middleware. `proved` gets the address of each client whose token is valid."""
+    """ASGI middleware."""
 
     def __init__(
         self,
@@ -73,12 +73,11 @@ class Limits:
         gate: Gate,
         hosts: Hosts,
         answered: Callable[[int], None],
-        proved: Callable[[Any], None],
         buckets: Buckets | None = None,
         upload_bytes: int = MAX_BODY_BYTES,
     ) -> None:
         self.app, self._answered = app, answered
-        self._prefix, self._gate, self._hosts, self._proved = prefix, gate, hosts, proved
+        self._prefix, self._gate, self._hosts = prefix, gate, hosts
         self._buckets = buckets or Buckets(RATE_PER_S, BURST)
         self._upload_bytes = upload_bytes
 
@@ -105,10 +104,11 @@ class Limits:
             return answer(421, "wrong_host", f"this server does not go by the name {host[:100]!r}", hint)
         if scope["path"].startswith(self._prefix):
             try:
-                self._gate.who(token)
+                user = self._gate.who(token).user
             except Unauthorized as error:
                 return answer(error.status, error.code, str(error), error.hint)
-            self._proved(scope.get("client"))
+            if (place := place_of(scope)) is not None:
+                place.proved(user)
         length = headers.get(b"content-length", b"")
         most = self._most_bytes(scope)
         if length.isdigit() and int(length) > most:
