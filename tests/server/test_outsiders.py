@@ -262,6 +262,26 @@ def test_a_name_with_jobs_on_record_is_given_only_to_the_same_person(tmp_path: P
     run(story())
 
 
+def test_a_server_starts_again_after_the_first_admin_was_deleted(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.fleet.end(f"{job}.0")
+            await here.until(lambda: here.state(job) == "succeeded")
+            await here.add_user("eve", "admin")
+            await here.call("DELETE", "/users/admin", user="eve")
+            token = here.tokens["eve"]
+        async with server(tmp_path) as here:
+            here.tokens["eve"] = token
+            here.control.home.admin_token.unlink()
+            here.control.make_admin()
+            found = (await here.get("/users", user="eve"))["items"]
+            assert [user["name"] for user in found] == ["eve"], "nobody made admin again"
+
+    run(story())
+
+
 def test_a_search_by_time_reads_a_few_lines_of_a_long_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ from shoal.server.record_check import check_record, refuse_missing_database
 from shoal.server.services.accounts import Accounts
 from shoal.server.services.arrays import Arrays
 from shoal.server.services.change import ChangeJob
+from shoal.server.services.errors import Conflict
 from shoal.server.services.events import Events
 from shoal.server.services.history import History
 from shoal.server.services.job_logs import Logs
@@ -242,18 +243,26 @@ class Control:
         return found + self.engine.checks()
 
     def make_admin(self) -> None:
-        """Make the first admin and its token, unless they exist. Only the owner of the home may read the token."""
-        if self.store.user(ADMIN) is None:
-            self.services.users.add(ADMIN, Role.ADMIN, 1.0, "system")
+        """Make the first admin and its token, unless there is an admin. Only the owner of the home may read the token.
+
+        An admin who was deleted by another one is not made again.
+        """
+        if not any(user["role"] == Role.ADMIN.value for user in self.store.users()):
+            # Whoever can start the server may read everything anyway.
+            self.services.users.add(ADMIN, Role.ADMIN, 1.0, "system", same_person=True)
         added: list[str] = []
         for user in self._described_users:
-            if self.store.user(user.name) is None:
+            if self.store.user(user.name) is not None:
+                continue
+            try:
                 self.services.users.add(user.name, Role.USER, user.tickets, "system")
                 added.append(user.name)
+            except Conflict as error:  # the file cannot confirm that it is the same person
+                self.loop.warnings.append(f"{error}; {error.hint}")
         if added and (warning := self.accounts.of_described(added)) is not None:
             self.loop.warnings.append(warning)
             log.warning(warning)
-        if not self.home.admin_token.exists():
+        if not self.home.admin_token.exists() and self.store.user(ADMIN) is not None:
             _, token = self.services.tokens.add(ADMIN, "made at the first start", None, "system")
             write_atomically(self.home.admin_token, token + "\n")
 
