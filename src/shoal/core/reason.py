@@ -12,7 +12,6 @@ class Code(enum.IntEnum):
 
     NONE = 0  #: the job has all GPUs it could use; not a reason
     HELD = 1
-    MISCONFIGURED = 2
     INFEASIBLE = 3
     EXCEEDS_LIMIT = 4  #: a limit of its user or group is below its minimum, or below what it could use
     NO_MATCHING_GPU = 5

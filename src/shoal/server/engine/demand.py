@@ -17,7 +17,6 @@ from shoal.server.loop.live_job import LiveJob
 OTHER_REASONS = frozenset(
     {
         Code.HELD,
-        Code.MISCONFIGURED,
         Code.EXCEEDS_LIMIT,
         Code.NOT_BEFORE,
         Code.DEPENDENCY,

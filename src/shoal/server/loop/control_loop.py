@@ -40,6 +40,7 @@ from shoal.scheduler.scheduler import Scheduler
 from shoal.server.api.models import JobState, Resize
 from shoal.server.home import Home
 from shoal.server.loop import shutdown, snapshot
+from shoal.server.loop.caps import Caps
 from shoal.server.loop.causes import causes_of
 from shoal.server.loop.ceilings import Ceilings
 from shoal.server.loop.clock import Clock
@@ -162,7 +163,11 @@ class ControlLoop:
         self._targets = Targets(self.jobs, self.outbox, self.metrics, self.nodes, self._explain)
         self.live_ledger = LiveLedger(store.get("ledger"), cluster, self.now_s())
         self._saver = Saver(store, self.live_ledger, self.jobs, self.now_s)
-        self.restarts = Restarts(self.jobs, self.outbox, self.take_in, self.soon, self.now_s)
+        self.caps = Caps(self.take_in)
+        self.restarts = Restarts(
+            self.jobs, self.outbox, self.take_in, self.soon, self.now_s, self.caps,
+            lambda: self.scheduler.policy.elastic,
+        )  # fmt: skip
         self._parts = Parts(
             self.outbox, self.devices, executor, home, store, self.nodes, self.jobs, self.metrics,
             self.profiles, self.searches, self.sharing, self.restarts,

@@ -7,13 +7,15 @@ from typing import Any
 
 from shoal.core.reason import Code
 from shoal.core.reason import Reason as CoreReason
+from shoal.core.words import counted
 from shoal.server.api.models import JobState, Reason
 from shoal.server.loop.lifecycle import Verb, may
-from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, READY, LiveJob, LiveWorker
-from shoal.server.loop.restarts import Cause
+from shoal.server.loop.live_job import ACTIVE, LEAVING, READY, LiveJob, LiveWorker
+from shoal.server.loop.restarts import MAX_LOSSES, STEADY_S, Cause, step_done
 from shoal.server.loop.runner import Parts, RunnerBase, RunnerLoop
 from shoal.wire import events as ev
 from shoal.wire.service import ControlService
+from shoal.wire.state import CoordinatorState
 
 #: Stragglers that are replaced per job. If several workers in turn are slow, their GPUs are not the cause.
 MAX_REPLACED = 3
@@ -37,6 +39,8 @@ class CoordinatorEvents(RunnerBase):
         #: Where a script that has ended stopped, if it was before its last epoch.
         self._stopped: dict[int, str] = {}
         self._notes: dict[int, int] = {}
+        #: When a worker became a member of its job.
+        self._joined_s: dict[str, float] = {}
 
     def _leaving(self, worker: LiveWorker) -> None:
         worker.state = LEAVING
@@ -65,19 +69,21 @@ class CoordinatorEvents(RunnerBase):
         for rank, worker_id in enumerate(event.members):
             worker = job.workers.get(worker_id)
             if worker is not None:
+                self._joined_s.setdefault(worker_id, now_s)
                 if worker.state != ACTIVE:
                     self.parts.metrics.lost_gpu_s.labels(cause="start").inc(
                         max(now_s - worker.started_s, 0.0)
                     )
                 worker.rank, worker.state = rank, ACTIVE
                 self.parts.outbox.worker(worker_id, rank=rank, state=ACTIVE)
-        job.generation, job.refused = event.generation, 0
+        job.generation = event.generation
         self.parts.profiles.learner(job).pace.begin(event.step)
         gpus = len(event.members)
         data: dict[str, Any] = {
             "gpus": gpus, "generation": event.generation, "step": event.step, "kind": str(event.kind),
         }  # fmt: skip
-        if may(job.life, Verb.START):  # it was pending when its first new worker was added to an old one
+        if may(job.life, Verb.START) and job.again_s is None:
+            # It was pending when its first new worker was added to an old one.
             self.advance(job, Verb.START, gpus=gpus)
         if may(job.life, Verb.RUN):
             self.advance(job, Verb.RUN, **data)
@@ -133,6 +139,7 @@ class CoordinatorEvents(RunnerBase):
             return
         progress, learner = job.progress, self.parts.profiles.learner(job)
         progress.step = report.step
+        step_done(job, report.step)
         progress.total_steps = report.total_steps or None
         progress.values |= {k: v for k, v in report.values.items() if math.isfinite(v)}
         learner.step, learner.total_steps = float(report.step), progress.total_steps
@@ -158,22 +165,41 @@ class CoordinatorEvents(RunnerBase):
 
     def _on_WorkerLost(self, job: LiveJob, event: ev.WorkerLost) -> None:
         self.parts.profiles.worker_failed(job)
-        job.refused += not event.was_member
-        job.last_loss = event.why
         text = f"worker {event.worker} was lost: {event.why}"
         self.parts.outbox.event("worker.lost", text, job, worker=event.worker, was_member=event.was_member)
+        self._count_loss(job, event.worker, event.why)
 
     def _on_WorkerRefused(self, job: LiveJob, event: ev.WorkerRefused) -> None:
         self.parts.profiles.worker_failed(job)
-        job.refused += 1
         text = f"worker {event.worker} could not join: {_last_line(event.why)}"
         self.parts.outbox.event("worker.lost", text, job, worker=event.worker, why=event.why[:4000])
-        if job.refused >= MAX_REFUSED:
-            self.parts.outbox.event(
-                "worker.lost", f"{job.refused} newcomers failed in a row; no more are tried for now", job
-            )
+        self._count_loss(job, event.worker, text)
+
+    def _count_loss(self, job: LiveJob, worker_id: str, why: str, cause: Cause = Cause.LOST) -> None:
+        """Let a job that goes on with fewer workers add new ones, or start it again if these fail again and again."""
+        job.last_loss = why
+        joined_s = self._joined_s.pop(worker_id, math.inf)
+        handle = self.service.jobs.get(str(job.id))
+        if handle is None or not job.wanted or job.ending is not None:
+            return
+        left = [w for w in usable_workers(job, handle.state) if w.id != worker_id]
+        steady = self.loop.now_s() - joined_s >= STEADY_S
+        if not left or self.parts.restarts.worker_lost(job, steady=steady, left=len(left)):
+            return  # without any worker it is stranded, which is another event
+        text = f"{counted(job.vain_losses, 'worker')} were lost before it completed a step"
+        if job.losses >= MAX_LOSSES:
+            text = f"{counted(job.losses, 'worker')} in a row were lost soon after they started"
+        self._restart_or_end(job, cause, f"{text}, the last so: {why}")
+
+    def _restart_or_end(self, job: LiveJob, cause: Cause, why: str, begin: str = "") -> None:
+        if self.start_again(job, cause, why + begin):
+            return
+        job.ending = why
+        if job.workers:
+            self.service.jobs[str(job.id)].stop(why)
 
     def _on_WorkerLeft(self, job: LiveJob, event: ev.WorkerLeft) -> None:
+        self._joined_s.pop(event.worker, None)
         worker = job.workers.get(event.worker)
         if worker is not None:
             self._leaving(worker)
@@ -218,14 +244,13 @@ class CoordinatorEvents(RunnerBase):
     def _on_JobStranded(self, job: LiveJob, event: ev.JobStranded) -> None:
         if job.ending is not None or job.life.state in (JobState.STOPPING, JobState.PAUSED):
             return
+        if job.again_s is not None:
+            return  # it rests already, and its last workers were lost while they saved its state
         cause = Cause.UNBEGUN if job.is_unbegun else Cause.LOST
         why = f"all its workers were lost, the last so: {job.last_loss or event.why}"
         begin = "its last checkpoint" if event.checkpoint else "the beginning"
-        if self.start_again(job, cause, f"{why}; it goes on from {begin}"):
-            return
-        job.ending = why
-        if job.workers:  # newcomers, which have nothing to continue from
-            self.service.jobs[str(job.id)].stop(why)
+        # Newcomers that are left have nothing to continue from.
+        self._restart_or_end(job, cause, why, f"; it goes on from {begin}")
 
     def _on_JobFinished(self, job: LiveJob, event: ev.JobFinished) -> None:
         job.ending = DONE
@@ -239,6 +264,20 @@ class CoordinatorEvents(RunnerBase):
         self.parts.profiles.worker_failed(job)
         job.ending = f"worker {event.worker} failed: {_last_line(event.why)}"
         self.parts.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
+
+
+def usable_workers(job: LiveJob, coordinator: CoordinatorState) -> list[LiveWorker]:
+    """The workers that the job has or is about to have: not those that leave, are replaced, or have ended."""
+    return [
+        w
+        for w in job.workers.values()
+        if w.state != LEAVING and not w.is_replaced and _lives(coordinator, w.id)
+    ]
+
+
+def _lives(coordinator: CoordinatorState, worker_id: str) -> bool:
+    view = coordinator.workers.get(worker_id)
+    return view is None or (view.alive and not view.stopping)
 
 
 def _last_line(text: str) -> str:

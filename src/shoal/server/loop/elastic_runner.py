@@ -17,10 +17,10 @@ from shoal.agents.certificate import new_certificate
 from shoal.executors.base import Exit, OwnAccount
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.control_port import ControlPort
-from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents
+from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents, usable_workers
 from shoal.server.loop.job_keys import JobKeys
 from shoal.server.loop.lifecycle import Verb, may
-from shoal.server.loop.live_job import ACTIVE, LEAVING, MAX_REFUSED, LiveJob, LiveWorker
+from shoal.server.loop.live_job import ACTIVE, LEAVING, LiveJob, LiveWorker
 from shoal.server.loop.restarts import Cause, may_restart
 from shoal.server.loop.runner import Parts, RunnerLoop, describe_exit
 from shoal.wire.job_files import own
@@ -68,6 +68,7 @@ class ElasticRunner(CoordinatorEvents):
         for job in self.parts.jobs.values():
             if job.coordinator is not None and job.resize is Resize.LIVE:
                 self._handle(job)
+                self._joined_s |= {w.id: w.started_s for w in job.workers.values() if w.state == ACTIVE}
         await self._port.open(self._host, self.parts.jobs, self.parts.home.job, self.loop.now_s())
         self.parts.addresses.here = self.service.address
         self._report_recorded_exits()
@@ -138,11 +139,7 @@ class ElasticRunner(CoordinatorEvents):
     def _set_workers(self, job: LiveJob, handle: JobHandle, want: dict[int, int]) -> None:
         """Set the job's workers: keep those whose node still counts in the target, and add new ones on free GPUs."""
         coordinator = handle.state
-        usable = [
-            w
-            for w in job.workers.values()
-            if w.state != LEAVING and not w.is_replaced and _lives(coordinator, w.id)
-        ]
+        usable = usable_workers(job, coordinator)
         need, keep = dict(want), []
         for worker in sorted(usable, key=lambda w: w.state != ACTIVE):
             if need.get(worker.device[0], 0) > 0:
@@ -150,7 +147,7 @@ class ElasticRunner(CoordinatorEvents):
                 keep.append(worker)
         need = {node: count for node, count in need.items() if count}
         new: list[LiveWorker] = []
-        if need and job.refused < MAX_REFUSED:
+        if need and job.grows_s is None:
             leavers = [w for w in usable if w not in keep]
             devices = self.choose(job, need, leavers)
             if devices is None:
@@ -250,8 +247,7 @@ class ElasticRunner(CoordinatorEvents):
         job.exit_code, job.signal = exit_.code, exit_.signal
         job.is_unbegun = not exit_.began and not exit_.asked_to_end
         if job.is_unbegun:
-            job.last_loss = describe_exit(exit_)
-            job.refused += 1
+            self._count_loss(job, worker.id, describe_exit(exit_), Cause.UNBEGUN)
         handle = self.service.jobs.get(str(job.id))
         if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
             job.ending = DONE  # written in the same transaction as the end of this worker
@@ -325,6 +321,8 @@ class ElasticRunner(CoordinatorEvents):
         self._notes.pop(job.id, None)
         for key in [k for k in self._pauses if k[0] == job.id]:
             del self._pauses[key]
+        for worker_id in [w for w in self._joined_s if w.startswith(f"{job.id}.")]:
+            del self._joined_s[worker_id]
         if str(job.id) in self.service.jobs:
             self.service.remove(str(job.id))
 
@@ -366,8 +364,3 @@ def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> boo
     view = handle.state.workers.get(worker.id)
     unheard = view is not None and view.met and view.status.seq == 0
     return unheard and exit_.ok and not exit_.asked_to_end and worker.state != LEAVING
-
-
-def _lives(coordinator: Any, worker_id: str) -> bool:
-    view = coordinator.workers.get(worker_id)
-    return view is None or (view.alive and not view.stopping)

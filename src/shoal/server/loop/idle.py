@@ -18,6 +18,7 @@ from shoal.core.words import counted, spoken
 from shoal.executors.base import Executor, GpuUsage
 from shoal.executors.cpu_time import cpu_seconds
 from shoal.server.api.models import JobState
+from shoal.server.loop.caps import IDLE, Caps
 from shoal.server.loop.lifecycle import Verb, apply, may
 from shoal.server.loop.live_job import ACTIVE, LiveJob, LiveWorker
 from shoal.server.loop.outbox import Outbox
@@ -58,6 +59,9 @@ class IdleLoop(Protocol):
 
     @property
     def settle_soon(self) -> Callable[[], None]: ...
+
+    @property
+    def caps(self) -> Caps: ...
 
     def now_s(self) -> float: ...
 
@@ -166,7 +170,7 @@ class Idle:
     def _forget(self, job: LiveJob) -> None:
         seen = self._seen.pop(job.id, None)
         if seen is not None and seen.capped:
-            self._loop.take_in(Capped(job.id, None))
+            self._loop.caps.drop(job, IDLE)
 
     def _busy(self, job: LiveJob, seen: _Seen, now_s: float) -> None:
         seen.busy_s = now_s
@@ -175,7 +179,7 @@ class Idle:
             self._event("job.busy", "it uses its GPUs again", job)
         if seen.capped:
             seen.capped = False
-            self._loop.take_in(Capped(job.id, None))
+            self._loop.caps.drop(job, IDLE)
 
     # -- what follows ------------------------------------------------------------------------------
 
@@ -188,7 +192,7 @@ class Idle:
         if self.rule.action == "shrink" and job.gpus > job.min_gpus and not job.spec.get("autoscale"):
             seen.capped = True
             why = f"{what}, so it has its minimum until it uses them"
-            self._loop.take_in(Capped(job.id, job.min_gpus, why))
+            self._loop.caps.put(job, IDLE, job.min_gpus, why)
             what += f"; it shrinks to its minimum of {job.min_gpus}"
         elif self.rule.action == "pause" and may(job.life, Verb.HOLD):
             job.life = apply(job.life, Verb.HOLD, self._loop.now_s(), f"paused: {what}")

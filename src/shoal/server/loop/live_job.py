@@ -10,14 +10,13 @@ from shoal.server.api.models import JobRef, JobState, Resize
 from shoal.server.loop.devices import Device
 from shoal.server.loop.lifecycle import Life
 
-#: After this many new workers failed in a row, no more are started until the job's share changes.
-MAX_REFUSED = 3
 #: State that is saved beside a job's progress, so that another server can continue with it: attribute -> saved name.
 _SAVED = {
     name: name
     for name in (
         *("next_worker", "ending", "size", "search", "needs", "host", "shared", "used"),
         *("failures", "again_s", "began_s", "last_loss", "warned", "timed_out"),
+        *("losses", "vain_losses", "furthest_step", "restarts_before"),
         *("reached_step", "reached_loss"),
     )
 } | {"asked_to_end": "told", "prescheduled": "early", "colocated": "lodges"}
@@ -136,10 +135,17 @@ class LiveJob:
     size: int = 0
     #: Slow workers that were given another GPU.
     replaced: int = 0
-    #: New workers that failed in a row. After `MAX_REFUSED`, no more are started until the target changes.
-    refused: int = 0
-    #: Failures in a row; see `restarts`.
+    #: What goes wrong with it; `restarts` says what raises and resets these, and nobody else writes them.
     failures: int = 0
+    losses: int = 0
+    vain_losses: int = 0
+    #: The furthest step that it ever completed, and how often it had been restarted then.
+    furthest_step: int = -1
+    restarts_before: int = 0
+    #: Its new workers fail: no more are started before this time; None: they are. Only `restarts` sets it.
+    grows_s: float | None = None
+    #: See `caps`: by cause, the most GPUs and why.
+    caps: dict[str, tuple[int, str]] = field(default_factory=dict)
     #: It failed and starts again at this time; None: it does not rest. Only `restarts` sets it.
     again_s: float | None = None
     #: When its present attempt began.

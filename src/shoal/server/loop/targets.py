@@ -67,7 +67,7 @@ class Targets:
         # A pool has no placements: its only node is the first.
         job.target = dict(command.placement) or ({0: gpus} if gpus else {})
         job.gpu_type = command.share.gpu_type if gpus else job.gpu_type
-        job.plan, job.refused = command.plan, 0
+        job.plan = command.plan
         self._outbox.job(job)
 
     def _cause(self, command: Reconfigure) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from shoal.core.words import counted, listed
 from shoal.server.api import models as m
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.coordinator_events import DONE
-from shoal.server.loop.live_job import LEAVING, MAX_REFUSED, LiveJob
+from shoal.server.loop.live_job import LEAVING, LiveJob
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.restarts import Cause, may_restart, rests_until_s
 from shoal.server.loop.sharing.explanations import Explanations
@@ -39,6 +39,8 @@ class Reasons:
             return m.Reason(code="Held", sentence=text)
         if job.again_s is not None:
             return self._rests(job)
+        if job.grows_s is not None:
+            return self._adds_none(job)
         lacks = job.target_gpus > job.gpus
         given = f"it was given {counted(job.target_gpus, 'GPU')}"
         if job.id in self._loop.unmet and (lacks or job.resize is Resize.LIVE):
@@ -47,9 +49,6 @@ class Reasons:
             old = counted(len(job.workers), "old worker has", "old workers have")
             text = f"{given} and begins when its {old} ended"
             return m.Reason(code="WaitingForRelease", sentence=text, evidence={"leaving": len(job.workers)})
-        if lacks and job.refused >= MAX_REFUSED:
-            text = f"its last {job.refused} new workers failed, so no more are tried until its share changes"
-            return m.Reason(code="Misconfigured", sentence=text, evidence={"failed_workers": job.refused})
         if lacks and job.workers and job.resize is not Resize.LIVE and job.target_gpus <= job.size:
             done = counted(job.size - job.gpus, "GPU")
             left = counted(len(job.workers), "process", "processes")
@@ -81,6 +80,14 @@ class Reasons:
         failed = "once" if job.failures == 1 else f"{job.failures} times in a row"
         text = f"it failed {failed} and is tried again in {left_s:.0f} s; last: {job.life.message}"
         return m.Reason(code="CoolDown", sentence=text, evidence={"failures": job.failures, "rest_s": left_s})
+
+    def _adds_none(self, job: LiveJob) -> m.Reason:
+        """Of a live job whose new workers were lost soon after they started."""
+        left_s = max((job.grows_s or 0.0) - self._loop.now_s(), 0.0)
+        lost = f"{counted(job.losses, 'worker')} in a row were lost soon after they started"
+        text = f"it goes on with {counted(job.gpus, 'GPU')} and adds workers in {left_s:.0f} s: {lost}"
+        evidence: dict[str, float | int | str] = {"lost_workers": job.losses, "rest_s": left_s}
+        return m.Reason(code="CoolDown", sentence=f"{text}; last: {job.last_loss}", evidence=evidence)
 
     def _ends(self, job: LiveJob) -> m.Reason | None:
         """Of a job whose outcome is known and whose last processes are ending."""

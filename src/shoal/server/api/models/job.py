@@ -20,7 +20,7 @@ class Reason(BaseModel, json_schema_extra=shown(ex.REASON)):
     """Why a job does not have all the GPUs it could use."""
 
     code: str = Field(
-        description="Held, Misconfigured, Infeasible, ...: in order of precedence in docs/api.md"
+        description="Held, Infeasible, ExceedsLimit, ...: in order of precedence in docs/api.md"
     )
     sentence: str
     evidence: dict[str, float | int | str] = Field(default_factory=dict)
