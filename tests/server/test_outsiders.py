@@ -22,13 +22,14 @@ import httpx
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.executors.logs import read_lines
+from shoal.executors.logs import Line, read_lines
 from shoal.server.api.limits import Hosts
 from shoal.server.connections import Connections, config_of
 from shoal.server.home import Home
 from shoal.server.http_server import HttpServer
 from shoal.server.log_repetitions import MOST_PER_WINDOW, WINDOW_S, Repetitions
 from shoal.server.options import bind
+from shoal.server.services.job_logs import READS_OF_USER
 
 from .fakes import run, server
 from .test_crash import RealServer
@@ -307,6 +308,44 @@ def test_a_search_by_time_reads_a_few_lines_of_a_long_log(
                 assert len(read) <= 2
 
     run(story())
+
+
+def test_logs_that_nobody_waits_for_are_not_read_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log without an end takes both turns of a user, until its readers leave. Others wait in the queue."""
+    over, reads = threading.Event(), []
+
+    def endless(directory: Path, begin: int, *rest: int) -> list[Line]:
+        if over.is_set() or f"/jobs/{job}/" not in str(directory):
+            return []
+        reads.append(directory)
+        return [Line(0.0, "before the time that is asked for", begin + 1)]
+
+    monkeypatch.setattr("shoal.server.services.job_logs.read_lines", endless)
+    job = 0
+
+    async def story() -> None:
+        nonlocal job
+        async with server(tmp_path) as here, listening(here, Connections(1024)) as (host, port):
+            other = (await here.submit("1"))["id"]
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == here.state(other) == "running")
+            head = f"Host: localhost\r\nAuthorization: Bearer {here.tokens['admin']}\r\n\r\n"
+            question = f"GET /api/v1/jobs/{job}/logs?since=2020-01-01T00:00:00Z HTTP/1.1\r\n{head}"
+            writers = []
+            for _ in range(2 * READS_OF_USER):
+                _, writer = await asyncio.open_connection(host, port)
+                writer.write(question.encode())
+                writers.append(writer)
+            while not reads:
+                await asyncio.sleep(0.01)
+            for writer in writers:
+                writer.close()
+            assert (await here.get(f"/jobs/{other}/logs"))["items"] == []
+
+    try:
+        run(story())
+    finally:
+        over.set()
 
 
 def test_the_secrets_of_a_job_go_when_it_ends(tmp_path: Path) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import TypeVar
 
 from shoal.executors.logs import Line, position_at, read_lines, tail_position
 from shoal.server.api import models as m
 from shoal.server.loop.clock import as_time
-from shoal.server.services.errors import Invalid
+from shoal.server.services.errors import Invalid, RequestError
 from shoal.server.store.store import Store
 
 #: The directory of a worker, by job and worker id.
@@ -22,7 +23,17 @@ WorkerDirectory = Callable[[int, str], Path]
 CHUNK_BYTES = 256 * 1024
 #: Requests of one user that read logs at the same time.
 READS_OF_USER = 2
+#: Interval between looks whether a client is still there.
+LOOK_S = 0.2
+HasLeft = Callable[[], Awaitable[bool]]
+T = TypeVar("T")
 _CURSOR = re.compile(r"(\d{1,12}:\d{1,18})(,\d{1,12}:\d{1,18})*")
+
+
+class ClientLeft(RequestError):
+    """Nobody waits for the answer any more."""
+
+    status, code = 499, "client_left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +55,31 @@ class Logs:
         """A reader of one job's output."""
         return JobLogs(self._store, self._worker_directory, job_id, chosen)
 
-    @contextlib.asynccontextmanager
-    async def turn(self, user: str) -> AsyncIterator[None]:
-        """Read in turns: the logs of one user never take all threads."""
+    async def read_in_turn(
+        self, user: str, reader: JobLogs, read: Callable[[], T], has_left: HasLeft | None = None
+    ) -> T:
+        """Call `read`, which uses `reader`, in a thread. Raise `ClientLeft` if the client leaves.
+
+        The requests of a user take turns, so that the logs of one user never take all threads.
+        """
         turns = self._turns.setdefault(user, asyncio.Semaphore(READS_OF_USER))
-        async with turns:
-            yield
+        watch = None if has_left is None else asyncio.create_task(_watch(has_left, reader))
+        try:
+            async with turns:
+                reader.go_on()
+                return await asyncio.to_thread(read)
+        except asyncio.CancelledError:
+            reader.client_left.set()  # the thread goes on by itself
+            raise
+        finally:
+            if watch is not None:
+                watch.cancel()
+
+
+async def _watch(has_left: HasLeft, reader: JobLogs) -> None:
+    while not await has_left():
+        await asyncio.sleep(LOOK_S)
+    reader.client_left.set()
 
 
 class JobLogs:
@@ -62,6 +92,13 @@ class JobLogs:
         self._job_id, self._chosen = job_id, chosen
         self._position: dict[int, int] = {}
         self._ranks: dict[int, int | None] = {}
+        #: Set it to end a read in another thread.
+        self.client_left = threading.Event()
+
+    def go_on(self) -> None:
+        """Called between two pieces of work."""
+        if self.client_left.is_set():
+            raise ClientLeft("the client has left")
 
     def begin(self, cursor: str | None, tail: int | None) -> None:
         """Start at a cursor, or `tail` lines before the end, or at the beginning. Call `look_for_workers` first."""
@@ -72,6 +109,7 @@ class JobLogs:
             self._position = {int(number): int(position) for number, _, position in pairs}
         elif tail is not None:
             for number in self._ranks:
+                self.go_on()
                 self._position[number] = tail_position(self._directory(number), tail)
             found = self._next_lines()
             for _, number, line in found[
@@ -80,6 +118,7 @@ class JobLogs:
                 self._position[number] = line.end
         if self._chosen.since_s is not None:
             for number in self._ranks:
+                self.go_on()
                 since = position_at(self._directory(number), self._chosen.since_s)
                 self._position[number] = max(since, self._position.get(number, 0))
 
@@ -121,6 +160,7 @@ class JobLogs:
         """(time, worker number, line) after the position of each worker, at most `limit` of each, by time."""
         found: list[tuple[float, int, Line]] = []
         for number in sorted(self._ranks):
+            self.go_on()
             lines = read_lines(self._directory(number), self._position.get(number, 0), CHUNK_BYTES)
             # The lines of a worker stay in order, even if the clock of its machine was set back in between.
             times = accumulate((line.at_s for line in lines[:limit]), max)

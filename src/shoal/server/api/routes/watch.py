@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
@@ -168,6 +169,7 @@ AttemptQuery = Annotated[
 
 @router.get("/jobs/{job}/logs", response_model=m.LogPage)
 async def logs(
+    request: Request,
     job: JobId,
     s: S,
     who: W,
@@ -183,9 +185,12 @@ async def logs(
     job_id = s.jobs.find(job, who.only)["id"]
     reader = s.logs.of(job_id, LogFilter(worker, rank, attempt, seconds(since)))
     reader.look_for_workers()
-    async with s.logs.turn(who.user):
-        await asyncio.to_thread(reader.begin, cursor, tail)
-        lines = await asyncio.to_thread(reader.read, limit)
+
+    def read() -> list[m.LogLine]:
+        reader.begin(cursor, tail)
+        return reader.read(limit)
+
+    lines = await s.logs.read_in_turn(who.user, reader, read, request.is_disconnected)
     return m.LogPage(items=lines, next=reader.cursor if len(lines) == limit else None)
 
 
@@ -196,6 +201,7 @@ async def logs(
     dependencies=[Depends(_one_stream)],
 )
 async def follow_logs(
+    request: Request,
     job: JobId,
     s: S,
     who: W,
@@ -211,14 +217,13 @@ async def follow_logs(
     job_id = s.jobs.find(job, who.only)["id"]
     reader = s.logs.of(job_id, LogFilter(worker, rank, attempt, seconds(since)))
     reader.look_for_workers()
-    async with s.logs.turn(who.user):
-        await asyncio.to_thread(reader.begin, last_event_id or cursor, tail)
+    begin = functools.partial(reader.begin, last_event_id or cursor, tail)
+    await s.logs.read_in_turn(who.user, reader, begin, request.is_disconnected)
 
     async def more() -> Messages:
         is_over = s.jobs.live(job_id) is None  # asked before reading, so that its last lines are read
         reader.look_for_workers()
-        async with s.logs.turn(who.user):
-            lines = await asyncio.to_thread(reader.read, 500)
+        lines = await s.logs.read_in_turn(who.user, reader, functools.partial(reader.read, 500))
         messages = [_message("line", line.cursor or "", line) for line in lines]
         if messages or not is_over:
             return messages, False
