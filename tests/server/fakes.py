@@ -388,6 +388,7 @@ async def server(
     webhook_hosts: tuple[str, ...] | None = None,
     idle_after_s: float | None = None,
     idle_action: str | None = None,
+    shared: str | None = None,
     kill: bool = False,
 ) -> AsyncIterator[Here]:
     """A server on this home. With `kill` it ends as by kill -9: nothing is saved, nothing is told."""
@@ -400,6 +401,7 @@ async def server(
         pre_schedule=pre_schedule,
         database=database,
         upload_limit_bytes=upload_limit_bytes,
+        shared=shared,
         webhook_hosts=webhook_hosts,
         idle_after_s=idle_after_s,
         idle_action=idle_action,

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from shoal.agents.fleet_state import Agent, FleetState, Link
+from shoal.agents.main import versions
+from shoal.agents.shared import Sharing
+from shoal.cli.node import _row
 from shoal.executors.base import NodeInfo, NodeLeaving
+from shoal.server.api.models import NodeStatus
 from shoal.server.engine.cluster_view import ClusterView
 from shoal.wire.agent_messages import NodeFacts
 
@@ -17,6 +23,7 @@ class Agents:
     """The agents of some nodes of a fleet: the real rules, without connections."""
 
     address = "127.0.0.1:1"
+    executor: SimpleNamespace
 
     def __init__(self, fleet: Fleet, *names: str) -> None:
         self._fleet, self._state = fleet, FleetState("epoch")
@@ -87,6 +94,42 @@ def test_a_node_that_stays_after_all_is_used_again(tmp_path: Path) -> None:
             assert view.agents()["a"].leaves_in_s is None
             events = [e["type"] for e in (await here.get("/events"))["items"]]
             assert "node.stays" in events
+
+    run(story())
+
+
+@dataclass
+class Services:
+    """What agents answered to the probes."""
+
+    unreachable: dict[str, dict[str, str]]
+
+    def sharing(self, agent: str) -> Sharing | None:
+        return Sharing(False, "it cannot read /shared: permission denied") if agent == "b" else Sharing(True)
+
+
+def test_node_ls_shows_what_is_wrong_with_a_machine(tmp_path: Path) -> None:
+    async def story() -> None:
+        shared = tmp_path / "shared"
+        shared.mkdir()
+        async with server(tmp_path / "home", NODES, shared=str(shared)) as here:
+            agents = Agents(here.fleet, "a", "b")
+            agents.executor = SimpleNamespace(services=Services({}))
+            agents.known()["a"].versions = versions()
+            agents.known()["a"].wall_offset_s = 86400.0
+            agents.known()["b"].versions = {k: v for k, v in versions().items() if k != "torch"}
+            here.control.machines = agents
+            items = {n["name"]: n["warnings"] for n in (await here.get("/nodes"))["items"]}
+            assert items["a"] == ["its clock is 1 day ahead of the server's"]
+            assert items["b"] == [
+                "its Python has no torch: jobs that use shoal.torch fail there",
+                f"it does not share {here.control.home.states} (it cannot read /shared: permission denied): "
+                "the state of its jobs goes through the control plane",
+            ]
+            assert (await here.get("/nodes/a"))["warnings"] == items["a"]
+            row = " ".join(_row(NodeStatus(**(await here.get("/nodes"))["items"][0])))
+            assert "its clock is 1 day ahead" in row, "`shoal node ls` shows it"
+            here.control.machines = None
 
     run(story())
 

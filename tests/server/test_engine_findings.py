@@ -89,13 +89,23 @@ def test_a_directory_that_was_said_to_be_shared_and_is_not_is_an_error_with_a_re
     )
     assert check.hint is not None
     assert "mount /shared there" in check.hint
+    assert "`--shared none`" in check.hint
+    assert [f.node for f in StateDirectory("/shared", declared=True).wrong([SHARED, ABSENT, ASKED])] == ["b"]
 
 
 def test_without_a_claim_a_machine_need_not_share_anything() -> None:
     check = StateDirectory("/home/ada/jobs").check([SHARED, ABSENT])
     assert check.status == "ok"
     assert "through the control plane" in check.message
-    assert StateDirectory("/shared").check([SHARED, ASKED]).message.startswith("all machines share /shared")
+    assert StateDirectory("/home/ada/jobs").wrong([SHARED, ABSENT]) == []
+    assert StateDirectory("/shared").check([SHARED]).message.startswith("all machines share /shared")
+
+
+def test_while_a_machine_has_not_answered_nothing_is_claimed() -> None:
+    check = StateDirectory("/shared").check([SHARED, ASKED])
+    assert check.status == "warning"
+    assert check.message.startswith("not known yet whether /shared is shared by c")
+    assert check.hint is not None
 
 
 def test_a_port_that_workers_cannot_reach_is_an_error_with_a_remedy() -> None:

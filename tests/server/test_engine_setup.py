@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from shoal.core.errors import ShoalError
-from shoal.engines.base import Engine, RequestRefused
+from shoal.engines.base import Engine, EngineUnavailable, RequestRefused
 from shoal.server.engine.settings import EngineSettings
 from shoal.server.engine.setup import EngineRefused, ServerEngine
+from shoal.server.home import Home
 from shoal.server.store.store import Store
 
 from .test_engine_driver import MemoryEngine, Port
@@ -128,6 +129,22 @@ def test_a_machine_that_cannot_be_returned_keeps_its_engine(store: Store) -> Non
     with pytest.raises(EngineRefused, match="use --engine slurm until then"):
         started(store, site, {"kind": "none"})
     assert store.get("engine")["kind"] == "slurm"
+
+
+def test_machines_that_stay_behind_are_told_to_whoever_ends_the_server(store: Store, tmp_path: Path) -> None:
+    site = Site()
+    engine, _ = started(store, site, {"kind": "ray"})
+
+    async def fail() -> None:
+        raise EngineUnavailable("Ray did not answer within 90 s")
+
+    site.of("ray").close = fail  # type: ignore[method-assign]
+    home = Home(tmp_path)
+    left = asyncio.run(engine.close(return_machines=True))
+    home.note_not_returned(left)
+    assert home.not_returned() == "cannot return the machines: Ray did not answer within 90 s"
+    home.note_not_returned(asyncio.run(engine.close(return_machines=False)))
+    assert home.not_returned() == "", "what was left before is not told again"
 
 
 WRONG: dict[str, Callable[[], dict[str, Any]]] = {

@@ -30,7 +30,7 @@ def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
     from shoal.client import Client
     from shoal.client.connection import server_file
     from shoal.client.errors import NotRunning, Unreachable
-    from shoal.server.home import default_home
+    from shoal.server.home import Home, MachinesLeft, default_home
 
     where = (home or default_home()).expanduser().absolute()
     limit_s = seconds(timeout)
@@ -51,6 +51,10 @@ def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
             return
         raise
     _await_end(known, where, limit_s)
+    if not keep_jobs and (left := Home(where).not_returned()):
+        raise MachinesLeft(
+            f"shoal is down, but it could not return all machines ({left}); `shoal up` takes them over again"
+        )
     say("shoal is down" + (f"; {_fate(status, keep_jobs=keep_jobs)}" if _busy(status) else ""))
 
 

@@ -29,7 +29,7 @@ node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
 
 def _row(node: NodeStatus) -> list[str]:
     kind = f"{node.gpu_type} (virtual)" if node.virtual and node.gpu_type != "virtual" else node.gpu_type
-    why = node.why or ("" if node.engine is None else node.engine)
+    why = node.why or "; ".join(node.warnings) or ("" if node.engine is None else node.engine)
     return [
         node.name,
         node.state,
@@ -54,6 +54,8 @@ def _print(node: Node, output: Output) -> None:
     print_table(HEAD, [_row(node)], wide=output is Output.WIDE)
     if node.engine is not None:
         print(f"engine: {node.engine}")
+    for warning in node.warnings:
+        print(f"warning: {warning}; `shoal doctor` says what to do")
     if node.jobs:
         print()
         rows = [

@@ -54,6 +54,11 @@ LOG_BYTES = 10 << 20
     help="Port where other machines connect, inside TLS. Default: that of the last start.",
 )
 @click.option("--advertise", help="Address of this machine for other machines. Default: that of --host.")
+@click.option(
+    "--shared",
+    metavar="DIR",
+    help="A directory that the machines share, for checkpoints and what a pause saves. `none`: the home.",
+)
 @click.option("--lease", help="How long workers on other machines go on without this server. Default: 10m.")
 @click.option("--placement", help="Where jobs go: auto, moving, liquid and more; see docs/placement.md.")
 @click.option(
@@ -104,6 +109,7 @@ def up(
     port: int | None,
     control_port: int | None,
     advertise: str | None,
+    shared: str | None,
     lease: str | None,
     placement: str | None,
     cluster: Path | None,
@@ -133,6 +139,7 @@ def up(
     others = {
         "--control-port": control_port,
         "--advertise": advertise,
+        "--shared": shared if shared in (None, "none") else Path(shared).expanduser().absolute(),
         "--lease": None if lease is None else seconds(lease),
         "--placement": placement,
         "--cluster": None if cluster is None else cluster.expanduser().absolute(),

@@ -2,7 +2,7 @@
 
 It reads one JSON object per line from its standard input and answers each with one line that has the same number. A Ray
 driver gains threads, loses its SIGTERM handler and exits when Ray's head dies, so it must not be the control plane's
-process. The actors are detached: they survive this process, and its successor finds them by name in the home's namespace.
+process. The actors are detached: they survive this process, and its successor finds them by name in its namespace.
 """
 
 from __future__ import annotations

@@ -102,6 +102,7 @@ class Control:
             unknown = check_record(self.home, self.store, self.clock.now_s())
             policy, policy_options = self._policy()
             self.engine = ServerEngine(self.store, self.clock.now_s, options.engine, options.gpus)
+            self._share_states()
             self.cluster = self._virtual_cluster() if executor is None else None
             self.machines = self._machines() if executor is None else None
             self.accounts = Accounts(
@@ -147,7 +148,7 @@ class Control:
         reasons = Reasons(loop, profiles, sharing.explanations, self.engine)
         what_if = WhatIf(loop, profiles, self.engine)
         shares = Shares(loop, loop.live_ledger, loop.idle.idle_s)
-        nodes = Nodes(loop, store, self.engine)
+        nodes = Nodes(loop, store, self.engine, self._node_warnings)
         limit_bytes = self.options.upload_limit_bytes
         workdirs = Workdirs(self.home.workdirs, limit_bytes, lambda: uploads_in_use(loop.jobs.values()))
         limits_use = LimitsUse(loop, store)
@@ -212,21 +213,20 @@ class Control:
         """Provide what agents ask for, and ask them what they share."""
         proof = None
         try:
-            proof = SharedProof(self.home.jobs)
+            proof = SharedProof(self.home.states)
         except OSError as error:
-            self.loop.warnings.append(f"cannot write to {self.home.jobs}: {error.strerror}")
+            self.loop.warnings.append(f"cannot write to {self.home.states}: {error.strerror}")
         addresses = machines.addresses
         addresses.shares_state = machines.shares_state
         machines.executor.services = AgentServices(
             self.services.workdirs.find, proof, lambda: (addresses.elsewhere,) if addresses.elsewhere else ()
         )
 
-    def _machine_checks(self) -> list[Check]:
-        """Of the machines that agents run on, and of the engine that provides them."""
+    def _agent_facts(self) -> list[AgentFacts]:
         if self.machines is None:
             return []
         services = self.machines.executor.services
-        agents = [
+        return [
             AgentFacts(
                 name, agent.versions, agent.wall_offset_s, services.sharing(name),
                 services.unreachable.get(name, {}),
@@ -234,12 +234,31 @@ class Control:
             for name, agent in self.machines.known().items()
             if agent.link is Link.CONNECTED
         ]  # fmt: skip
+
+    @property
+    def _states(self) -> StateDirectory:
+        return StateDirectory(str(self.home.states), declared=self.home.shared is not None)
+
+    def _node_warnings(self) -> dict[str, list[str]]:
+        """What is wrong with machines, by node."""
+        agents, known = self._agent_facts(), self.machines.known() if self.machines is not None else {}
+        found: dict[str, list[str]] = {}
+        for finding in [*node_findings(agents, versions()), *self._states.wrong(agents)]:
+            for node in known[finding.node].nodes:
+                found.setdefault(node.name, []).append(finding.message)
+        return found
+
+    def _machine_checks(self) -> list[Check]:
+        """Of the machines that agents run on, and of the engine that provides them."""
+        if self.machines is None:
+            return []
+        agents = self._agent_facts()
         found = machine_checks(agents, versions())
         if self.machines.trouble:
             text, _, hint = self.machines.trouble.partition("; ")
             found.append(Check(name="agents' port", status="error", message=text, hint=hint or None))
         if agents:
-            found.append(StateDirectory(str(self.home.jobs)).check(agents))
+            found.append(self._states.check(agents))
         return found + self.engine.checks()
 
     def make_admin(self) -> None:
@@ -291,6 +310,15 @@ class Control:
         with self.store.change(self.clock.now_s()) as change:
             change.put("webhook_hosts", found)
         return found
+
+    def _share_states(self) -> None:
+        """Where the state of jobs is kept, apart from the home: as given, else as at the last start."""
+        given = self.options.shared
+        found = self.store.get("shared") if given is None else None if given == "none" else given
+        if found is not None:
+            self.home.keep_states_in(Path(found) / f"shoal-{self.engine.home_id}")
+        with self.store.change(self.clock.now_s()) as change:
+            change.put("shared", found)
 
     def _idle_rule(self) -> IdleRule:
         """When jobs count as idle and what follows: as given, else as at the last start, else the default."""
@@ -438,7 +466,7 @@ class Control:
                 task.cancel()
         await self.notifier.close()
         await self.loop.close(stop_jobs=self.stop_jobs)
-        await self.engine.close(return_machines=self.stop_jobs)
+        self.home.note_not_returned(await self.engine.close(return_machines=self.stop_jobs))
         with contextlib.suppress(ShoalError), self.store.change(self.clock.now_s()) as change:
             jobs = "jobs were stopped" if self.stop_jobs else "jobs run on"
             change.event("server.stopped", f"ended as asked; {jobs}")

@@ -22,6 +22,12 @@ class HomeInUse(ShoalError):
     exit_code = 5
 
 
+class MachinesLeft(ShoalError):
+    """The server has ended, and the engine still has machines of it."""
+
+    exit_code = 1
+
+
 class NewerHome(ShoalError):
     """A newer version of Shoal wrote this home."""
 
@@ -70,10 +76,30 @@ class Home:
         self.server = path / "server.json"
         self.jobs = path / "jobs"
         self.workdirs = path / "workdirs"
+        #: Where jobs that begin keep their state, apart from the home. None: in the home.
+        self.shared: Path | None = None
         self._lock_fd: int | None = None
 
     def job(self, job_id: int) -> Path:
         return self.jobs / str(job_id)
+
+    @property
+    def states(self) -> Path:
+        """Of the jobs that begin now: machines that share this directory write their state there."""
+        return self.shared or self.jobs
+
+    def state(self, job_id: int, *, begins: bool = False) -> Path:
+        """The directory of a job's state: what a pause saves, and checkpoints.
+
+        It stays where it was when the job began, although the shared directory may be another one by now.
+        """
+        link = self.job(job_id) / "state"
+        if begins and self.shared is not None and not link.is_symlink():
+            # Not the number alone: after a restored backup, it may be that of another job.
+            directory = self.shared / f"{job_id}-{secrets.token_hex(4)}"
+            directory.mkdir(mode=0o700)
+            link.symlink_to(directory)
+        return Path(os.readlink(link)) if link.is_symlink() else self.job(job_id)
 
     def take(self) -> None:
         """Make the home if it does not exist, and lock it until this process ends."""
@@ -93,6 +119,33 @@ class Home:
             raise HomeInUse(f"{self.path} is in use{by}; stop that server, or give another --home") from None
         self._lock_fd = fd
         self._check_format()
+
+    def keep_states_in(self, directory: Path) -> None:
+        """Jobs that begin keep their state there. Nobody else may own or enter it."""
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            found = directory.stat()
+            if found.st_uid != os.geteuid():
+                raise PermissionError(1, f"it belongs to user id {found.st_uid}")
+            directory.chmod(0o700)
+        except OSError as error:
+            raise ShoalError(
+                f"cannot keep the state of jobs in {directory}: {error.strerror}; mount it, give another --shared, or "
+                "`--shared none`"
+            ) from None
+        self.shared = directory
+
+    def note_not_returned(self, why: str) -> None:
+        """Remember for `shoal down` why machines were left with the engine. Empty: none were."""
+        if why:
+            write_atomically(self.path / "not-returned", why + "\n")
+        else:
+            (self.path / "not-returned").unlink(missing_ok=True)
+
+    def not_returned(self) -> str:
+        with contextlib.suppress(OSError):
+            return (self.path / "not-returned").read_text().strip()
+        return ""
 
     def _close_to_others(self) -> None:
         """Nobody else may own or enter the home: it contains tokens, secrets and the store."""

@@ -43,6 +43,8 @@ class Options:
     control_port: int = 0
     #: What other machines connect to; None: `host`, or the address of this machine if that is all addresses.
     advertise: str | None = None
+    #: Where the state of jobs is kept, apart from the home; `none`: in the home; None: as at the last start.
+    shared: str | None = None
     #: A cluster file: an agent with virtual GPUs runs here for each of its nodes. None: as at the last start.
     cluster: Path | None = None
     #: How long workers on other machines go on without the control plane; None: the default.
@@ -83,6 +85,9 @@ def parse(argv: list[str]) -> Options:
         "--control-port", type=int, default=0, help="port of agents; 0: that of the last start"
     )
     parser.add_argument("--advertise", help="address of this machine for others; default: that of --host")
+    parser.add_argument(
+        "--shared", metavar="DIR", help="directory of the jobs' state that all machines share"
+    )
     parser.add_argument(
         "--lease", type=float, help="seconds that workers elsewhere go on without this server"
     )
@@ -147,6 +152,7 @@ def parse(argv: list[str]) -> Options:
         control_port=given.control_port,
         advertise=given.advertise,
         lease_s=given.lease,
+        shared=given.shared,
         cluster=given.cluster,
         placement=given.placement,
         database=given.database,

@@ -107,12 +107,13 @@ class StateDirectory:
     #: Somebody said that all machines share it.
     declared: bool = False
 
-    def unshared(self, agents: Iterable[AgentFacts]) -> list[Finding]:
-        """Machines that do not share it. That is wrong only if somebody said that they do."""
+    def wrong(self, agents: Iterable[AgentFacts]) -> list[Finding]:
+        """Machines that do not share it although somebody said that they do."""
+        return self._unshared(agents) if self.declared else []
+
+    def _unshared(self, agents: Iterable[AgentFacts]) -> list[Finding]:
         remedy = (
-            f"mount {self.path} there for the user of the agent, or start the server without --shared"
-            if self.declared
-            else ""
+            f"mount {self.path} there for the user of the agent, or start the server with `--shared none`"
         )
         then = "the state of its jobs goes through the control plane"
         return [
@@ -124,14 +125,24 @@ class StateDirectory:
         ]
 
     def check(self, agents: Sequence[AgentFacts]) -> Check:
-        name, found = "shared directory", self.unshared(agents)
-        if not found:
-            return Check(name=name, status="ok", message=f"all machines share {self.path}, as was tried")
-        if not self.declared:
+        name, found = "shared directory", self._unshared(agents)
+        if found and self.declared:
+            return Check(name=name, status="error", message=_together(found), hint=found[0].hint)
+        silent = [a.name for a in agents if a.sharing is None]
+        if silent:
+            some = listed(silent[:MOST_NAMED], len(silent))
+            text = (
+                f"not known yet whether {self.path} is shared by {some}: state goes through the control plane"
+            )
+            hint = (
+                f"if this stays so, the file system of {self.path} does not answer there: look at its mount"
+            )
+            return Check(name=name, status="warning", message=text, hint=hint)
+        if found:
             some = listed([f.node for f in found[:MOST_NAMED]], len(found))
             text = f"{some} do not share {self.path}: the state of jobs there goes through the control plane"
             return Check(name=name, status="ok", message=text)
-        return Check(name=name, status="error", message=_together(found), hint=found[0].hint)
+        return Check(name=name, status="ok", message=f"all machines share {self.path}, as was tried")
 
 
 def machine_checks(agents: Sequence[AgentFacts], own: Mapping[str, str]) -> list[Check]:

@@ -60,7 +60,7 @@ class ServerEngine:
         """Raise EngineRefused if the engine is absent, or would refuse every request."""
         if self.settings is None:
             return
-        self._engine = self._make(self.settings, self._home_id())
+        self._engine = self._make(self.settings, self.home_id)
         try:
             await check_engine(self._engine)
         except EngineError as error:
@@ -72,9 +72,8 @@ class ServerEngine:
 
     async def start(self, port: ClusterPort) -> None:
         """Take over the machines of the last server, and return those of another engine."""
-        home_id = self._home_id()
         tokens = MachineTokens(self._store.get(KEY), lambda saved: self._put(KEY, saved))
-        await self._return_machines_of_another(home_id, tokens, port)
+        await self._return_machines_of_another(tokens, port)
         if self.settings is None:
             self._put(SETTINGS, None)
             port.expect({})
@@ -87,15 +86,13 @@ class ServerEngine:
         self.driver, self.view = driver, DriverView(driver)
         driver.start()
 
-    async def _return_machines_of_another(
-        self, home_id: str, tokens: MachineTokens, port: ClusterPort
-    ) -> None:
+    async def _return_machines_of_another(self, tokens: MachineTokens, port: ClusterPort) -> None:
         """The last server used another engine, or this one has none: nobody would return its machines any more."""
         before = settings_from(self._before, None)
         if before is None or (self.settings is not None and self.settings.kind == before.kind):
             return
         try:
-            await self._make(before, home_id).close()
+            await self._make(before, self.home_id).close()
         except EngineError as error:
             raise EngineRefused(
                 f"the machines of {before.kind} cannot be returned: {error}; use --engine {before.kind} until then"
@@ -121,7 +118,8 @@ class ServerEngine:
     def checks(self) -> list[Check]:
         return [] if self.view is None else self.view.checks()
 
-    def _home_id(self) -> str:
+    @property
+    def home_id(self) -> str:
         """What the names of this home's machines have in common."""
         found = self._store.get(HOME_ID)
         if found is None:

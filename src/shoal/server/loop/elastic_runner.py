@@ -95,7 +95,7 @@ class ElasticRunner(CoordinatorEvents):
                 self._keys.secret(job.id, directory),
                 restore=job.coordinator,
                 on_change=lambda state: self._record(job, state),
-                files=directory,
+                files=self.parts.home.state(job.id, begins=job.coordinator is None),
             )
             name_files(handle.state, directory)
         return self.service.jobs[key]
@@ -191,7 +191,8 @@ class ElasticRunner(CoordinatorEvents):
         env["SHOAL_GPUS"] = str(job.range)
         if isinstance(self.parts.account_of(job.user), OwnAccount):
             # Under an account of its own it cannot enter the server's home: its files go through the control plane.
-            env |= addresses.state_env(node, directory)
+            state = self.parts.home.state(job.id)
+            env |= addresses.state_env(node, state, proved=state.parent == self.parts.home.states)
         files = {"SHOAL_SECRET_FILE": self._keys.text(job.id, directory)}
         self.start(job, worker, env, warm=True, secret_files=files)
 

@@ -78,9 +78,12 @@ class Addresses:
     #: Whether a node on another machine was proved to share the directory of the jobs' state.
     shares_state: Callable[[str], bool] = lambda node: False
 
-    def state_env(self, node: NodeInfo, directory: Path) -> dict[str, str]:
-        """Where a worker may write the state of its job. Without a proof, it goes through the control plane."""
-        shared = not node.remote or self.shares_state(node.name)
+    def state_env(self, node: NodeInfo, directory: Path, *, proved: bool) -> dict[str, str]:
+        """Where a worker may write the state of its job. Without a proof, it goes through the control plane.
+
+        `proved`: the directory is in the one that machines were asked about.
+        """
+        shared = not node.remote or (proved and self.shares_state(node.name))
         return {"SHOAL_STATE_DIR": str(directory)} if shared else {}
 
     def env(self, node: NodeInfo) -> dict[str, str]:

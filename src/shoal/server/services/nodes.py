@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from shoal.core.errors import did_you_mean
@@ -47,14 +47,21 @@ class NodeLoop(Protocol):
 
 
 class Nodes:
-    def __init__(self, loop: NodeLoop, store: Store, engine: EngineView) -> None:
-        self._loop, self._store, self._engine = loop, store, engine
+    def __init__(
+        self,
+        loop: NodeLoop,
+        store: Store,
+        engine: EngineView,
+        warnings: Callable[[], Mapping[str, Sequence[str]]] = dict,
+    ) -> None:
+        """`warnings`: what is wrong with machines, by node."""
+        self._loop, self._store, self._engine, self._warnings = loop, store, engine, warnings
 
     def all(self) -> list[m.NodeStatus]:
-        records = self._loop.table.records
-        return [self._status(i) for i, record in enumerate(records) if not record.removed]
+        records, warnings = self._loop.table.records, self._warnings()
+        return [self._status(i, warnings) for i, record in enumerate(records) if not record.removed]
 
-    def _status(self, index: int) -> m.NodeStatus:
+    def _status(self, index: int, warnings: Mapping[str, Sequence[str]]) -> m.NodeStatus:
         node, record = self._loop.nodes[index], self._loop.table.records[index]
         return m.NodeStatus(
             name=node.name,
@@ -68,6 +75,7 @@ class Nodes:
             leaves_at=None if record.leaves is None else as_time(record.leaves[0]),
             address=node.address,
             engine=self._engine.of_node(node.name),
+            warnings=list(warnings.get(node.name, ())),
             rack=node.rack,
             domain=node.domain,
         )
@@ -81,7 +89,7 @@ class Nodes:
             if any(w.device[0] == index and w.holds_gpu for w in job.workers.values())
         ]
         refs = [job_ref(job, only in (None, job.user)) for job in on_it]
-        return m.Node(**self._status(index).model_dump(), jobs=refs)
+        return m.Node(**self._status(index, self._warnings()).model_dump(), jobs=refs)
 
     def drain(self, name: str, actor: str) -> None:
         """Take a node out of use: its jobs move to others or wait."""

@@ -61,6 +61,9 @@ class NodeStatus(BaseModel, json_schema_extra=shown(ex.NODE)):
     rack: str = "rack0"
     domain: str = "domain0"
     engine: str | None = Field(None, description="How the engine that provides the machine sees it.")
+    warnings: list[str] = Field(
+        default_factory=list, description="What is wrong with its machine. `/doctor` says what to do."
+    )
 
 
 class NodeList(Page[NodeStatus]):
