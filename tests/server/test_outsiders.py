@@ -227,7 +227,7 @@ def test_a_request_that_does_not_go_on_ends(
     run(story())
 
 
-def test_a_stream_ends_with_its_token_and_a_token_does_not_outlive_its_maker(tmp_path: Path) -> None:
+def test_a_token_does_not_outlive_its_maker_and_a_viewer_makes_none(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path) as here:
             await here.add_user("ada")
@@ -238,11 +238,31 @@ def test_a_stream_ends_with_its_token_and_a_token_does_not_outlive_its_maker(tmp
             await here.add_user("vic", "viewer")
             await here.post("/tokens", json={}, user="vic", status=403)
 
+    run(story())
+
+
+@pytest.mark.parametrize("how", ["deleted", "expired"])
+@pytest.mark.parametrize("path", ["/events/stream", "/jobs/1/logs/stream"], ids=["events", "logs"])
+def test_an_open_stream_ends_with_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, path: str
+) -> None:
+    monkeypatch.setattr("shoal.server.api.routes.watch.CHECK_S", 0.02)
+
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            short = await here.post("/tokens", json={"expires_in_s": 100}, status=201)
             headers = {"Authorization": f"Bearer {short['token']}"}
-            stream = asyncio.create_task(here.http.get("/api/v1/events/stream", headers=headers))
-            await asyncio.sleep(0.1)
-            await here.call("DELETE", f"/tokens/{short['id']}")
+            stream = asyncio.create_task(here.http.get(f"/api/v1{path}", headers=headers))
+            await here.until(lambda: here.control.hub.streams == 1)
+            if how == "deleted":
+                await here.call("DELETE", f"/tokens/{short['id']}")
+            else:
+                gate = here.control.services.gate
+                monkeypatch.setattr(gate, "_now_s", lambda: here.loop.now_s() + 101.0)
             assert (await asyncio.wait_for(stream, 60)).status_code == 200
+            assert here.control.hub.streams == 0
 
     run(story())
 
@@ -426,11 +446,24 @@ def test_repeated_log_lines_are_counted_instead_of_written() -> None:
     assert f"{1000 - MOST_PER_WINDOW} more" in later.getMessage()
 
 
-def test_a_database_url_is_not_an_argument_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    from shoal.cli import up as command
+def test_a_database_url_is_not_an_argument_of_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from click.testing import CliRunner
+
+    from shoal.cli.up import up
     from shoal.server.options import parse
 
-    made = command._command(Path("/h"), None, None, (), None, None)
-    assert "database" not in " ".join(made)
-    monkeypatch.setenv("SHOAL_DATABASE", "postgresql://me:word@/db")
-    assert parse(made[3:]).database == "postgresql://me:word@/db"
+    begun: list[list[str]] = []
+
+    def begin(path: str, command: list[str]) -> None:
+        begun.append(command)
+        assert parse(command[3:]).database == url, "the server gets it by another way"
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execv", begin)
+    monkeypatch.setenv("SHOAL_DATABASE", "")  # `up` changes it; it is put back after this test
+    url = "postgresql://me:word@/db"
+    told = CliRunner().invoke(up, ["--home", str(tmp_path), "--foreground", "--database", url])
+    assert told.exit_code == 0, told.output
+    assert "word" not in " ".join(begun[0])

@@ -43,10 +43,15 @@ class Hub:
             self._waiting.discard(future)
         return True
 
+    @property
+    def streams(self) -> int:
+        """How many are open."""
+        return sum(self._streams.values())
+
     def enter(self, user: str) -> bool:
         """Count one more open stream; False if there are too many."""
         mine = self._streams.get(user, 0)
-        if mine >= MOST_STREAMS_OF_USER or sum(self._streams.values()) >= MOST_STREAMS:
+        if mine >= MOST_STREAMS_OF_USER or self.streams >= MOST_STREAMS:
             return False
         self._streams[user] = mine + 1
         return True
