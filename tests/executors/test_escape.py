@@ -6,10 +6,13 @@ Each story runs with a control group per worker (where this account may make one
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,8 +23,21 @@ from shoal.executors.keeper_files import is_kept
 from shoal.executors.local import LocalExecutor
 
 
+@pytest.fixture(scope="module")
+def mounted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cgroup v2, which this fixture mounts if none is mounted and this account may do so."""
+    if Cgroups.find() is not None or os.geteuid() != 0:
+        yield
+        return
+    place = tmp_path_factory.mktemp("cgroup")
+    done = subprocess.run(["mount", "-t", "cgroup2", "none", place], capture_output=True)
+    yield
+    if done.returncode == 0:
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
 @pytest.fixture(params=["cgroup", "process tree"])
-def groups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cgroups | None:
+def groups(mounted: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cgroups | None:
     found = Cgroups.find()
     monkeypatch.setattr(Cgroups, "find", staticmethod(lambda: None))
     if request.param == "cgroup" and found is None:
@@ -93,6 +109,112 @@ def test_a_forged_exit_file_is_not_believed(groups: Cgroups | None, tmp_path: Pa
     script = f"{until_started}; echo ready $$ >> PIDS; {forge}; kill -KILL $PPID; sleep 1000"
     ended, _ = run_story(groups, tmp_path, script, stop=False)
     assert (ended.code, ended.why) == (None, "its keeper was killed")
+
+
+def start_for_the_next_server(directory: Path, groups: Cgroups | None, script: str) -> int:
+    """Start a worker under a server that then ends, and wait until it prints that it is ready. Return its pid."""
+    pids = directory / "pids"
+
+    async def first_server() -> None:
+        executor = LocalExecutor(1, cgroups=groups)
+        command = ("bash", "-c", f"{script}; echo $$ ready > {pids}; exec env -i sleep 1000")
+        executor.start(
+            WorkerSpec("1.0", directory / "w", "local", 0, command, str(directory), {}, grace_s=0.5)
+        )
+        await until(lambda: pids.exists() and "ready" in pids.read_text())
+        executor.close()
+
+    asyncio.run(first_server())
+    return int(pids.read_text().split()[0])
+
+
+async def adopted(
+    directory: Path, groups: Cgroups | None, then: Callable[[LocalExecutor], object]
+) -> list[Exit]:
+    executor = LocalExecutor(1, cgroups=groups)
+    exits: list[Exit] = []
+    executor.on_exit = exits.append
+    executor.adopt("1.0", directory / "w")
+    then(executor)
+    await until(lambda: exits)
+    executor.close()
+    return exits
+
+
+@pytest.mark.parametrize(
+    "changed", ["rm -f started", "echo 7 > started; echo 7 > mark", "rm -f started mark"]
+)
+def test_a_worker_that_changes_its_keepers_files_is_stopped_by_the_next_server(
+    groups: Cgroups | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr("shoal.executors.local.STARTED_TIMEOUT_S", 0.1)
+    until_started = "while [ ! -e w/started ]; do sleep 0.01; done"
+    worker = start_for_the_next_server(tmp_path, groups, f"{until_started}; (cd w; {changed})")
+    assert lives(worker)
+    (ended,) = asyncio.run(adopted(tmp_path, groups, lambda executor: executor.stop("1.0")))
+    assert ended.asked_to_end
+    assert not lives(worker)
+    assert not is_kept(tmp_path / "w")
+
+
+@pytest.mark.parametrize(
+    "forged", [{"code": 10**30}, {"code": 2**63}, {"code": -1}, {"steady_s": -1e300}, {"why": "x" * 100_000}]
+)
+def test_the_next_server_believes_no_number_that_a_keeper_cannot_have_written(
+    tmp_path: Path, forged: dict[str, object]
+) -> None:
+    usual = {
+        "code": 0, "signal": None, "why": "", "told": False, "steady_s": 1.0, "boot": keeper.boot_id(),
+    }  # fmt: skip
+    (tmp_path / "w").mkdir()
+    for content, believed in ((usual, True), (usual | forged, False)):
+        (tmp_path / "w" / "exit").write_text(json.dumps(content))
+        (ended,) = asyncio.run(adopted(tmp_path, None, lambda executor: None))
+        assert (ended.code == 0) is believed
+
+
+def test_a_warm_start_that_is_answered_too_late_does_not_start_a_second_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, runs = tmp_path / "train.py", tmp_path / "runs"
+    script.write_text(f"import os\nwith open({str(runs)!r}, 'a') as file: print(os.getpid(), file=file)\n")
+
+    def too_late(answer: bytes) -> None:
+        raise TimeoutError
+
+    async def story() -> None:
+        executor = LocalExecutor(1)
+        executor.warm_up()
+        zygote = executor._zygote
+        assert zygote is not None
+        await until(lambda: zygote.ready)
+        spare = keeper.descendants(zygote._process.pid)
+        # The keeper has its worker by now.
+        monkeypatch.setattr("shoal.executors.zygote.json", SimpleNamespace(loads=too_late))
+        exits: list[Exit] = []
+        executor.on_exit = exits.append
+        command = (sys.executable, str(script))
+        executor.start(WorkerSpec("1.0", tmp_path / "w", "local", 0, command, str(tmp_path), {}, warm=True))
+        await until(lambda: exits and not any(map(lives, spare)))
+        executor.close()
+
+    asyncio.run(story())
+    assert len(runs.read_text().split()) == 1
+
+
+def test_a_group_that_a_server_of_another_login_made_is_found(mounted: None, tmp_path: Path) -> None:
+    found = Cgroups.find()
+    if found is None:
+        pytest.skip("this account may not make control groups (cgroup v2)")
+    other = found.make(tmp_path / "login")
+    earlier = Cgroups(other, other)
+    group = earlier.make(tmp_path / "w")
+    try:
+        assert found.of(tmp_path / "w") == group
+        assert found.of(tmp_path / "never started") is None
+    finally:
+        group.rmdir()
+        other.rmdir()
 
 
 def test_what_a_warm_worker_forked_ends_with_its_keeper_also_if_no_server_saw_it(tmp_path: Path) -> None:
@@ -196,8 +318,6 @@ def test_a_keeper_that_cannot_be_watched_does_not_run_on(
 
 def test_a_process_tree_is_frozen_before_it_is_killed(tmp_path: Path) -> None:
     """A process that forks all the time leaves nothing behind."""
-    import subprocess
-
     source = "import os, time\nwhile True:\n    if os.fork() == 0: time.sleep(0.05); os._exit(0)\n    time.sleep(0.01)"
     forker = subprocess.Popen([sys.executable, "-c", source])
     try:

@@ -14,10 +14,10 @@ from pathlib import Path
 
 
 class Cgroups:
-    """Makes groups below `root`, a directory of a mounted cgroup v2."""
+    """Makes groups below `root`, a directory of the cgroup v2 that is mounted at `mount`."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, root: Path, mount: Path | None = None) -> None:
+        self._root, self._mount = root, mount or root
 
     @classmethod
     def find(cls) -> Cgroups | None:
@@ -25,24 +25,33 @@ class Cgroups:
         own = _own_group()
         if own is None:
             return None
-        probe = own / f"shoal-probe-{secrets.token_hex(4)}"
+        root, mount = own
+        probe = root / f"shoal-probe-{secrets.token_hex(4)}"
         try:
             probe.mkdir()
         except OSError:
             return None
         usable = (probe / "cgroup.kill").exists()
         remove(probe)
-        return cls(own) if usable else None
+        return cls(root, mount) if usable else None
 
-    def of(self, directory: Path) -> Path:
-        """The group of the worker in this directory, which may not exist. A job cannot change which one it is."""
-        name = hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:16]
-        return self._root / f"shoal-{name}"
+    def of(self, directory: Path) -> Path | None:
+        """The group of the worker in this directory, if it has one. A job cannot change which one it is.
+
+        An earlier server may have made it below another group, that of another login session.
+        """
+        name = _name(directory)
+        here = self._root / name
+        return here if here.is_dir() else next(self._mount.rglob(name), None)
 
     def make(self, directory: Path) -> Path:
-        group = self.of(directory)
+        group = self._root / _name(directory)
         group.mkdir(exist_ok=True)
         return group
+
+
+def _name(directory: Path) -> str:
+    return f"shoal-{hashlib.sha256(str(directory.absolute()).encode()).hexdigest()[:16]}"
 
 
 def kill(group: Path) -> None:
@@ -64,8 +73,8 @@ def remove(group: Path) -> None:
         group.rmdir()
 
 
-def _own_group() -> Path | None:
-    """The group of this process, as a directory."""
+def _own_group() -> tuple[Path, Path] | None:
+    """The group of this process, as a directory, and where the cgroup v2 is mounted."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         groups = Path("/proc/self/cgroup").read_text().splitlines()
@@ -74,5 +83,5 @@ def _own_group() -> Path | None:
     path = next((line[3:] for line in groups if line.startswith("0::")), None)
     for fields in mounts:
         if path is not None and fields[fields.index("-") + 1] == "cgroup2":
-            return Path(fields[4]) / path.lstrip("/")
+            return Path(fields[4]) / path.lstrip("/"), Path(fields[4])
     return None

@@ -48,10 +48,13 @@ class Guarded:
         self.told_to_end(kill=False)
         self._signal(signal.SIGTERM)
 
-    def look(self) -> None:
-        """Continue a stopped keeper, and kill one that does not do what it was told."""
+    def look(self, children: keeper.Children | None = None) -> None:
+        """Continue a stopped keeper, and kill one that does not do what it was told.
+
+        `children`: of all processes, if they are known. To read them takes milliseconds.
+        """
         if self.cgroup is None:
-            self.below = _with_start_times(keeper.descendants(self.pid))
+            self.below = _with_start_times(keeper.descendants(self.pid, children))
         if _is_stopped(self.pid):
             self._signal(signal.SIGCONT)
         if self.kill_at_s is not None and time.monotonic() >= self.kill_at_s:

@@ -80,9 +80,12 @@ def write_json(path: str, value: object) -> None:
     os.replace(temporary, path)
 
 
-def descendants(root: int | None = None) -> list[int]:
-    """All processes below `root`, by default below this one. A keeper inherits those whose parents ended."""
-    children: dict[int, list[int]] = {}
+Children = dict[int, list[int]]
+
+
+def children_of_all() -> Children:
+    """The children of every process."""
+    children: Children = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -93,6 +96,13 @@ def descendants(root: int | None = None) -> list[int]:
             fields = stat[stat.rindex(b")") + 2 :].split()
             if fields[0] != b"Z":
                 children.setdefault(int(fields[1]), []).append(int(name))
+    return children
+
+
+def descendants(root: int | None = None, children: Children | None = None) -> list[int]:
+    """All processes below `root`, by default below this one. A keeper inherits those whose parents ended."""
+    if children is None:
+        children = children_of_all()
     found: list[int] = []
     todo = [os.getpid() if root is None else root]
     while todo:

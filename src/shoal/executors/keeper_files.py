@@ -11,35 +11,44 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from shoal.executors import keeper
+
+DEFAULT_GRACE_S = 10.0
+"""Of a worker whose file `started` is missing."""
+# A number beyond these bounds was not written by a keeper, and would not fit where it goes.
+Pid = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Ticks = Annotated[int, Meta(ge=0, le=2**62)]
+Seconds = Annotated[float, Meta(ge=0, le=1e10)]
+Text = Annotated[str, Meta(max_length=4096)]
 
 
 class Started(msgspec.Struct, frozen=True):
     """The file `started`."""
 
-    pid: int
-    start_time: int | None
-    keeper_pid: int
-    keeper_start_time: int | None
-    grace_s: float = 10.0
+    pid: Pid
+    start_time: Ticks | None
+    keeper_pid: Pid
+    keeper_start_time: Ticks | None
+    grace_s: Seconds = DEFAULT_GRACE_S
     #: The clock of its time stamps minus the clock of this boot. Keepers of earlier versions do not write it.
-    wall_offset_s: float | None = None
-    boot: str = ""
+    wall_offset_s: Annotated[float, Meta(ge=-1e10, le=1e10)] | None = None
+    boot: Text = ""
 
 
 class Ended(msgspec.Struct, frozen=True):
     """The file `exit`."""
 
-    code: int | None
-    signal: str | None
-    why: str
+    code: Annotated[int, Meta(ge=0, le=255)] | None
+    signal: Text | None
+    why: Text
     told: bool
-    steady_s: float
-    boot: str
+    steady_s: Seconds  # so it ended at most as long ago as this machine runs
+    boot: Text
     #: The keeper killed it because the lease of its node had ended.
     lease_ended: bool = False
 
@@ -64,6 +73,11 @@ def read_started(directory: Path) -> Started | None:
     return _read(directory / "started", Started)
 
 
+def grace_of(directory: Path) -> float:
+    started = read_started(directory)
+    return DEFAULT_GRACE_S if started is None else started.grace_s
+
+
 def read_ended(directory: Path) -> Ended | None:
     return _read(directory / "exit", Ended)
 
@@ -79,14 +93,42 @@ def stamps_ahead_s(directory: Path) -> float:
     return time.time() - keeper.boot_clock_s()
 
 
-def open_keeper(started: Started) -> int | None:
-    """A pidfd of the keeper that wrote `started`, if it still runs."""
-    with contextlib.suppress(OSError, OverflowError):
-        pidfd = os.pidfd_open(started.keeper_pid)
-        if keeper.start_time(started.keeper_pid) == started.keeper_start_time:
+def open_keeper(directory: Path) -> int | None:
+    """A pidfd of the keeper of the worker in this directory, if it lives.
+
+    A living keeper has the lock open. The file `started` says which process that is. If a job has changed or removed
+    it, all processes of this machine are looked at.
+    """
+    started = read_started(directory)
+    if started is not None and (pidfd := _open_holder(started.keeper_pid, directory)) is not None:
+        return pidfd
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            pidfd = _open_holder(int(name), directory)
+            if pidfd is not None:
+                return pidfd
+    return None
+
+
+def _open_holder(pid: int, directory: Path) -> int | None:
+    """A pidfd of this process, if it has the lock of this directory open."""
+    lock = os.path.realpath(directory / "lock")
+    with contextlib.suppress(OSError):
+        pidfd = os.pidfd_open(pid)
+        if lock in open_files(pid):  # looked up while the pidfd keeps the pid from being used again
             return pidfd
         os.close(pidfd)
     return None
+
+
+def open_files(pid: int | str) -> list[str]:
+    """The paths of the files that a process has open; none if it has ended or belongs to somebody else."""
+    files: list[str] = []
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                files.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return files
 
 
 def is_kept(directory: Path) -> bool:

@@ -26,7 +26,7 @@ from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, WorkerSpe
 from shoal.executors.cgroups import Cgroups
 from shoal.executors.gpus import UsageMeter, find_gpus, type_word
 from shoal.executors.guard import INTERVAL_S, Guarded, pid_of
-from shoal.executors.keeper_files import is_kept, open_keeper, read_ended, read_started
+from shoal.executors.keeper_files import grace_of, is_kept, open_keeper, read_ended
 from shoal.executors.logs import Line, read_lines, tail_position
 from shoal.executors.orphans import MARK, new_mark
 from shoal.executors.passed_on import PASSED_ON
@@ -36,6 +36,8 @@ from shoal.executors.zygote import Zygote, may_start_warm
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
 GO, GO_AGAIN_S = "go", 0.5
 VIRTUAL_TYPE = "virtual"
+STARTED_TIMEOUT_S = 5.0
+"""How long a new keeper may take to write the file `started`."""
 ZYGOTE_TIMEOUT_S = 30.0
 """How long a worker waits for the zygote's imports before it starts cold."""
 
@@ -149,7 +151,11 @@ class LocalExecutor:
             lock = os.open(worker.directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._start_keeper(worker, lock)
+                try:
+                    self._start_keeper(worker, lock)
+                except OSError:
+                    self._remove_secrets(worker.directory)
+                    raise
             finally:
                 os.close(lock)
         except OSError as error:
@@ -272,8 +278,12 @@ class LocalExecutor:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(INTERVAL_S)
+            if not self._kept:
+                continue
+            # One look at all processes serves all workers: it takes milliseconds.
+            children = keeper.children_of_all()
             for kept in list(self._kept.values()):
-                kept.look()
+                kept.look(children)
 
     def _ended(self, worker: str) -> None:
         kept = self._kept.pop(worker)
@@ -292,12 +302,15 @@ class LocalExecutor:
     def _report(self, worker: str, kept: Guarded) -> None:
         """Report the end of a worker once none of its processes is left."""
         if kept.is_clean():
-            SecretFiles(kept.directory).remove()
-            remove_files_of(kept.directory)
+            self._remove_secrets(kept.directory)
             self._emit(self._exit_of(worker, kept.directory))
         else:
             kept.clean_up()
             asyncio.get_running_loop().call_later(0.05, self._report, worker, kept)
+
+    def _remove_secrets(self, directory: Path) -> None:
+        SecretFiles(directory).remove()
+        remove_files_of(directory)
 
     def _exit_of(self, worker: str, directory: Path) -> Exit:
         found = read_ended(directory)
@@ -328,19 +341,19 @@ class LocalExecutor:
         task.add_done_callback(self._tasks.discard)
 
     async def _adopt(self, worker: str, directory: Path) -> None:
-        # A keeper that holds its lock but has not written `started` yet was started this moment.
-        while is_kept(directory) and not (directory / "started").exists():
+        # A keeper that holds its lock but has not written `started` was started this moment, or a job removed the file.
+        deadline_s = time.monotonic() + STARTED_TIMEOUT_S
+        while is_kept(directory) and not (directory / "started").exists() and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        started = read_started(directory)
-        pidfd = open_keeper(started) if started is not None and is_kept(directory) else None
+        pidfd = open_keeper(directory) if is_kept(directory) else None
         signals = self._adopting.pop(worker)
-        if started is None or pidfd is None:
+        if pidfd is None:
             group = None if self._cgroups is None else self._cgroups.of(directory)
             kept = Guarded(directory, 0, -1, 0.0, group)
             kept.clean_up()
             self._report(worker, kept)
             return
-        self._keep(worker, directory, pidfd, started.grace_s)
+        self._keep(worker, directory, pidfd, grace_of(directory))
         for number in signals:
             self._signal(worker, number)
 

@@ -7,17 +7,17 @@ processes show which workers of a home run, whatever the record says.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import select
 from collections.abc import Container
 from pathlib import Path
 
+from shoal.executors.accounts import remove_files_of
 from shoal.executors.cgroups import Cgroups
 from shoal.executors.guard import Guarded
-from shoal.executors.keeper_files import read_started
+from shoal.executors.keeper_files import grace_of, open_files
+from shoal.executors.secret_files import SecretFiles
 
-DEFAULT_GRACE_S = 10.0
 LOOK_S = 0.05
 
 
@@ -27,20 +27,11 @@ def kept_workers(jobs: Path) -> dict[Path, int]:
     found: dict[Path, int] = {}
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != os.getpid():
-            for target in _open_files(name):
+            for target in open_files(name):
                 directory, file = os.path.split(target)
                 if file == "lock" and directory.startswith(root):
                     found[Path(directory)] = int(name)
     return found
-
-
-def _open_files(pid: str) -> list[str]:
-    files: list[str] = []
-    with contextlib.suppress(OSError):  # it has ended, or belongs to somebody else
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                files.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return files
 
 
 async def end_unknown_workers(jobs: Path, known: Container[str]) -> list[str]:
@@ -56,12 +47,11 @@ async def _end(directory: Path, pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        if directory not in map(Path, map(os.path.dirname, _open_files(str(pid)))):
+        if directory not in map(Path, map(os.path.dirname, open_files(pid))):
             return  # another process has got the pid
-        started, groups = read_started(directory), Cgroups.find()
+        groups = Cgroups.find()
         group = None if groups is None else groups.of(directory)
-        grace_s = DEFAULT_GRACE_S if started is None else started.grace_s
-        kept = Guarded(directory, pid, pidfd, grace_s, group)
+        kept = Guarded(directory, pid, pidfd, grace_of(directory), group)
         kept.look()  # notes the processes below it
         kept.end()
         while not select.select([pidfd], [], [], 0)[0]:
@@ -73,3 +63,5 @@ async def _end(directory: Path, pid: int) -> None:
     while not kept.is_clean():
         await asyncio.sleep(LOOK_S)
         kept.clean_up()
+    SecretFiles(directory).remove()
+    remove_files_of(directory)

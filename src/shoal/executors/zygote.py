@@ -83,19 +83,29 @@ class Zygote:
         return self.ready
 
     def start(self, directory: str, spec_fd: int, lock_fd: int) -> int | None:
-        """Start a keeper with the specification in the file `spec_fd`. Return its pid, or None: start it cold."""
-        fds = array.array("i", [spec_fd, lock_fd])
+        """Start a keeper with the specification in the file `spec_fd`. Return its pid, or None: start it cold.
+
+        The keeper begins when it is told that its pid has arrived here. So a request that is answered too late does not
+        start a second worker beside the cold one.
+        """
         with self._asking:
             if not self.ready:
                 return None
+            told, tell = os.pipe2(os.O_CLOEXEC)
             try:
+                fds = array.array("i", [spec_fd, lock_fd, told])
                 self._sock.settimeout(ANSWER_TIMEOUT_S)
                 self._sock.sendmsg([directory.encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
                 pid = json.loads(self._sock.recv(MAX_REQUEST_BYTES)).get("pid")
+                if pid:
+                    os.write(tell, b"1")
             except (OSError, ValueError):
                 # It may still answer this request later: do not use it again.
                 self.close()
                 return None
+            finally:
+                os.close(told)
+                os.close(tell)
         return int(pid) if pid else None
 
     @property
@@ -164,7 +174,7 @@ def serve(sock: socket.socket) -> None:
     spare = _fork_spare(sock)
     sock.send(b'{"ready": true}')
     while True:
-        body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
+        body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 3)
         if not body:
             return
         pid = spare.give(body, fds) if spare is not None else None
@@ -208,10 +218,11 @@ def _keep(sock: socket.socket) -> None:
     """In the first fork: fork a worker, wait for a request, and run as the worker's keeper."""
     try:
         worker = _fork_worker(sock)
-        body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
-        if not body:  # the zygote has ended
+        body, fds, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 3)
+        if not body or not os.read(fds[2], 1):  # the zygote has ended, or the executor does not wait any more
             return
         sock.close()
+        os.close(fds[2])
         os.setsid()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         with os.fdopen(fds[0], "rb") as file:  # fds[1], the lock, stays open for as long as the keeper lives
