@@ -24,6 +24,7 @@ from shoal.agents.log_files import read_output
 from shoal.agents.ports import PortStock
 from shoal.agents.prepared import PreparingExecutor
 from shoal.agents.requests import AgentRequests
+from shoal.agents.sessions import AgentSessions, OpenSession
 from shoal.executors.base import Executor, Exit, NamedAccount, NodeInfo, OwnAccount, WorkerSpec
 from shoal.executors.keeper import boot_clock_s as lease_clock_s
 from shoal.executors.keeper_files import stamps_ahead_s
@@ -92,12 +93,14 @@ class Agent:
         embedded: bool = False,
         credential: str = "",
         save_credential: Callable[[str], None] = lambda credential: None,
+        open_session: OpenSession | None = None,
     ) -> None:
         self._directory, self._connect = state_directory, connect
         self._workers = state_directory / "workers"
         self._workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(state_directory)
         self._requests = AgentRequests(state_directory, self._send)
+        self._sessions = AgentSessions(open_session, self._send)
         self._executor = PreparingExecutor(executor, self._requests.workdir)
         self._local_name = {facts.name: local for local, facts in nodes.items()}
         self._address = {facts.name: facts.address for facts in nodes.values()}
@@ -158,6 +161,9 @@ class Agent:
                 if isinstance(message, am.TreePart | am.Probe):
                     self._requests.received(message)
                     continue
+                if isinstance(message, am.ToSession):
+                    self._sessions.received(message)
+                    continue
                 self._obey(self.state.received(message, lease_clock_s()))
                 if isinstance(message, am.Refused):
                     return False
@@ -177,6 +183,7 @@ class Agent:
             for task in tasks:
                 task.cancel()
             self.state.disconnected()
+            self._sessions.disconnected()
             self._link = None
             link.close()
 

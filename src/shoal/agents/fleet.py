@@ -23,6 +23,7 @@ from shoal.agents.link import AGENT, JOIN, Link, StreamLink
 from shoal.agents.log_files import LogCopy
 from shoal.agents.registry import AgentRegistry, KnownAgent
 from shoal.agents.services import AgentServices, Request
+from shoal.agents.sessions import FleetSessions
 from shoal.executors.base import (
     Exit,
     GpuUsage,
@@ -90,6 +91,7 @@ class AgentExecutor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._strangers = Strangers()
+        self.sessions = FleetSessions(self._connected_agent_of, self._send)
         for agent, known in registry.agents.items():
             self.state.restore(agent, known.secret_hash, known.nodes, time.monotonic(), leased=known.leased)
 
@@ -293,6 +295,8 @@ class AgentExecutor:
                 message = await link.receive()
                 if isinstance(message, am.FetchTree | am.Probed):
                     self._spawn(self._answer(link, agent, message))
+                elif isinstance(message, am.SessionOutput | am.SessionEnded):
+                    self.sessions.received(agent, message)
                 elif self._links.get(agent) is link:
                     self._obey(self.state.received(agent, message, time.monotonic(), time.time()))
         except (OSError, EOFError, TimeoutError):
@@ -303,6 +307,7 @@ class AgentExecutor:
         finally:
             if agent is not None and self._links.get(agent) is link:
                 del self._links[agent]
+                self.sessions.disconnected(agent)
                 self._obey(self.state.disconnected(agent, why, time.monotonic()))
             link.close()
 
@@ -342,6 +347,7 @@ class AgentExecutor:
         self._links[hello.agent] = link
         if old is not None:
             old.close()
+            self.sessions.disconnected(hello.agent)
         self._obey(effects)
         for question in self.services.connected(hello.agent):
             link.send(question)
@@ -377,15 +383,21 @@ class AgentExecutor:
                 self.state.excuse(late_s)
             self._obey(self.state.tick(time.monotonic()))
 
+    def _connected_agent_of(self, worker: str) -> str | None:
+        found = self.state.agent_of_worker(worker)
+        return found.name if found is not None and found.name in self._links else None
     # Effects
 
+    def _send(self, agent: str, message: am.ToAgent) -> None:
+        if agent in self._links:
+            self._links[agent].send(message)
     def _obey(self, effects: list[fs.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, fs.Send):
-                if effect.agent in self._links:
-                    self._links[effect.agent].send(effect.message)
+                self._send(effect.agent, effect.message)
             elif isinstance(effect, fs.Cut):
                 self._links.pop(effect.agent).close()
+                self.sessions.disconnected(effect.agent)
             elif isinstance(effect, fs.AppendLog):
                 # On a full disk the output is lost, as it is on a node: the worker must not wait for it.
                 with contextlib.suppress(OSError):

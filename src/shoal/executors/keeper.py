@@ -7,7 +7,8 @@ complete, and its exit code is known. This file uses the standard library only a
     python -I -S keeper.py DIRECTORY LOCK_FD < specification (JSON: command, workdir, env, grace_s, ...)
 
 Files in DIRECTORY: `started` (JSON, written when the command runs), `exit` (JSON, written when all processes have
-ended), `log.OFFSET` (output; OFFSET is the position of the file's first byte in the whole output).
+ended), `log.OFFSET` (output; OFFSET is the position of the file's first byte in the whole output), `sessions` (a
+socket, see session_port.py).
 With `lease_file` in the specification, the worker lives under a lease: the keeper kills it when CLOCK_BOOTTIME passes
 the number of seconds in that file.
 Signals to it: TERM stop with grace, QUIT stop at once, USR1 suspend, USR2 resume. FIRST_WARNING + n sends the command
@@ -26,9 +27,15 @@ import subprocess
 import sys
 import time
 
+if __name__ == "__main__":  # it runs as a file, without packages
+    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from session_port import SessionPort, kill_below  # type: ignore[import-not-found]
+else:
+    from shoal.executors.session_port import SessionPort, kill_below
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # these imports would slow down every start
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
@@ -229,6 +236,7 @@ class Keeper:
         self.status: int | None = None  # exit code of the command, once it has ended
         self.kill_at: float | None = None
         self.told = False  # it was asked to stop before it ended
+        self.suspended = False
         self.asked: list[int] = []  # signals not handled yet
         self.lease_until_s = 0.0  # of CLOCK_BOOTTIME
         self.lease_ended = False
@@ -239,13 +247,16 @@ class Keeper:
             self.lease_ended = True
             self.finish(None, None, LEASE_WHY)
             return
+        selector = selectors.DefaultSelector()
+        self.sessions = self.session_port(selector)
+        with contextlib.suppress(OSError):  # on a full disk there are no sessions
+            self.sessions.listen(self.directory)
         try:
             output = self.begin()
             self.record_start()
         except OSError as error:
             self.could_not_start(error)
             return
-        selector = selectors.DefaultSelector()
         selector.register(wake, selectors.EVENT_READ)
         selector.register(output, selectors.EVENT_READ)
         is_open = True
@@ -253,6 +264,9 @@ class Keeper:
             for key, _ in selector.select(self.next_timeout_s()):
                 if key.fd == wake:
                     os.read(wake, 4096)
+                elif key.data is not None:
+                    with contextlib.suppress(OSError):
+                        key.data()
                 else:
                     data = os.read(output, 65536)
                     self.log.take(data)
@@ -269,6 +283,15 @@ class Keeper:
             self.drain(output)
         self.log.end()
         self.record_end()
+
+    def session_port(self, selector: selectors.BaseSelector) -> SessionPort:
+        def kill(pid: int) -> None:
+            kill_below(pid, descendants)
+
+        def why_not() -> str:
+            return "its job is paused" if self.suspended else "its worker ends" if self.kill_at else ""
+
+        return SessionPort(self.spec, selector, self.prepare, give_to_account, kill, why_not)
 
     def catch_signals(self) -> int:
         """Note requests in `asked`. Return a file descriptor that wakes the main loop."""
@@ -287,16 +310,8 @@ class Keeper:
         read, write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(read, False)
         give_to_account(write, self.spec)
-
-        def prepare() -> None:
-            os.umask(self.umask)
-            confine(self.spec)
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the account has changed, which clears it
-            for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, signal.SIGHUP):
-                signal.signal(number, signal.SIG_DFL)
-
         try:
-            child = self.popen(write, prepare)
+            child = self.popen(write)
         except subprocess.SubprocessError:  # `prepare` failed
             name = self.spec["workdir"]
             raise PermissionError(13, "its account may not start in this directory", name) from None
@@ -305,7 +320,15 @@ class Keeper:
         child.returncode = 0  # `reap` waits for it: Popen must not
         return read
 
-    def popen(self, write: int, prepare: Callable[[], None]) -> subprocess.Popen[bytes]:
+    def prepare(self) -> None:
+        """In a new process, before its command runs."""
+        os.umask(self.umask)
+        confine(self.spec)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # after the account has changed, which clears it
+        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+
+    def popen(self, write: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             self.spec["command"],
             # `confine` goes to the directory of an account: root would find out for the job what exists.
@@ -315,7 +338,7 @@ class Keeper:
             stdout=write,
             stderr=write,
             start_new_session=True,
-            preexec_fn=prepare,
+            preexec_fn=self.prepare,
         )
 
     def record_start(self) -> None:
@@ -345,8 +368,10 @@ class Keeper:
         asked, self.asked = self.asked, []
         for number in asked:
             if number == signal.SIGUSR1:
+                self.suspended = True
                 send_signal(descendants(), signal.SIGSTOP)
             elif number == signal.SIGUSR2:
+                self.suspended = False
                 send_signal(descendants(), signal.SIGCONT)
             elif number > FIRST_WARNING:
                 send_signal([self.pid] if self.status is None else [], number - FIRST_WARNING)
@@ -397,6 +422,7 @@ class Keeper:
                 return True
             if pid == 0:
                 return False
+            self.sessions.ended(pid, status)
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
                 send_signal(descendants(), signal.SIGTERM)

@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from shoal.executors import keeper
 from shoal.executors.accounts import Account, Private, account_for, go_file, remove_files_of
@@ -31,11 +30,14 @@ from shoal.executors.logs import Line, read_lines, tail_position
 from shoal.executors.orphans import MARK, new_mark
 from shoal.executors.passed_on import PASSED_ON
 from shoal.executors.secret_files import SecretFiles
+from shoal.executors.sessions import Session, SessionError
 from shoal.executors.zygote import Zygote, may_start_warm
 
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
 GO, GO_AGAIN_S = "go", 0.5
 VIRTUAL_TYPE = "virtual"
+#: How long a command waits for the worker that it is to run next to.
+SESSION_TIMEOUT_S = 10.0
 STARTED_TIMEOUT_S = 5.0
 """How long a new keeper may take to write the file `started`."""
 ZYGOTE_TIMEOUT_S = 30.0
@@ -74,8 +76,6 @@ class LocalExecutor:
         self._kept: dict[str, Guarded] = {}
         #: Keepers that this process started.
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        #: What keepers were told, for commands next to their workers.
-        self._specs: dict[str, dict[str, Any]] = {}
         self._guard: asyncio.Task[None] | None = None
         #: Workers that wait for the zygote.
         self._delayed: dict[str, asyncio.Task[None]] = {}
@@ -108,9 +108,17 @@ class LocalExecutor:
         if self._zygote is None:
             self._zygote, self._owns_zygote = Zygote(), True
 
-    def session_spec(self, worker: str) -> dict[str, Any] | None:
-        """What a command next to this worker needs; None if the worker is not here or an earlier process started it."""
-        return self._specs.get(worker) if worker in self._kept else None
+    async def session(
+        self, worker: str, command: list[str], *, tty: bool, rows: int, columns: int
+    ) -> Session:
+        """Run a command next to a worker, when that has started. Raises SessionError."""
+        deadline_s = time.monotonic() + SESSION_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            kept = self._kept.get(worker)
+            if kept is not None and (kept.directory / "started").exists():
+                return Session(kept.directory, command, tty=tty, rows=rows, columns=columns)
+            await asyncio.sleep(0.05)
+        raise SessionError(f"worker {worker} does not run here")
 
     def close(self) -> None:
         if self._zygote is not None and self._owns_zygote:
@@ -179,7 +187,6 @@ class LocalExecutor:
             "cgroup": None if group is None else str(group),
             "account": None if account is None else account.ids(),
         }
-        self._specs[worker.worker] = spec
         # The specification is passed in memory: neither as an argument, which `ps` shows, nor on disk.
         spec_fd = os.memfd_create("worker", os.MFD_CLOEXEC)
         try:
@@ -287,7 +294,6 @@ class LocalExecutor:
 
     def _ended(self, worker: str) -> None:
         kept = self._kept.pop(worker)
-        self._specs.pop(worker, None)
         asyncio.get_running_loop().remove_reader(kept.pidfd)
         os.close(kept.pidfd)
         # A keeper that ends by itself has left nothing behind. How other processes' children end is not known.

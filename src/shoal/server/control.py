@@ -153,10 +153,9 @@ class Control:
         workdirs = Workdirs(self.home.workdirs, limit_bytes, lambda: uploads_in_use(loop.jobs.values()))
         limits_use = LimitsUse(loop, store)
         change = ChangeJob(loop, store, profiles, searches, self.engine)
-        local = None if self.machines is None else self.machines.local
         self.sessions = Sessions(
             loop,
-            lambda worker: None if local is None else local.session_spec(worker),
+            None if self.machines is None else self.machines.executor.sessions,
             lambda job, why: change.cancel(job, why),
         )
         return Services(
@@ -421,6 +420,7 @@ class Control:
             self.machines.take_over(self.store.unended_workers(), self.loop.worker_directory)
         await self.loop.start()
         self.notifier.start()
+        self.sessions.begin()
         if self.machines is not None:
             self.machines.executor.on_refused = self._agent_refused
             self.machines.on_trouble = self.loop.warnings.append

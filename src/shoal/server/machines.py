@@ -74,8 +74,9 @@ class Machines:
         self.executor.expect(HERE, tuple(nodes.values()))
         self._agent_directory = home.path / "agent"
         self._agent = Agent(
-            HERE, self._agent_directory, self._local, nodes, self._connect, versions=versions(), embedded=True
-        )
+            HERE, self._agent_directory, self._local, nodes, self._connect,
+            versions=versions(), embedded=True, open_session=self._local.session,
+        )  # fmt: skip
         self._gateway: Gateway | None = None
         #: Why other machines cannot connect, and what to do. `on_trouble` gets it once.
         self.trouble = ""

@@ -28,6 +28,9 @@ WorkerId = Annotated[str, Meta(pattern=WORKER_PATTERN)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 TREE_PART_BYTES = 1 << 20
 
+SessionId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{1,64}\Z")]
+SESSION_PART_BYTES = 1 << 16
+
 
 def is_worker_id(text: str) -> bool:
     return re.search(WORKER_PATTERN, text) is not None
@@ -156,6 +159,21 @@ class FetchTree(_Message, frozen=True):
     begin: Annotated[int, Meta(ge=0, le=2**62)]
 
 
+class SessionOutput(_Message, frozen=True):
+    """What the command of a session has printed."""
+
+    session: SessionId
+    data: Annotated[bytes, Meta(max_length=SESSION_PART_BYTES)]
+
+
+class SessionEnded(_Message, frozen=True):
+    """The command of a session has ended, or could not be started."""
+
+    session: SessionId
+    code: Int
+    why: Annotated[str, Meta(max_length=4096)] = ""
+
+
 # Control plane to agent
 
 
@@ -207,6 +225,44 @@ class TreePart(_Message, frozen=True):
     size_bytes: Int = 0
     data: bytes = b""
     why: str = ""
+
+
+class SessionOpen(_Message, frozen=True):
+    """Run a command next to a worker, with its account, GPUs, directory and variables.
+
+    Messages of sessions are not repeated: a session ends with its connection.
+    """
+
+    session: SessionId
+    worker: WorkerId
+    command: tuple[str, ...]
+    tty: bool
+    rows: Int
+    columns: Int
+
+
+class SessionInput(_Message, frozen=True):
+    session: SessionId
+    data: Annotated[bytes, Meta(max_length=SESSION_PART_BYTES)]
+
+
+class SessionSize(_Message, frozen=True):
+    session: SessionId
+    rows: Int
+    columns: Int
+
+
+class SessionTaken(_Message, frozen=True):
+    """A reader has the output up to `position`: the agent may send more."""
+
+    session: SessionId
+    position: Annotated[int, Meta(ge=0, le=2**62)]
+
+
+class SessionClose(_Message, frozen=True):
+    """Nobody reads it any more: end the command."""
+
+    session: SessionId
 
 
 class Start(_Part, frozen=True, tag_field="do", tag=True):
@@ -279,8 +335,22 @@ class Command(_Message, frozen=True):
     order: Order
 
 
-FromAgent = AgentHello | Renew | Ack | Exited | LogChunk | UsageReport | Ports | Leaving | FetchTree | Probed
-ToAgent = Welcome | Refused | Renewed | LogAck | Command | TreePart | Probe
+FromAgent = (
+    AgentHello
+    | Renew
+    | Ack
+    | Exited
+    | LogChunk
+    | UsageReport
+    | Ports
+    | Leaving
+    | FetchTree
+    | Probed
+    | SessionOutput
+    | SessionEnded
+)
+ToSession = SessionOpen | SessionInput | SessionSize | SessionTaken | SessionClose
+ToAgent = Welcome | Refused | Renewed | LogAck | Command | TreePart | Probe | ToSession
 AgentMessage = FromAgent | ToAgent
 
 _decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)

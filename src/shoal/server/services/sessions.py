@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from shoal.executors.sessions import Session
+from shoal.agents.sessions import FleetSessions, RemoteSession
+from shoal.executors.sessions import SessionError
 from shoal.server.api.models import ExecStart, JobState
 from shoal.server.loop.live_job import ACTIVE, LiveJob, LiveWorker
-from shoal.server.services.errors import Busy, Conflict, NotFound
+from shoal.server.services.errors import Busy, Conflict, Invalid, NotFound
 
 MAX_SESSIONS_OF_USER = 8
 #: A session whose reader has not been heard of for so long is ended; so is an interactive job without a session.
 SILENT_S = 60.0
 POLL_S = 10.0
-#: Processes that a command leaves behind may keep its output open: it is read so long after the last of it.
-LAST_S = 0.5
 LOOK_S = 5.0
+MOST_COMMAND_BYTES = 1024 * 1024
 
 
 class SessionLoop(Protocol):
@@ -32,44 +31,42 @@ class SessionLoop(Protocol):
     def now_s(self) -> float: ...
 
 
-#: The specification of a worker on this machine, or None if it is on another.
-SpecOf = Callable[[str], "dict[str, Any] | None"]
-
-
 @dataclass(slots=True)
 class Open:
-    session: Session
+    session: RemoteSession
     user: str
     job: int
-    worker: str
     heard_s: float
 
 
 class Sessions:
-    def __init__(self, loop: SessionLoop, spec_of: SpecOf, cancel: Callable[[LiveJob, str], None]) -> None:
-        """`cancel` ends a job, and gets the reason."""
-        self._loop, self._spec_of, self._cancel = loop, spec_of, cancel
+    def __init__(
+        self, loop: SessionLoop, fleet: FleetSessions | None, cancel: Callable[[LiveJob, str], None]
+    ) -> None:
+        """`fleet` is None for an executor without agents. `cancel` ends a job, and gets the reason."""
+        self._loop, self._fleet, self._cancel = loop, fleet, cancel
         self._open: dict[str, Open] = {}
         #: When an interactive job was last used.
         self._used_s: dict[int, float] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self, job: LiveJob, given: ExecStart, user: str) -> str:
-        self._watch()
+        if sum(map(len, given.command)) > MOST_COMMAND_BYTES:
+            raise Invalid("command: is too long", "command")
         if sum(o.user == user for o in self._open.values()) >= MAX_SESSIONS_OF_USER:
             raise Busy(
                 f"you have {MAX_SESSIONS_OF_USER} sessions open, which is the limit", "end one of them"
             )
         worker = self._worker(job, given.rank)
-        spec = self._spec_of(worker.id)
-        if spec is None:
-            raise Conflict(
-                f"worker {worker.id} is not on the server's machine, or was started by an earlier server: "
-                "a command cannot be run next to it"
+        try:
+            if self._fleet is None:
+                raise SessionError("this server cannot run commands next to workers")
+            name, session = self._fleet.open(
+                worker.id, given.command, tty=given.tty, rows=given.rows, columns=given.columns
             )
-        session = Session(spec, given.command, tty=given.tty, rows=given.rows, columns=given.columns)
-        name = secrets.token_urlsafe(16)
-        self._open[name] = Open(session, user, job.id, worker.id, self._loop.now_s())
+        except SessionError as error:
+            raise Conflict(str(error)) from None
+        self._open[name] = Open(session, user, job.id, self._loop.now_s())
         return name
 
     def _worker(self, job: LiveJob, rank: int | None) -> LiveWorker:
@@ -96,12 +93,12 @@ class Sessions:
         found = self.find(name, user)
         session = found.session
         data = session.take(after)
-        if not data and (session.is_open or not session.is_over):
+        if not data and session.exit_code is None:
             session.changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(session.changed.wait(), LAST_S if session.is_over else POLL_S)
+                await asyncio.wait_for(session.changed.wait(), POLL_S)
             data = session.take(after)
-        if data or not session.is_over:
+        if data or session.exit_code is None:
             return data, session.begin + len(data), None
         self.end(name, user)
         return b"", after, session.exit_code
@@ -114,7 +111,9 @@ class Sessions:
             self._cancel(job, "its session has ended")
 
     def _close(self, name: str) -> None:
-        self._open.pop(name).session.close()
+        del self._open[name]
+        if self._fleet is not None:
+            self._fleet.close(name)
 
     def close(self) -> None:
         if self._task is not None:
@@ -122,13 +121,9 @@ class Sessions:
         for name in list(self._open):
             self._close(name)
 
-    def _watch(self) -> None:
-        if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._look())
-
-    def interactive_job(self) -> None:
-        """A job was submitted that must not outlive its terminal."""
-        self._watch()
+    def begin(self) -> None:
+        """Begin to watch sessions, and interactive jobs: also those of an earlier server, whose sessions have ended."""
+        self._task = asyncio.get_running_loop().create_task(self._look())
 
     async def _look(self) -> None:
         while True:
@@ -136,12 +131,10 @@ class Sessions:
             self.look()
 
     def look(self) -> None:
-        """End sessions whose worker has ended or whose reader is gone, and interactive jobs that nobody uses."""
+        """End sessions whose reader is gone, and interactive jobs that nobody uses."""
         now_s = self._loop.now_s()
+        self._used_s = {job: used_s for job, used_s in self._used_s.items() if job in self._loop.jobs}
         for name, found in list(self._open.items()):
-            job = self._loop.jobs.get(found.job)
-            if job is None or found.worker not in job.workers:
-                found.session.kill()  # its reader learns how it ended
             if now_s - found.heard_s > SILENT_S:
                 self._close(name)
         for job in list(self._loop.jobs.values()):

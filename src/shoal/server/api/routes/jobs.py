@@ -35,8 +35,6 @@ async def submit(
     who.must_change()
     job_id, new = await s.submit.submit(spec, who.user, key=idempotency_key, only=who.only)
     response.status_code = 201 if new else 200
-    if spec.interactive:
-        s.sessions.interactive_job()
     return s.jobs.by_id(job_id, workers=False)
 
 
