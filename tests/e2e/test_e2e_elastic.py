@@ -11,6 +11,7 @@ import pytest
 from live_cluster import eventually
 
 SCRIPT = Path(__file__).parent / "scripts" / "elastic.py"
+FALLING = SCRIPT.with_name("falling_loss.py")
 pytest.importorskip("torch")
 pytestmark = pytest.mark.timeout(120)
 
@@ -69,24 +70,25 @@ def test_a_job_that_does_not_scale_is_measured_and_gives_its_gpus_to_one_that_do
     assert [point["gpus"] for point in points if point["measured"]]
 
 
-def test_a_job_that_reaches_its_target_loss_saves_its_state_and_ends(shared, tmp_path):
-    spec = {"name": "target", "gpus": "1..2", "target_loss": 1e6, "workdir": str(tmp_path)}
-    spec["command"] = [sys.executable, str(SCRIPT), "100000", "0.1"]
+def test_a_job_that_reaches_its_target_loss_saves_its_state_and_all_ranks_end_at_the_same_step(
+    shared, tmp_path
+):
+    spec = {"name": "target", "gpus": "2..2", "resize": "live", "target_loss": 1.0, "workdir": str(tmp_path)}
+    spec["command"] = [sys.executable, str(FALLING)]
     (tmp_path / "job.yaml").write_text(json.dumps(spec))
     shared.shoal("submit", "-d", "-y", "-f", str(tmp_path / "job.yaml"), code=0)
-    shared.shoal("wait", "target", "--timeout", "60s", code=0, timeout=90)
+    shared.shoal("wait", "target", "--timeout", "120s", code=0, timeout=150)
     job = shared.json("show", "target")
     assert job["state"] == "succeeded"
     assert "its loss reached" in job["message"]
     kinds = [event["type"] for event in shared.json("events", "target", "--tail", "100")["items"]]
     assert kinds.index("job.reached") < kinds.index("job.checkpoint") < kinds.index("job.succeeded")
-    last = [
-        int(line.split()[2])
-        for line in shared.shoal("logs", "target").stdout.splitlines()
-        if " step " in line
-    ]
-    assert last
-    assert job["step"] < 100_000
+    steps = {0: [], 1: []}
+    for line in shared.json("logs", "target")["items"]:
+        if line["text"].startswith("done "):
+            steps[line["rank"]].append(int(line["text"].split()[1]))
+    assert steps[0] == steps[1], "all ranks trained the same steps"
+    assert 100 < steps[0][-1] < 10_000, "the loss is 1.0 after 100 steps, in the middle of the training"
 
 
 def test_pause_keeps_the_state_and_resume_goes_on_from_it(shared):
