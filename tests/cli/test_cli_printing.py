@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from shoal.cli import jobs_table, out
+from shoal.cli import array_lines, jobs_table, out
 from shoal.cli.columns import lines
 from shoal.cli.down import _fate
 from shoal.cli.events import story_line
@@ -16,6 +16,7 @@ from shoal.cli.times import ago, seconds, since
 from shoal.cli.why import explain, when
 from shoal.core.errors import ShoalError
 from shoal.server.api.models import (
+    Array,
     CouldDo,
     Estimate,
     Event,
@@ -79,6 +80,22 @@ def test_a_speed_up_is_marked_where_it_is_an_estimate():
     at = jobs_table.WIDE_HEAD.index("SPEEDUP")
     assert jobs_table.wide_row(job(), NOW)[at] == "3.4x"
     assert jobs_table.wide_row(job(speedup_measured=False), NOW)[at] == "~3.4x"
+
+
+def test_the_line_of_an_array_names_its_idle_tasks():
+    tasks = [
+        job(id=i, name=f"folds-{i}", array={"id": 9, "name": "folds", "index": i}, idle_s=idle_s)
+        for i, idle_s in enumerate([700.0, None, 900.0, 800.0, 600.0])
+    ]
+    array = Array(
+        id=9, name="folds", user="ada", tasks=5, created_at=NOW, jobs={"running": 5}, gpus=5, first=0, last=4
+    )  # fmt: skip
+    (row,) = array_lines.rows(tasks, lambda _: array)
+    assert row[-1] == "folds-2, folds-3, folds-0 and 1 more use no GPU (idle for up to 15m 0s); 5 running"
+    (row,) = array_lines.rows(tasks[:2], lambda _: array)
+    assert row[-1] == "folds-0 uses no GPU (idle for up to 11m 40s); 5 running"
+    (row,) = array_lines.rows(tasks[1:2], lambda _: array)
+    assert row[-1] == "5 running"
 
 
 def test_profile_marks_what_follows_from_an_estimated_speed():

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.server.fakes import Here, run, server
 
+from shoal.executors.base import NodeInfo
 from shoal.server.api.models import UserChange
 
 
@@ -85,6 +86,29 @@ def test_a_limit_below_the_present_use_takes_gpus_and_loses_no_job(tmp_path: Pat
             ]
             await here.until(lambda: sum(here.gpus(job) for job in jobs) == 2)
             assert sorted(here.state(job) for job in jobs) == ["pending", "running"]
+
+    run(story())
+
+
+def test_a_limit_of_one_gpu_type_leaves_those_of_others(tmp_path: Path) -> None:
+    nodes = (NodeInfo("n0", 2, "a100", True), NodeInfo("n1", 2, "v100", True))
+
+    async def story() -> None:
+        async with server(tmp_path, nodes) as here:
+            await limited(here, "ada", max_gpus_of_type={"a100": 1})
+            await here.post("/groups", json={"name": "all", "limits": {"max_gpus_of_type": {"v100": 1}}})
+            for path in ("/users/ada", "/groups/all"):
+                found = {}
+                for change in ({"v100": 2}, {"a100": 2}, {"v100": None}):
+                    limits = {"max_gpus_of_type": change}
+                    found = await here.call("PATCH", path, json={"limits": limits}, status=200)
+                    if change == {"a100": 2}:
+                        assert found["limits"]["max_gpus_of_type"] == {"a100": 2, "v100": 2}
+                assert found["limits"]["max_gpus_of_type"] == {"a100": 2}
+                found = await here.call(
+                    "PATCH", path, json={"limits": {"max_gpus_of_type": None}}, status=200
+                )
+                assert not found["limits"]["max_gpus_of_type"]
 
     run(story())
 
@@ -333,6 +357,12 @@ def test_a_live_job_is_asked_for_a_checkpoint_before_its_time_limit(tmp_path: Pa
     ("spec", "message"),
     [
         ({"deadline": "2020-01-01T00:00:00Z"}, "deadline: it is in the past"),
+        ({"deadline": "2999-01-01T00:00:00"}, "deadline: the time has no time zone; write it in UTC"),
+        (
+            {"deadline": "2999-01-01T00:00:00", "not_before": "2998-01-01T00:00:00Z"},
+            "deadline: the time has no time zone",
+        ),
+        ({"not_before": "2998-01-01T00:00:00"}, "not_before: the time has no time zone"),
         ({"time_limit_s": 0}, "greater than 0"),
         ({"name": "x", "after": ["x"]}, "x would wait for itself"),
         ({"after": ["nothing"]}, "there is no job 'nothing'"),

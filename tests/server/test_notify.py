@@ -26,6 +26,7 @@ class Receiver:
 
     statuses: list[int] = field(default_factory=list)
     hang: bool = False
+    waiting: int = 0
     got: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     url: str = ""
 
@@ -43,6 +44,7 @@ class Receiver:
                 headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:]) if k}
                 body = await reader.readexactly(int(headers["content-length"]))
                 if self.hang:
+                    self.waiting += 1
                     await asyncio.sleep(3600)
                 self.got.append((headers, body))
                 status = self.statuses.pop(0) if self.statuses else 200
@@ -137,6 +139,36 @@ def tables() -> Any:
     return found
 
 
+def test_receivers_of_two_users_that_hang_delay_no_other_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sender, "ATTEMPT_S", 3600.0)
+
+    async def story() -> None:
+        async with (
+            Receiver(hang=True).open() as hangs,
+            Receiver().open() as works,
+            server(tmp_path, 4, webhook_hosts=HERE) as here,
+        ):
+            for user in ("ada", "ben", "cyd"):
+                await here.add_user(user)
+            for user in ("ada", "ben"):
+                for _ in range(10):
+                    body = {"url": hangs.url, "events": ["started"]}
+                    await here.post("/webhooks", user=user, json=body, status=201)
+            jobs = [(await here.submit("1", user=user))["id"] for user in ("ada", "ben")]
+            await here.until(lambda: all(here.gpus(job) for job in jobs))
+            await here.until(lambda: hangs.waiting == 2 * sender.MOST_AT_ONCE)
+            await here.post(
+                "/webhooks", user="cyd", json={"url": works.url, "events": ["started"]}, status=201
+            )
+            await here.submit("1", user="cyd")
+            await here.until(lambda: works.events() == ["started"])
+            assert hangs.waiting == 2 * sender.MOST_AT_ONCE
+
+    run(story())
+
+
 def test_an_event_that_never_arrives_is_dropped_and_the_next_one_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,7 +246,7 @@ def test_a_name_that_changes_to_an_address_inside_is_not_connected(monkeypatch: 
             monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
             out = sender.Sender(Allowed())
             with pytest.raises(ShoalError, match="not on the public internet"):
-                await out.send(f"http://example.com:{port}/", "s", {}, delivery="1", now_s=0.0)
+                await out.send(f"http://example.com:{port}/", "s", {}, user="ada", delivery="1", now_s=0.0)
             await out.close()
             assert not receiver.got
 

@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cli import jobs_table as t
+from shoal.cli.out import duration
 from shoal.cli.times import ago
+from shoal.core.words import listed
 
 if TYPE_CHECKING:
     from shoal.server.api.models import Array, Job
 
 #: The states of a job, as a person reads them: what happens now first.
 ORDER = ("running", "starting", "stopping", "pending", "paused", "succeeded", "failed", "cancelled")
+#: Idle tasks that are named.
+MOST_NAMED = 3
 
 
 def rows(jobs: Sequence[Job], array_of: Callable[[int], Array]) -> list[list[str]]:
@@ -32,13 +36,14 @@ def rows(jobs: Sequence[Job], array_of: Callable[[int], Array]) -> list[list[str
     return made
 
 
-def _row(listed: Sequence[Job], array: Array) -> list[str]:
-    newest = listed[0]
+def _row(listed_jobs: Sequence[Job], array: Array) -> list[str]:
+    newest = listed_jobs[0]
     over = sum(array.jobs.get(state, 0) for state in ("succeeded", "failed", "cancelled"))
     state = next((s for s in ORDER if array.jobs.get(s)), "pending")
     counts = ", ".join(f"{array.jobs[s]} {s}" for s in ORDER if array.jobs.get(s))
-    reasons = Counter(t.reason(job) for job in listed if job.reason is not None and not job.gpus)
+    reasons = Counter(t.reason(job) for job in listed_jobs if job.reason is not None and not job.gpus)
     why = f"; {reasons.most_common(1)[0][0]}" if reasons else ""
+    idle = _idle(listed_jobs)
     return [
         f"{array.name}[{array.tasks}]",
         array.user,
@@ -48,5 +53,15 @@ def _row(listed: Sequence[Job], array: Array) -> list[str]:
         "-",
         f"{over / array.tasks:.0%}",
         ago(array.created_at),
-        f"{counts}{why}",
+        f"{idle}{counts}{why}",
     ]
+
+
+def _idle(jobs: Sequence[Job]) -> str:
+    """Names the tasks that hold GPUs without using them."""
+    idle = sorted((job for job in jobs if job.idle_s is not None), key=lambda job: -(job.idle_s or 0.0))
+    if not idle:
+        return ""
+    names = listed([job.name for job in idle[:MOST_NAMED]], len(idle))
+    uses = "uses" if len(idle) == 1 else "use"
+    return f"{names} {uses} no GPU (idle for up to {duration(idle[0].idle_s)}); "

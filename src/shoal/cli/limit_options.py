@@ -17,7 +17,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 _OPTIONS = [
     click.option("--max-gpus", help="GPUs at once; none for no limit."),
     click.option(
-        "--max-gpus-of-type", multiple=True, help="GPUs of a type at once: v100=4, or none. Repeat for more."
+        "--max-gpus-of-type",
+        multiple=True,
+        help="GPUs of a type at once: v100=4. v100=none removes one, none all of them. Repeat for more.",
     ),
     click.option("--max-running", help="Jobs with GPUs at once; none for no limit."),
     click.option("--max-waiting", help="Unfinished jobs without GPUs; none for no limit."),
@@ -54,13 +56,13 @@ def given_limits(
     return found or None
 
 
-def _types(given: Sequence[str]) -> dict[str, float]:
-    found = {}
+def _types(given: Sequence[str]) -> dict[str, float | None]:
+    found: dict[str, float | None] = {}
     for word in [part for text in given for part in text.split(",")]:
         gpu_type, equals, value = word.partition("=")
         if not equals:
             raise ShoalError(f"--max-gpus-of-type {word}: write TYPE=number, such as v100=4")
-        found[gpu_type] = _number(value, "--max-gpus-of-type", whole=True)
+        found[gpu_type] = None if value == "none" else _number(value, "--max-gpus-of-type", whole=True)
     return found
 
 

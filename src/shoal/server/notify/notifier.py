@@ -101,7 +101,9 @@ class Notifier:
         job = self._store.job(event["job"]) if event["job"] is not None else None
         body = message(row["format"], event, job["name"] if job else None)
         delivery = f"{row['id']}-{event['id']}"
-        await self._sender.send(row["url"], row["secret"], body, delivery=delivery, now_s=self._now_s())
+        await self._sender.send(
+            row["url"], row["secret"], body, user=row["user"], delivery=delivery, now_s=self._now_s()
+        )
 
     def _record(self, row: Row, event: Row, error: str | None) -> None:
         attempts = row["attempts"] + 1

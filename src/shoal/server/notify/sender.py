@@ -18,6 +18,8 @@ from shoal.server.notify.address import Allowed, resolve
 
 #: The longest that one attempt may take, from the lookup of the name to the status of the answer.
 ATTEMPT_S = 10.0
+#: Attempts of one user at the same time. So receivers that hang delay only those of the same user.
+MOST_AT_ONCE = 4
 
 
 class NotSent(ShoalError):
@@ -46,12 +48,25 @@ class _Checked(httpcore.AnyIOBackend):
 class Sender:
     def __init__(self, allowed: Allowed) -> None:
         self.allowed = allowed
+        # Without a limit of all connections: a connection that one user waits for could be held by another.
         self._pool = httpcore.AsyncConnectionPool(
-            network_backend=_Checked(allowed), max_connections=20, keepalive_expiry=5.0
+            network_backend=_Checked(allowed), max_keepalive_connections=20, keepalive_expiry=5.0
         )
+        self._turns: dict[str, asyncio.Semaphore] = {}
 
-    async def send(self, url: str, secret: str, body: dict[str, Any], *, delivery: str, now_s: float) -> None:
-        """Raises NotSent or Refused with one line if the receiver did not accept it."""
+    async def send(
+        self, url: str, secret: str, body: dict[str, Any], *, user: str, delivery: str, now_s: float
+    ) -> None:
+        """Raises NotSent or Refused with one line if the receiver did not accept it.
+
+        `user`: whose webhook it is. The time of an attempt does not include the wait for other attempts of this user.
+        """
+        async with self._turns.setdefault(user, asyncio.Semaphore(MOST_AT_ONCE)):
+            await self._send(url, secret, body, delivery=delivery, now_s=now_s)
+
+    async def _send(
+        self, url: str, secret: str, body: dict[str, Any], *, delivery: str, now_s: float
+    ) -> None:
         content = json.dumps(body, separators=(",", ":")).encode()
         headers = [
             ("Host", urlsplit(url).netloc),

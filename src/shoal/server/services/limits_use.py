@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from shoal.core.limits import Limits
 from shoal.core.words import counted
 from shoal.server.api import models as m
+from shoal.server.loop.ceilings import counted_workers
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.people import groups_of, limits_of
 from shoal.server.services.loop_view import LoopView
@@ -23,11 +24,13 @@ class LimitsUse:
         mine = [j for j in self._loop.jobs.values() if j.user in users]
         indexes = [i for i, user in enumerate(scheduler.cluster.users) if user.name in users]
         by_type: dict[str, int] = {}
-        for job in mine:
-            if job.gpus and job.gpu_type:
-                by_type[job.gpu_type] = by_type.get(job.gpu_type, 0) + job.gpus
+        workers = [w for j in mine for w in counted_workers(j) if w.gpus]
+        for worker in workers:
+            if worker.device[0] >= 0:
+                gpu_type = self._loop.table.infos[worker.device[0]].gpu_type
+                by_type[gpu_type] = by_type.get(gpu_type, 0) + worker.gpus
         return m.LimitsUse(
-            gpus=sum(j.gpus for j in mine),
+            gpus=sum(w.gpus for w in workers),
             gpus_of_type=by_type,
             running_jobs=sum(j.gpus > 0 for j in mine),
             waiting_jobs=sum(_waits(j) for j in mine),

@@ -163,10 +163,17 @@ class Users:
         if given is None:
             return before
         values = given.model_dump(include=given.model_fields_set)
-        types = values.get("max_gpus_of_type") or {}
-        for word in types:
-            self._cluster().type_index(word)  # raises with a hint if no node has GPUs of this type
+        if values.get("max_gpus_of_type") is not None:
+            values["max_gpus_of_type"] = self._changed_types(
+                before.get("max_gpus_of_type") or {}, values["max_gpus_of_type"]
+            )
         return Limits.from_plain({**before, **values}).plain()
+
+    def _changed_types(self, before: dict[str, int], given: dict[str, int | None]) -> dict[str, int]:
+        for word, most in given.items():
+            if most is not None:
+                self._cluster().type_index(word)  # raises with a hint if no node has GPUs of this type
+        return {word: most for word, most in {**before, **given}.items() if most is not None}
 
     def _tell(self) -> None:
         # All users, not only those who differ: the scheduler may not know the last change yet.

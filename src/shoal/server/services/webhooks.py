@@ -68,7 +68,9 @@ class Webhooks:
         }  # fmt: skip
         body = message(row["format"], event, None)
         try:
-            await self._sender.send(row["url"], row["secret"], body, delivery=f"{webhook}-test", now_s=now_s)
+            await self._sender.send(
+                row["url"], row["secret"], body, user=row["user"], delivery=f"{webhook}-test", now_s=now_s
+            )
         except (NotSent, Refused) as error:
             return m.WebhookTest(arrived=False, message=str(error))
         return m.WebhookTest(arrived=True, message="it was accepted")

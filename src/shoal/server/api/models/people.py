@@ -27,8 +27,10 @@ class Limits(Given, json_schema_extra=shown({"max_gpus": 8, "gpu_hours_per_week"
     """What a user or a group may have at most; null: no limit. In a change, fields that are left out stay."""
 
     max_gpus: int | None = Field(None, ge=0, le=1_000_000, description="GPUs at once.")
-    max_gpus_of_type: dict[Name, Annotated[int, Field(ge=0, le=1_000_000)]] | None = Field(
-        None, max_length=32, description="GPUs of a type at once."
+    max_gpus_of_type: dict[Name, Annotated[int, Field(ge=0, le=1_000_000)] | None] | None = Field(
+        None,
+        max_length=32,
+        description="GPUs of a type at once. In a change, types that are left out stay, and null removes one.",
     )
     max_running_jobs: int | None = Field(None, ge=0, le=1_000_000, description="Jobs with GPUs at once.")
     max_waiting_jobs: int | None = Field(

@@ -238,6 +238,13 @@ class JobSpec(Given):
             raise ValueError("workdir must be an absolute path without '..' and control characters")
         return path
 
+    @field_validator("not_before", "deadline")
+    @classmethod
+    def _of_a_zone(cls, at: datetime | None) -> datetime | None:
+        if at is not None and at.tzinfo is None:
+            raise ValueError("the time has no time zone; write it in UTC, such as 2026-01-31T08:00:00Z")
+        return at
+
     @field_validator("after", mode="before")
     @classmethod
     def _short_after(cls, after: Any) -> Any:
