@@ -1,6 +1,6 @@
 """How many submissions does a real server take? 2,000 short jobs from 4 clients, while another reads the list of jobs.
 
-The server runs as `shoal up` starts it and runs the jobs (`true`) as processes. Clients submit one job after the other,
+Then an array of 1,000 jobs is submitted in one call, and `shoal ps` lists it. The server runs as `shoal up` starts it and runs the jobs (`true`) as processes. Clients submit one job after the other,
 each on its own connection, as fast as they are answered. A reader asks for `GET /jobs` all the time. The figures count
 from the first to the last submission. A machine that is busy with other things answers later: so the CPU seconds of the
 server per submission are given, too, and the wall seconds of a fixed piece of work before and after.
@@ -25,6 +25,8 @@ import psutil
 
 from _figures import print_figures
 
+#: An array of 1,000 jobs is to be submitted in less than this.
+ARRAY_TARGET_S = 2.0
 BODY = {"command": ["true"], "workdir": "/", "gpus": "1"}
 
 
@@ -126,23 +128,51 @@ def measure(home: Path, server: subprocess.Popen[bytes], options: argparse.Names
         while (counts := http.get("/status").json()["jobs"]).get("succeeded", 0) < options.jobs:
             time.sleep(0.5)
             assert set(counts) <= {"succeeded", "pending", "starting", "running"}, counts
+        ended_mb = process.memory_info().rss / 1e6
+        array_s, ps_s, ps_lines = measure_array(http, home)
         http.post("/shutdown", json={"jobs": "stop"})
+    per_s, lists = options.jobs / took_s, milliseconds(load.list_s)
     return {
         "jobs": options.jobs,
-        "submissions_per_s": round(options.jobs / took_s, 1),
+        "submissions_per_s": round(per_s, 1),
         "server_cpu_ms_per_submission": round(1e3 * cpu_s / options.jobs, 2),
         "server_share_of_one_core": round(cpu_s / took_s, 2),
         "submit_ms": milliseconds(load.submit_s),
-        "list_ms": milliseconds(load.list_s),
+        "list_ms": lists,
         "lists": len(load.list_s),
         "errors": load.errors[:5],
-        "resident_mb": [
-            round(began_mb),
-            round(process.memory_info().rss / 1e6) if server.poll() is None else 0,
-        ],
+        "resident_mb": [round(began_mb), round(ended_mb)],
         "fixed_work_s": [round(before_s, 3), round(after_s, 3)],
-        "target": {"submissions_per_s": 150, "list_ms_p99": 100},
+        "array_of_1000_s": round(array_s, 2),
+        "ps_of_the_array_s": round(ps_s, 2),
+        "ps_lines_of_the_array": ps_lines,
+        "target": {
+            "submissions_per_s": 150,
+            "list_ms_p99": 100,
+            "array_of_1000_s": ARRAY_TARGET_S,
+            "ps_lines_of_the_array": 1,
+        },
+        "reached": {
+            "submissions_per_s": per_s >= 150,
+            "list_ms_p99": lists["p99"] <= 100,
+            "array_of_1000_s": array_s < ARRAY_TARGET_S,
+            "ps_lines_of_the_array": ps_lines == 1,
+        },
     }
+
+
+def measure_array(http: httpx.Client, home: Path) -> tuple[float, float, int]:
+    """(seconds of the submission, seconds of `shoal ps`, lines of the array in its table)."""
+    body = BODY | {"array": "0-999%8", "name": "many", "not_before": "2999-01-01T00:00:00Z"}
+    began = time.perf_counter()
+    reply = http.post("/arrays", json=body)
+    array_s = time.perf_counter() - began
+    assert reply.status_code == 201, reply.text
+    command = [sys.executable, "-m", "shoal.cli.main", "ps", "--home", str(home)]
+    began = time.perf_counter()
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    ps_s = time.perf_counter() - began
+    return array_s, ps_s, sum(line.startswith("many") for line in shown.splitlines())
 
 
 if __name__ == "__main__":
