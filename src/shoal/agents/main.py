@@ -71,8 +71,13 @@ async def _run(options: AgentOptions) -> None:
         versions=versions(), credential=member.credential, save_credential=member.save,
     )  # fmt: skip
     task = asyncio.create_task(agent.run())
+
+    def end() -> None:
+        agent.say_goodbye()
+        task.cancel()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, end)
     leaving_file = os.environ.get("SHOAL_LEAVING_FILE")
     watch = (
         asyncio.create_task(watch_leaving_file(Path(leaving_file), agent.leaving, boot_clock_s))
