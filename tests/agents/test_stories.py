@@ -6,6 +6,7 @@ import pytest
 
 from shoal.agents import fleet_state as fl
 from shoal.agents.fleet_state import Link
+from shoal.executors.base import NodeUp
 from shoal.wire import agent_messages as am
 
 from .agent_world import TIMING, Clock, Machine, World
@@ -131,6 +132,31 @@ def test_an_unwanted_worker_is_killed_and_forgotten() -> None:
     story.connect(machine)
     story.exchange()
     assert not machine.disk
+    assert not story.fleet.agents["a"].unknown
+
+
+def test_a_node_is_not_up_while_a_worker_runs_there_that_nobody_knows() -> None:
+    """Its GPU would be given to another one."""
+    story = world()
+    machine = story.machines[0]
+    del story.stored["w"]
+    story.boot_fleet()
+    story.agent_notices(machine)
+    story.connect(machine)
+    connection = machine.connection
+    assert connection is not None
+    story.events.clear()
+    hello = connection.to_fleet.popleft()
+    assert isinstance(hello, am.AgentHello)
+    effects = story.fleet.hello(hello, machine.instance, story.fleet_now(), 0.0)
+    assert fl.EndsUnknown("a", ("w",)) in effects
+    story.obey_fleet(effects, connection)
+    while connection.to_agent:
+        story.deliver_to_agent(machine, connection)
+    assert not machine.disk["w"].alive
+    assert not any(isinstance(event, NodeUp) for event in story.events)
+    story.exchange()
+    assert any(isinstance(event, NodeUp) for event in story.events)
 
 
 def test_a_second_agent_is_refused_while_the_first_is_connected_and_while_its_workers_may_live() -> None:

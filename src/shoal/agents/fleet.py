@@ -77,6 +77,8 @@ class AgentExecutor:
         )
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
         self.on_node = on_node
+        #: Receives an agent and its workers that the control plane does not know. The agent ends them.
+        self.on_unknown: Callable[[str, tuple[str, ...]], None] = lambda agent, workers: None
         #: Why the GPUs of this machine are virtual, if nobody asked for that.
         self.why_virtual = ""
         self.state = fs.FleetState(secrets.token_hex(8), timing)
@@ -405,6 +407,8 @@ class AgentExecutor:
                     self._log_copy.append(Path(effect.directory), effect.position, data)
             elif isinstance(effect, fs.WorkerExit):
                 self._report(effect.exited)
+            elif isinstance(effect, fs.EndsUnknown):
+                self.on_unknown(effect.agent, effect.workers)
             elif isinstance(effect, (NodeUp, NodeUnreachable, NodeLost, NodeLeaving)):
                 asyncio.get_running_loop().call_soon(self.on_node, effect)
 

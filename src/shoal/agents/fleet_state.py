@@ -107,7 +107,15 @@ class WorkerExit:
     exited: am.Exited
 
 
-Effect = Send | Cut | Refuse | Accept | AppendLog | WorkerExit | NodeChange
+@dataclass(frozen=True, slots=True)
+class EndsUnknown:
+    """The agent has workers that the control plane does not know, and was told to end them."""
+
+    agent: str
+    workers: tuple[str, ...]
+
+
+Effect = Send | Cut | Refuse | Accept | AppendLog | WorkerExit | EndsUnknown | NodeChange
 
 
 @dataclass(slots=True)
@@ -140,6 +148,8 @@ class Agent:
     run: str = ""
     leaves: tuple[float, str] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
+    #: Workers that the control plane does not know and that have not ended yet: they may use any of its GPUs.
+    unknown: set[str] = field(default_factory=set)
     next_seq: int = 1
     #: Commands that it has not acknowledged, by number.
     outbox: dict[int, am.Order] = field(default_factory=dict)
@@ -297,7 +307,11 @@ class FleetState:
         for worker in agent.workers.values():
             worker.sent = True
         effects += [Send(agent.name, am.Command(seq, order)) for seq, order in agent.outbox.items()]
-        return effects + [NodeUp(node_info(node, agent)) for node in agent.nodes]
+        return effects + self._up(agent)
+
+    def _up(self, agent: Agent) -> list[Effect]:
+        """Its GPUs can be given to workers, unless one that nobody knows may still use them."""
+        return [] if agent.unknown else [NodeUp(node_info(node, agent)) for node in agent.nodes]
 
     def _welcome(self, agent: Agent, credential: str) -> am.Welcome:
         return am.Welcome(
@@ -353,9 +367,11 @@ class FleetState:
                 if not worker.reported:
                     why = "its agent does not have it"
                     effects.append(WorkerExit(worker.exited or am.Exited(name, why=why, began=False)))
-        for name in hello.workers:
-            if name not in agent.workers:
-                self._queue(agent, am.Stop(name, kill=True))
+        agent.unknown = has - set(agent.workers)
+        for name in sorted(agent.unknown):
+            self._queue(agent, am.Stop(name, kill=True))
+        if agent.unknown:
+            effects.append(EndsUnknown(agent.name, tuple(sorted(agent.unknown))))
         return effects
 
     def _drop_workers(self, agent: Agent) -> None:
@@ -452,7 +468,11 @@ class FleetState:
     def _exited(self, agent: Agent, exited: am.Exited) -> list[Effect]:
         worker = agent.workers.get(exited.worker)
         if worker is None:  # it was killed because nobody wanted it
-            return self._order(agent, am.Forget(exited.worker))
+            effects = self._order(agent, am.Forget(exited.worker))
+            if exited.worker in agent.unknown:
+                agent.unknown.remove(exited.worker)
+                effects += self._up(agent)
+            return effects
         worker.exited = exited
         return self._finish(agent, exited.worker, worker)
 

@@ -389,9 +389,28 @@ class Control:
                 return
             await asyncio.sleep(0.05)
 
-    def _agent_refused(self, agent: str, why: str) -> None:
-        self.loop.outbox.event("node.refused", f"agent {agent} was refused: {why}", None, agent=agent)
+    def _agent_refused(self, refusal: Refusal) -> None:
+        text = f"{refused_name(refusal)} was refused: {refusal.why}"
+        self.loop.outbox.event("node.refused", text, None, agent=refusal.agent, address=refusal.address)
         self.loop.settle_soon()
+
+    def _agent_ends_unknown(self, agent: str, workers: Sequence[str]) -> None:
+        """A restored backup does not know workers that were started after it."""
+        ended = [w for w in workers if not self._is_on_record(w)]
+        if ended:
+            self._report_unknown(f"agent {agent} ends", ended)
+
+    def _is_on_record(self, worker: str) -> bool:
+        """Of one that is, the agent only has not heard yet that its end was recorded."""
+        job = worker.partition(".")[0]
+        return job.isdigit() and any(row["id"] == worker for row in self.store.workers_of(int(job)))
+
+    def _report_unknown(self, who_ends: str, ended: Sequence[str]) -> None:
+        named = f"{', '.join(ended[:20])}{', ...' if len(ended) > 20 else ''}"
+        text = f"{who_ends} {counted(len(ended), 'worker')} that the record does not know: {named}"
+        self.loop.warnings.append(text)
+        with self.store.change(self.clock.now_s()) as change:
+            change.event("worker.unknown", text, data={"workers": list(ended)})
 
     def _others_can_connect(self) -> None:
         assert self.machines is not None
@@ -422,7 +441,8 @@ class Control:
         self.notifier.start()
         self.sessions.begin()
         if self.machines is not None:
-            self.machines.executor.on_refused = self._agent_refused
+            self.machines.executor.refusals.on_refused = self._agent_refused
+            self.machines.executor.on_unknown = self._agent_ends_unknown
             self.machines.on_trouble = self.loop.warnings.append
             self.machines.start(self.loop.elastic.service, self._others_can_connect)
             if self.options.control_port or self.engine.settings is not None or self.cluster is not None:
@@ -454,10 +474,7 @@ class Control:
         known = {row["id"] for row in self.store.unended_workers()}
         ended = await end_unknown_workers(self.home.jobs, known)
         if ended:
-            text = f"ended {counted(len(ended), 'worker')} that the record does not know: {', '.join(ended[:20])}"
-            self.loop.warnings.append(text)
-            with self.store.change(self.clock.now_s()) as change:
-                change.event("worker.unknown", text, data={"workers": ended})
+            self._report_unknown("the server ended", ended)
 
     async def close(self) -> None:
         self.sessions.close()
