@@ -72,7 +72,7 @@ def make_agents(directory: Path, control: str, gpus: int, tokens: list[str]) -> 
         agents.append(
             Agent(
                 node.name, state, executor, facts, member.connect,
-                credential=member.credential, save_credential=member.save,
+                save_credential=member.save,
             )
         )  # fmt: skip
     return fleet, agents

@@ -16,7 +16,8 @@ async def main() -> None:
     state, name, address, control, token_file, gpus = sys.argv[1:]
     directory = Path(state)
     directory.mkdir(parents=True, exist_ok=True)
-    member = Membership(directory, name, control, JoinToken.parse(Path(token_file).read_text()))
+    token = JoinToken.parse(Path(token_file).read_text())
+    member = Membership(directory, name, control, token, Path(token_file))
     executor = LocalExecutor(int(gpus), lease_file=lease_path(directory))
     nodes = node_facts(name, executor.nodes(), address, None, "rack0", "domain0")
     agent = Agent(
@@ -25,8 +26,8 @@ async def main() -> None:
         executor,
         nodes,
         member.connect,
-        credential=member.credential,
         save_credential=member.save,
+        open_session=executor.session,
     )
     await agent.run()
 

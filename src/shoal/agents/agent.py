@@ -91,7 +91,6 @@ class Agent:
         *,
         versions: dict[str, str] | None = None,
         embedded: bool = False,
-        credential: str = "",
         save_credential: Callable[[str], None] = lambda credential: None,
         open_session: OpenSession | None = None,
     ) -> None:
@@ -108,9 +107,7 @@ class Agent:
         self._link: Link | None = None
         self._said = ""
         self._ports = PortStock()
-        self.state = st.AgentState(
-            name, secrets.token_hex(8), tuple(nodes.values()), credential, versions or {}
-        )
+        self.state = st.AgentState(name, secrets.token_hex(8), tuple(nodes.values()), versions=versions or {})
 
     async def run(self) -> None:
         """Serve until cancelled. Raise AgentError if the control plane refuses this agent for good."""
@@ -128,7 +125,7 @@ class Agent:
                 except FingerprintError as error:
                     raise AgentError(str(error)) from None
                 except AuthError as error:
-                    self._say(logging.WARNING, f"the control plane does not know this agent: {error}")
+                    self._say(logging.WARNING, str(error))
                 except (OSError, EOFError, WireError) as error:
                     self._say(logging.INFO, f"no connection to the control plane: {error or 'it closed'}")
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
@@ -158,6 +155,7 @@ class Agent:
         tasks: list[asyncio.Task[None]] = []
         try:
             self._link = link
+            self.state.credential = link.credential
             link.send(self.state.connected(lease_clock_s(), time.time()))
             while True:
                 silence_s = SILENT_HEARTBEATS * self.state.heartbeat_s

@@ -21,6 +21,7 @@ from shoal.agents import fleet_state as fs
 from shoal.agents.join_tokens import TokenError, hash_secret, new_secret
 from shoal.agents.link import AGENT, JOIN, Link, StreamLink
 from shoal.agents.log_files import LogCopy
+from shoal.agents.refusals import Refusal, Refusals, shown
 from shoal.agents.registry import AgentRegistry, KnownAgent
 from shoal.agents.services import AgentServices, Request
 from shoal.agents.sessions import FleetSessions
@@ -39,7 +40,7 @@ from shoal.executors.base import (
 )
 from shoal.executors.logs import Line, end_position, read_lines, tail_position, with_our_clock
 from shoal.wire import agent_messages as am
-from shoal.wire.auth import AuthError
+from shoal.wire.auth import AuthError, OtherProtocol
 from shoal.wire.channel import HANDSHAKE_TIMEOUT_S
 from shoal.wire.messages import WireError
 from shoal.wire.strangers import Strangers
@@ -48,7 +49,6 @@ log = logging.getLogger("shoal.agents")
 
 TICK_S = 0.5
 UNCHECKED_PORTS = range(20_000, 32_000)
-MOST_REFUSED = 100
 EMBEDDED = "embedded"
 """The instance of the agent in the control plane's own process."""
 
@@ -86,9 +86,7 @@ class AgentExecutor:
         self.services = services or AgentServices()
         self._links: dict[str, Link] = {}
         self._own: str | None = None
-        #: Receives the name of an agent that was refused, and why. Not for each attempt.
-        self.on_refused: Callable[[str, str], None] = lambda agent, why: None
-        self._refused: dict[str, str] = {}
+        self.refusals = Refusals()
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.Task[None] | None = None
@@ -265,7 +263,7 @@ class AgentExecutor:
         except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
             pass  # the agent has gone, or the control plane closes
         except AuthError as error:
-            log.warning("refused an agent from %s: %s", peer, error)
+            self.handshake_failed(str((peer or ("",))[0]), error)
         finally:
             self._tasks.discard(task)
             writer.close()
@@ -277,6 +275,27 @@ class AgentExecutor:
             return bytes.fromhex(self._registry.agents[job].secret_hash)
         return None
 
+    def handshake_failed(self, address: str, error: AuthError) -> None:
+        """Note an agent that could not prove who it is. What it says of itself may be wrong."""
+        if error.claim is None or error.claim[1] not in (JOIN, AGENT):
+            return
+        job, purpose = error.claim
+        agent = job[:64] if purpose == AGENT else ""
+        if isinstance(error, OtherProtocol):
+            why = f"it runs another version of Shoal ({error}): {fs.INSTALL}"
+        elif purpose == JOIN:
+            why = "its join token is not known, has expired or was removed: `shoal node join-token create`"
+        else:
+            why = (
+                "it is not known, or was removed: start it with a new token of `shoal node join-token create`"
+            )
+        self._note_refusal(agent, address, why)
+
+    def _note_refusal(self, agent: str, address: str, why: str) -> None:
+        agent, why = shown(agent), shown(why)
+        if self.refusals.add(Refusal(agent, address, why, time.time())):
+            log.warning("refused agent %s at %s: %s", agent or "without a name", address, why)
+
     async def serve(self, link: Link, purpose: str | None, job: str | None) -> None:
         """Serve one connection of an agent until it breaks."""
         agent, why = None, "connection closed"
@@ -285,7 +304,7 @@ class AgentExecutor:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                     hello = await link.receive()
             except WireError:
-                why = "the agent speaks another version of the protocol: install the same version of Shoal"
+                why = f"the agent runs another version of Shoal: {fs.INSTALL}"
                 self._refuse(link, job or "", why, final=True)
                 return
             if not isinstance(hello, am.AgentHello):
@@ -328,7 +347,11 @@ class AgentExecutor:
                 instance = hash_secret(credential)
             elif purpose == AGENT:
                 instance = hash_secret(hello.credential)
-                if job != hello.agent or instance != self._registry.agents[hello.agent].secret_hash:
+                known = self._registry.agents.get(hello.agent)
+                if known is None:  # since the handshake. It tries again, and is told what to do.
+                    self._refuse(link, hello.agent, "it was removed from this control plane", final=False)
+                    return False
+                if job != hello.agent or instance != known.secret_hash:
                     raise TokenError("the secret of this agent is not the one it was given")
         except TokenError as error:
             self._refuse(link, hello.agent, str(error), final=True)
@@ -341,7 +364,7 @@ class AgentExecutor:
             self._refuse(link, hello.agent, effects[0].why, final=effects[0].final)
             return False
         # It is on disk before the agent can start anything: a restarted control plane knows who may have workers.
-        self._refused.pop(hello.agent, None)
+        self.refusals.accepted(hello.agent, link.peer)
         self._registry.remember(hello.agent, KnownAgent(instance, hello.nodes, leased))
         if purpose == JOIN and job is not None:
             self._registry.use_token(job, hello.agent)
@@ -356,12 +379,7 @@ class AgentExecutor:
         return True
 
     def _refuse(self, link: Link, agent: str, why: str, *, final: bool) -> None:
-        if self._refused.get(agent) != why:
-            log.warning("refused agent %s: %s", agent, why)
-            self.on_refused(agent, why)
-        if len(self._refused) > MOST_REFUSED:
-            self._refused.clear()
-        self._refused[agent] = why
+        self._note_refusal(agent, link.peer, why)
         link.send(am.Refused(why, final))
 
     def agent_of(self, node: str) -> str | None:
@@ -388,11 +406,13 @@ class AgentExecutor:
     def _connected_agent_of(self, worker: str) -> str | None:
         found = self.state.agent_of_worker(worker)
         return found.name if found is not None and found.name in self._links else None
+
     # Effects
 
     def _send(self, agent: str, message: am.ToAgent) -> None:
         if agent in self._links:
             self._links[agent].send(message)
+
     def _obey(self, effects: list[fs.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, fs.Send):

@@ -17,12 +17,14 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from shoal import __version__
 from shoal.executors.base import NodeChange, NodeInfo, NodeLeaving, NodeLost, NodeUnreachable, NodeUp
 from shoal.wire import agent_messages as am
 from shoal.wire.messages import WireError
 
 CLOCK_DRIFT = 0.001
 """Two clocks may differ by this fraction of the time they measure. Quartz differs by less than a tenth of it."""
+INSTALL = f"install version {__version__} of Shoal on its machine, as on the server, and start it again"
 ANY_INSTANCE = ""
 KEEPER_MARGIN_S = 5.0
 """How long keepers may take to see that the lease has ended and to kill their workers."""
@@ -328,10 +330,9 @@ class FleetState:
 
     def _why_refuse(self, hello: am.AgentHello, instance: str, now_s: float) -> Refuse | None:
         if hello.protocol != am.AGENT_PROTOCOL:
-            versions = f"{hello.protocol}, the control plane {am.AGENT_PROTOCOL}"
-            return Refuse(
-                f"the agent speaks protocol {versions}: install the same version of Shoal", final=True
-            )
+            theirs = f"Shoal {hello.versions.get('shoal', 'of another version')} (protocol {hello.protocol})"
+            ours = f"{__version__} (protocol {am.AGENT_PROTOCOL})"
+            return Refuse(f"the agent runs {theirs}, the server {ours}: {INSTALL}", final=True)
         for node in hello.nodes:
             owner = self._agent_of_node(node.name)
             if owner is not None and owner.name != hello.agent and owner.link is not Link.LOST:

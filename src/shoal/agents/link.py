@@ -21,6 +21,11 @@ CONNECT_TIMEOUT_S = 10.0
 class Link(Protocol):
     """A connection that has passed the handshake. `receive` raises OSError or EOFError when it has ended."""
 
+    #: The address of the other end; empty within a process.
+    peer: str
+    #: The secret that the agent's hello has to name, at the agent's end.
+    credential: str
+
     def send(self, message: am.AgentMessage) -> None: ...
 
     async def receive(self) -> am.AgentMessage: ...
@@ -34,6 +39,8 @@ class StreamLink:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._in, self._out = Seal(key_in), Seal(key_out)
+        self.peer = str((writer.get_extra_info("peername") or ("",))[0])
+        self.credential = ""
 
     @classmethod
     async def dial(cls, address: str, secret: bytes, job: str, purpose: str, fingerprint: str) -> StreamLink:
@@ -82,6 +89,7 @@ class MemoryLink:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._peer: MemoryLink | None = None
+        self.peer = self.credential = ""
 
     @staticmethod
     def pair() -> tuple[MemoryLink, MemoryLink]:

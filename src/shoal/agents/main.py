@@ -60,7 +60,7 @@ async def _run(options: AgentOptions) -> None:
         raise AgentError(f"--join: {error}; `shoal node add` prints the whole command") from None
     state = options.state or Path.home() / ".local" / "state" / "shoal-agent" / name
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
-    member = Membership(state, name, options.join, _token(options.token_file, state))
+    member = Membership(state, name, options.join, _token(options.token_file, state), options.token_file)
     executor = LocalExecutor(options.gpus, lease_file=lease_path(state), allow_root=options.allow_root)
     if options.gpus is None and executor.why_virtual:
         raise AgentError(f"no GPU is found here: {executor.why_virtual}; --gpus N tries it with virtual ones")
@@ -68,7 +68,8 @@ async def _run(options: AgentOptions) -> None:
     nodes = node_facts(name, executor.nodes(), address, options.gpu_type, options.rack, options.domain)
     agent = Agent(
         name, state, executor, nodes, member.connect,
-        versions=versions(), credential=member.credential, save_credential=member.save,
+        versions=versions(), save_credential=member.save,
+        open_session=executor.session,
     )  # fmt: skip
     task = asyncio.create_task(agent.run())
 

@@ -45,7 +45,9 @@ class AgentRegistry:
             self._save()
 
     def forget(self, agent: str) -> None:
+        """The agent needs a new token: the one that it joined with serves no longer, either."""
         if self._contents.agents.pop(agent, None) is not None:
+            self._contents.tokens = {i: t for i, t in self._contents.tokens.items() if t.used_by != agent}
             self._save()
 
     def raise_longest_lease(self, lease_s: float) -> float:

@@ -72,13 +72,17 @@ def ls(client: Client, output: Output) -> None:
     """List the nodes."""
     from shoal.cli.columns import print_table
     from shoal.cli.report import print_document
-    from shoal.server.api.models import NodeList
+    from shoal.cli.times import clock
 
-    nodes = client.nodes()
-    if output.for_people:
-        print_table(HEAD, [_row(node) for node in nodes], wide=output is Output.WIDE)
-    else:
-        print_document(output, NodeList(items=nodes, next=None), [node.name for node in nodes])
+    found = client.node_list()
+    if not output.for_people:
+        print_document(output, found, [node.name for node in found.items])
+        return
+    print_table(HEAD, [_row(node) for node in found.items], wide=output is Output.WIDE)
+    if found.refused:
+        print("\nagents that were refused:")
+        rows = [[r.agent or "-", r.address, clock(r.at), r.why] for r in found.refused]
+        print_table(["NAME", "ADDRESS", "LAST", "WHY"], rows, wide=True)
 
 
 @click.command()

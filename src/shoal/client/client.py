@@ -276,7 +276,11 @@ class Client(Connection):
     # nodes
 
     def nodes(self) -> list[m.NodeStatus]:
-        return self.pages("nodes", m.NodeList, {})
+        return self.node_list().items
+
+    def node_list(self) -> m.NodeList:
+        """All nodes and, for an admin, the agents that were refused lately."""
+        return self.call("GET", "nodes", m.NodeList)
 
     def node(self, name: str) -> m.Node:
         return self.call("GET", f"nodes/{segment(name)}", m.Node)

@@ -13,6 +13,7 @@ from pathlib import Path
 from shoal import __version__
 from shoal.agents.fleet_state import Link
 from shoal.agents.main import versions
+from shoal.agents.refusals import Refusal
 from shoal.agents.services import AgentServices
 from shoal.agents.shared import SharedProof
 from shoal.core.cluster import User
@@ -50,7 +51,7 @@ from shoal.server.services.events import Events
 from shoal.server.services.history import History
 from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
-from shoal.server.services.join_tokens import JoinTokens
+from shoal.server.services.join_tokens import JoinTokens, refused_name
 from shoal.server.services.limits_use import LimitsUse
 from shoal.server.services.nodes import Nodes
 from shoal.server.services.policy import PolicyInForce
@@ -258,6 +259,7 @@ class Control:
             found.append(Check(name="agents' port", status="error", message=text, hint=hint or None))
         if agents:
             found.append(self._states.check(agents))
+        found += self.services.join_tokens.refused_checks()
         return found + self.engine.checks()
 
     def make_admin(self) -> None:

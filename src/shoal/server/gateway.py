@@ -14,7 +14,7 @@ from shoal.wire.service import ControlService
 class Gateway:
     def __init__(self, service: ControlService, executor: AgentExecutor) -> None:
         self._service, self._executor = service, executor
-        self.listener = Listener(self._secret_of, self._serve)
+        self.listener = Listener(self._secret_of, self._serve, executor.handshake_failed)
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext) -> int:
         """Return the port."""

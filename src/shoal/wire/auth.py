@@ -22,6 +22,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shoal import __version__
 from shoal.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL, WireError
 
 MAGIC = b"SHOAL"
@@ -34,6 +35,13 @@ MIN_SECRET_BYTES = 16
 
 class AuthError(WireError):
     """The peer does not know the secret, speaks another protocol, or refuses this end."""
+
+    #: (job, purpose) of the peer that was refused, as it says.
+    claim: tuple[str, str] | None = None
+
+
+class OtherProtocol(AuthError):
+    """The two ends are of different versions of Shoal. The message says which one to install where."""
 
 
 def new_secret() -> bytes:
@@ -130,7 +138,7 @@ class ClientProof:
             raise AuthError("the other end does not speak Shoal's protocol")
         version = int.from_bytes(challenge[len(MAGIC) : len(MAGIC) + 2], "big")
         if version != PROTOCOL:
-            raise AuthError(
+            raise OtherProtocol(
                 f"the other end speaks protocol {version}, this one {PROTOCOL}: upgrade the older"
             )
         nonce_c = os.urandom(NONCE_BYTES)
@@ -146,6 +154,12 @@ class ClientProof:
         return ClientProof(
             json.dumps(request).encode(), _mac(secret, b"server", *context), _keys(secret, context)
         )
+
+    @staticmethod
+    def farewell(job: str, purpose: str) -> bytes:
+        """What to send to an end of another protocol, which then knows who could not connect, and says its version."""
+        claim = {"protocol": PROTOCOL, "version": __version__, "purpose": purpose, "job": job}
+        return json.dumps(claim | {"nonce": "", "proof": ""}).encode()
 
     def check(self, reply: bytes) -> Keys:
         if hmac.compare_digest(reply, self.expected):
@@ -178,7 +192,11 @@ class Request:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise AuthError("malformed handshake") from None
         if spoken != protocol:
-            raise AuthError(f"wrong protocol {str(spoken)[:20]}, this end speaks {protocol}")
+            theirs = f" (Shoal {str(raw['version'])[:20]})" if "version" in raw else ""
+            ours = f"{protocol} (Shoal {__version__})"
+            error = OtherProtocol(f"wrong protocol {str(spoken)[:20]}{theirs}, this end speaks {ours}")
+            error.claim = (request.job, request.purpose)
+            raise error
         if len(request.nonce) != NONCE_BYTES:
             raise AuthError("malformed handshake")
         return request

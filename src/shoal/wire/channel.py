@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shoal.wire import auth
-from shoal.wire.auth import AuthError, ClientProof, Keys, Request, Seal
+from shoal.wire.auth import AuthError, ClientProof, Keys, OtherProtocol, Request, Seal
 from shoal.wire.messages import PROTOCOL, Message, WireError, decode, encode
 from shoal.wire.tls import PinnedTls, TlsStream
 
@@ -109,7 +109,11 @@ def _judge(
     request = Request.parse(body, protocol)
     # An unknown job and a wrong secret get the same answer, so that nobody can probe for names of jobs.
     secret = secret_of(request.job, request.purpose) or auth.new_secret()
-    answer, keys = request.prove(secret, nonce)
+    try:
+        answer, keys = request.prove(secret, nonce)
+    except AuthError as error:
+        error.claim = (request.job, request.purpose)
+        raise
     return request, answer, keys
 
 
@@ -158,12 +162,21 @@ async def connect_async(
 ) -> Keys:
     """The client's side of the handshake, in asyncio."""
     async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-        proof = ClientProof.make(await reader.readexactly(auth.CHALLENGE_BYTES), secret, job, purpose)
-        writer.write(len(proof.request).to_bytes(2, "big") + proof.request)
-        size = int.from_bytes(await reader.readexactly(2), "big")
-        if size > auth.MAX_HANDSHAKE_BYTES:
-            raise AuthError("malformed handshake")
-        return proof.check(await reader.readexactly(size))
+        challenge = await reader.readexactly(auth.CHALLENGE_BYTES)
+        try:
+            proof = ClientProof.make(challenge, secret, job, purpose)
+        except OtherProtocol:
+            reply = await _ask_async(reader, writer, ClientProof.farewell(job, purpose))
+            raise OtherProtocol(reply.decode(errors="replace")[:300]) from None
+        return proof.check(await _ask_async(reader, writer, proof.request))
+
+
+async def _ask_async(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> bytes:
+    writer.write(len(request).to_bytes(2, "big") + request)
+    size = int.from_bytes(await reader.readexactly(2), "big")
+    if size > auth.MAX_HANDSHAKE_BYTES:
+        raise AuthError("malformed handshake")
+    return await reader.readexactly(size)
 
 
 class Channel:

@@ -41,8 +41,14 @@ class Connection:
 class Listener:
     """Accepts connections on any number of ports. `serve` gets those that have proved who they are."""
 
-    def __init__(self, secret_of: SecretOf, serve: Callable[[Connection], Awaitable[None]]) -> None:
-        self._secret_of, self._serve = secret_of, serve
+    def __init__(
+        self,
+        secret_of: SecretOf,
+        serve: Callable[[Connection], Awaitable[None]],
+        on_refused: Callable[[str, AuthError], None] = lambda address, error: None,
+    ) -> None:
+        """`on_refused` receives the address of a peer that could not prove who it is."""
+        self._secret_of, self._serve, self._on_refused = secret_of, serve, on_refused
         self._sockets: list[socket.socket] = []
         self.strangers = Strangers()
         self.connections: set[asyncio.Task[None]] = set()
@@ -104,6 +110,7 @@ class Listener:
             pass  # the peer has gone, or this end closes
         except AuthError as error:
             log.warning("refused a connection from %s: %s", address, error)
+            self._on_refused(address, error)
         except WireError as error:
             log.warning("cut a connection from %s: %s", address, error)
         finally:

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from shoal.agents.join_tokens import StoredToken
+from shoal.agents.refusals import Refusal
 from shoal.core.errors import ShoalError
+from shoal.core.words import counted
 from shoal.server.api import models as m
 from shoal.server.loop.clock import as_time
 from shoal.server.machines import Machines
@@ -60,6 +62,30 @@ class JoinTokens:
         with self._store.change(self._now_s(), actor=actor) as change:
             change.event("node.token", f"join token {token_id} was removed", data={"token": token_id})
 
+    def refused(self) -> list[m.RefusedAgent]:
+        """Agents that were refused lately."""
+        if self._machines is None:
+            return []
+        return [
+            m.RefusedAgent(
+                agent=refusal.agent or None,
+                address=refusal.address,
+                why=refusal.why,
+                at=as_time(refusal.at_s),
+            )
+            for refusal in self._machines.executor.refusals.recent(time.time())
+        ]
+
+    def refused_checks(self) -> list[m.Check]:
+        """For `doctor`. The reason of a refusal says what to do."""
+        found = [] if self._machines is None else self._machines.executor.refusals.recent(time.time())
+        if not found:
+            return []
+        latest = found[-1]
+        text = f"{counted(len(found), 'agent')} in the last day; {refused_name(latest)}: {latest.why}"
+        hint = "`shoal node ls` lists them with their addresses and what to do"
+        return [m.Check(name="refused agents", status="warning", message=text, hint=hint)]
+
     def remove_node(self, name: str, actor: str) -> None:
         """Forget a node that is lost. Its agent needs a new token to join again."""
         node = self._nodes.show(name, None)
@@ -74,6 +100,11 @@ class JoinTokens:
             self._known.executor.forget(agent)
         with self._store.change(self._now_s(), actor=actor) as change:
             change.event("node.removed", f"{name} was removed by {actor}", data={"node": name})
+
+
+def refused_name(refusal: Refusal) -> str:
+    name = f"agent {refusal.agent}" if refusal.agent else "an agent"
+    return f"{name} at {refusal.address}" if refusal.address else name
 
 
 def _shown(token: StoredToken) -> m.JoinToken:

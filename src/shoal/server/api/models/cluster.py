@@ -66,8 +66,21 @@ class NodeStatus(BaseModel, json_schema_extra=shown(ex.NODE)):
     )
 
 
+class RefusedAgent(BaseModel, json_schema_extra=shown(ex.REFUSED_AGENT)):
+    """A machine that wanted to join and was refused."""
+
+    agent: str | None = Field(description="What it calls itself, which nothing proves. null: not known.")
+    address: str
+    why: str
+    at: datetime = Field(description="The last time.")
+
+
 class NodeList(Page[NodeStatus]):
     """All nodes."""
+
+    refused: list[RefusedAgent] = Field(
+        default_factory=list, description="Agents that were refused within a day. Shown to admins."
+    )
 
 
 class Node(NodeStatus):

@@ -80,6 +80,7 @@ ARRAY = {
 }  # fmt: skip
 TOKEN = {"id": 3, "user": "ada", "label": "laptop", "created_at": AT}
 
+REFUSED_AGENT = {"agent": "gpu7", "address": "10.0.0.7", "why": "the join token has expired", "at": AT}
 JOIN_TOKEN = {"id": "9f2c41d07ab3", "expires_at": AT, "used_by": None}
 JOIN_TOKEN_CREATED = JOIN_TOKEN | {"token": "shoal-join:...", "address": "10.0.0.1:7600"}
 

@@ -18,7 +18,8 @@ TokenId = Annotated[str, Path(max_length=64, description="Id of a join token.", 
 @router.get("/nodes", response_model=m.NodeList)
 async def list_nodes(s: S, who: W) -> m.NodeList:
     """All nodes."""
-    return m.NodeList(items=s.nodes.all())
+    refused = s.join_tokens.refused() if who.role is m.Role.ADMIN else []
+    return m.NodeList(items=s.nodes.all(), refused=refused)
 
 
 @router.get("/nodes/{node}", response_model=m.Node)
