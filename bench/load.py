@@ -1,9 +1,10 @@
 """How many submissions does a real server take? 2,000 short jobs from 4 clients, while another reads the list of jobs.
 
-Then an array of 1,000 jobs is submitted in one call, and `shoal ps` lists it. The server runs as `shoal up` starts it and runs the jobs (`true`) as processes. Clients submit one job after the other,
+The server runs as `shoal up` starts it and runs the jobs (`true`) as processes. Clients submit one job after the other,
 each on its own connection, as fast as they are answered. A reader asks for `GET /jobs` all the time. The figures count
 from the first to the last submission. A machine that is busy with other things answers later: so the CPU seconds of the
-server per submission are given, too, and the wall seconds of a fixed piece of work before and after.
+server per submission are given, too, and the wall seconds of a fixed piece of work before and after. At the end an
+array of 1,000 jobs is submitted in one call, and `shoal ps` lists it.
 
     python bench/load.py [--jobs 2000] [--clients 4] [--gpus 4] [--policy fifo]
 """

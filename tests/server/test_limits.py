@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,11 @@ from typing import Any
 import pytest
 from tests.server.fakes import Here, run, server
 
+from shoal.cli import array_lines
+from shoal.core.events import Timer
+from shoal.core.limits import MONDAY_S, WEEK_S
 from shoal.executors.base import NodeInfo
-from shoal.server.api.models import UserChange
+from shoal.server.api.models import Array, Job, UserChange
 
 
 async def limited(here: Here, user: str, **limits: Any) -> None:
@@ -156,7 +160,7 @@ def test_waiting_jobs_beyond_the_limit_are_refused(tmp_path: Path) -> None:
     run(story())
 
 
-def test_a_used_up_quota_pauses_jobs_until_monday(tmp_path: Path) -> None:
+def test_a_job_without_any_quota_waits_until_monday(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, 4) as here:
             await limited(here, "ada", gpu_hours_per_week=0.0)
@@ -166,6 +170,46 @@ def test_a_used_up_quota_pauses_jobs_until_monday(tmp_path: Path) -> None:
             assert why["code"] == "QuotaExhausted"
             assert "has used 0.0 of 0 GPU hours of this week; the next begins in" in why["sentence"]
             assert 0 < why["evidence"]["frees_in_s"] <= 7 * 86400
+
+    run(story())
+
+
+def wakes_in_s(here: Here) -> float:
+    """Until the next decision that no event brings about."""
+    return float(here.loop._inbox._wake.when() - asyncio.get_running_loop().time())
+
+
+@pytest.mark.parametrize("kind", [{"gpus": "2", "resize": "never"}, {"gpus": "1..2"}])
+def test_a_used_up_quota_pauses_running_jobs_and_monday_resumes_them(
+    tmp_path: Path, kind: dict[str, str]
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 4, policy="max-min") as here:
+            now_s = here.loop.now_s()
+            monday_s = MONDAY_S + WEEK_S * math.ceil((now_s - MONDAY_S) / WEEK_S)
+            here.loop.clock.offset_s += monday_s + 86400 - now_s  # it is Tuesday now
+            await limited(here, "ada", gpu_hours_per_week=1.0)
+            job = (await here.submit(user="ada", **kind))["id"]
+            await here.until(lambda: here.gpus(job) == 2 and here.state(job) == "running", train=(job,))
+            other = (await here.submit("1"))["id"]
+            await here.until(lambda: here.gpus(other) == 1)
+            await decided(here)
+            assert 1700 < wakes_in_s(here) < 1801, "2 GPUs use up one GPU hour in half an hour"
+            here.loop.clock.offset_s += 1801
+            here.loop.take_in(Timer())
+            await here.until(lambda: here.gpus(job) == 0 and here.state(job) == "pending", train=(job,))
+            assert here.gpus(other) == 1
+            why = await reason(here, job)
+            assert why["code"] == "QuotaExhausted"
+            assert "has used 1.0 of 1 GPU hours of this week" in why["sentence"]
+            left_s = monday_s + WEEK_S - here.loop.now_s()
+            assert why["evidence"]["frees_in_s"] == pytest.approx(left_s, abs=60)
+            await decided(here)
+            assert wakes_in_s(here) <= left_s + 1
+            here.loop.clock.offset_s += left_s + 1
+            here.loop.take_in(Timer())
+            await here.until(lambda: here.gpus(job) == 2 and here.state(job) == "running", train=(job,))
+            assert here.loop.jobs[job].life.restarts == 0
 
     run(story())
 
@@ -450,15 +494,27 @@ def test_a_thousand_jobs_are_submitted_in_one_call(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, 8) as here:
             body = {"command": ["train"], "workdir": "/tmp", "array": "0-999%8", "name": "many"}
-            began = time.perf_counter()
+            before = here.control.store.last_event_id
             array = await here.post("/arrays", json=body, status=201)
-            took_s = time.perf_counter() - began
-            print(f"1,000 jobs were submitted in {took_s:.2f} s")
             assert array["tasks"] == 1000
+            assert here.control.store.last_event_id - before <= 1000 + 1
             assert len(here.loop.jobs) == 1000
             await here.until(lambda: len(here.fleet.running) == 8)
             again = await here.post("/arrays", json=body, status=409)
             assert "'many-0'" in again["error"]["message"]
+            other = await here.submit("1", name="other")
+            listed: list[Job] = []
+            page = await here.get("/jobs?active=true&limit=500")
+            while True:
+                listed += [Job.model_validate(item) for item in page["items"]]
+                if page["next"] is None:
+                    break
+                page = await here.get(f"/jobs?active=true&limit=500&cursor={page['next']}")
+            assert len(listed) == 1001
+            whole = Array.model_validate(await here.get(f"/arrays/{array['id']}"))
+            rows = array_lines.rows(listed, lambda _: whole)
+            assert [row[0] for row in rows] == ["other", "many[1000]"], other
+            assert rows[1][-1].startswith("8 running, 992 pending; ")
 
     run(story())
 
