@@ -81,10 +81,15 @@ def test_a_job_that_reaches_its_target_loss_saves_its_state_and_all_ranks_end_at
     job = shared.json("show", "target")
     assert job["state"] == "succeeded"
     assert "its loss reached" in job["message"]
-    kinds = [event["type"] for event in shared.json("events", "target", "--tail", "100")["items"]]
+    events = shared.json("events", "target", "--tail", "100")["items"]
+    kinds = [event["type"] for event in events]
     assert kinds.index("job.reached") < kinds.index("job.checkpoint") < kinds.index("job.succeeded")
+    lines = shared.json("logs", "target")["items"]
+    rule = "global batch 8 with 2 workers; learning rate x2 by the linear rule"
+    assert any(rule in line["text"] for line in lines), "what the batch rule did is in the log"
+    assert any(rule in event["message"] for event in events if event["type"] == "worker.note")
     steps = {0: [], 1: []}
-    for line in shared.json("logs", "target")["items"]:
+    for line in lines:
         if line["text"].startswith("done "):
             steps[line["rank"]].append(int(line["text"].split()[1]))
     assert steps[0] == steps[1], "all ranks trained the same steps"

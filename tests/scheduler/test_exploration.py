@@ -240,6 +240,34 @@ def test_other_gpu_types_are_tried_once_per_model_and_user() -> None:
     assert type_of(b) == "v100"
 
 
+def test_each_user_tries_a_type_that_no_measurement_came_from_once() -> None:
+    """The new node gives no measurements, so the model stays unknown there: one visit for ada, and one for bob."""
+    cluster = Cluster((Node("old", 4, "k80"), Node("new", 4, "v100")), (User("ada"), User("bob")))
+    lab = Lab("optimus", cluster)
+
+    def speed(gpus: int) -> float:
+        view = lab.scheduler.view
+        lab.silent = {
+            job
+            for job, t in zip(view.job_ids.tolist(), view.gpu_type.tolist())
+            if view.gpu_types[t] == "v100"
+        }
+        return 10.0 * gpus
+
+    a = lab.submit(speed, 2, 2, model="same", user="ada")
+    lab.turns(200)
+
+    def visits(job_id: int) -> int:
+        notes = [note for plan in lab.plans for note in plan.trials if note.began and note.job_id == job_id]
+        return sum("of v100" in note.sentence for note in notes)
+
+    assert visits(a) == 1
+    b = lab.submit(speed, 2, 2, model="same", user="bob")
+    again = lab.submit(speed, 2, 2, model="same", user="ada")
+    lab.turns(400)
+    assert (visits(a), visits(b), visits(again)) == (1, 1, 0)
+
+
 def test_trials_keep_to_the_multiples_of_a_job_with_a_step() -> None:
     lab = Lab(cluster=Cluster.pool(8, "v"))
     a, b = lab.submit(perfect, 2, 8, step=2), lab.submit(flat, 2, 8, step=2)
