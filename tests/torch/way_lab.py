@@ -15,6 +15,7 @@ from shoal.wire import events as ev
 
 WAYS = Path(__file__).parent / "scripts" / "ways.py"
 MISTAKES = Path(__file__).parent / "scripts" / "mistakes.py"
+SHARDED_WAYS = Path(__file__).parent / "scripts" / "sharded_ways.py"
 Rows = dict[str, list[dict[str, Any]]]
 
 

@@ -1,7 +1,8 @@
 """Comparing the workers: what must be equal on all of them, at each epoch and after each change of members.
 
 Always: learning rates, schedules, `job.state` and the order of the data, by a hash. In checked mode also parameters,
-batch-norm statistics and optimizer state, bit for bit.
+batch-norm statistics and optimizer state, bit for bit. Learning rates and plain values of `job.state` are compared in
+every step, too (see aside.py). If the latter differ, they are compared here after that step, and all get main's.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class Membership(Protocol):
     def wait(self, work: Any) -> bool: ...
 
 
+LONGEST_BITS = 10
+"""Values that differ in every step are given to all every 1,024 steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One thing that must be equal: its fingerprint, and how it is shown in an error."""
@@ -78,10 +83,13 @@ class StateCheck:
         self._after = -1
         self._epoch = -1
         self._told: set[str] = set()  # entries of which a note was given
+        self._given = 0  # how often steps have shown a difference, since the members have changed
+        self._next_look = 0
 
     def expect(self, after: int = -1) -> None:
         """The members have changed: compare once more than `after` steps are done and newcomers hold the state."""
         self._changed, self._after = True, after
+        self._given = self._next_look = 0
 
     def postpone(self) -> None:
         """Compare after one more step, which finds workers that are at different batches."""
@@ -90,13 +98,23 @@ class StateCheck:
     def run_if_due(self) -> None:
         """Between two steps. All members reach it after the same step."""
         session, epoch = self._session, self._order.position.epoch
-        due = self._changed or epoch != self._epoch
+        due = self._changed or epoch != self._epoch or self._step_shows_difference()
         if not due or session.growing or session.done <= self._after:
             return
         changed, self._changed, self._epoch, self._after = self._changed, False, epoch, -1
         if session.world_size > 1:
             session.arrived(session.done + 1)  # it waits for the others here
             self._compare(bits=changed and self._enabled)
+
+    def _step_shows_difference(self) -> bool:
+        """The same on all members. Values that differ in every step are looked at ever less often."""
+        buckets, done = self._replica.buckets, self._session.done
+        if buckets is None or not buckets.aside.states_differ or done < self._next_look:
+            return False
+        buckets.aside.states_differ = False
+        self._given += 1
+        self._next_look = done + (1 << min(self._given, LONGEST_BITS))
+        return True
 
     def _compare(self, bits: bool) -> None:
         state, size, generation = self._replica.state, self._session.world_size, self._session.generation
@@ -161,7 +179,7 @@ class StateCheck:
             self._told.add(name)
             self._note(
                 f"{name} differed between the workers ({values}); all have the value of {self._session.members[0]} "
-                "now, and from now on at each epoch and change of workers. Set it on every worker: x = job.mean(x), or "
+                "now, and from now on whenever it differs again. Set it on every worker: x = job.mean(x), or "
                 "x = job.broadcast(x)"
             )
         box = self._replica.box

@@ -76,7 +76,7 @@ class Checkpoints:
         self._steps, self._meter, self._files, self._sleep = steps, meter, files, sleep
         self.path, self._every_s, self._clock = path, every_s, clock
         self._saved_s = clock()
-        self._wanted: str | Path | None = None  # where the next checkpoint of a sharded model goes
+        self._wanted: list[str] = []  # where the next checkpoint of a sharded model goes
         self._done = 0  # of those the coordinator has asked for
 
     def save(self, path: str | Path | None = None) -> bool:
@@ -86,10 +86,7 @@ class Checkpoints:
             self._meter.note("checkpoint() has nowhere to write: give it a path, or init(checkpoint=...)")
             return False
         if self._replica.sharded is not None:
-            # All workers save together, after the step whose vote shows that one of them wants it.
-            self._replica.sharded.wants_checkpoint = self._steps.counts
-            self._wanted = target
-            return True
+            return self._request(str(target), self._replica.sharded)
         if not self._steps.counts or self._session.rank != 0:
             return True
         facts = self._facts()
@@ -106,8 +103,18 @@ class Checkpoints:
         self._saved_s = self._clock()
         return True
 
+    def _request(self, target: str, sharded: ShardSet | ShardGroups) -> bool:
+        """All workers of a sharded model save together, when they meet next: before the next step, or at the end."""
+        if self._steps.counts:
+            sharded.together.wants_checkpoint = True
+            if target not in self._wanted:
+                self._wanted.append(target)
+            if sharded.shards.collectives.size == 1:
+                return self._save_sharded(sharded)
+        return True
+
     def save_if_due(self) -> None:
-        """Between two steps: save if the interval is over or the coordinator has asked for it."""
+        """Between two steps: save if the interval is over, or the coordinator or the script has asked for it."""
         if self._every_s is not None and self._clock() - self._saved_s > self._every_s:
             self._saved_s = self._clock()
             self.save()
@@ -117,32 +124,36 @@ class Checkpoints:
             if self.path:
                 self.save()
         sharded = self._replica.sharded
-        if sharded is not None and (sharded.checkpoint_agreed or sharded.alone):
+        if sharded is not None and sharded.together.at_boundary():
             self._save_sharded(sharded)
 
     def save_last(self) -> None:
-        """At the end of training, where no vote follows: save a sharded model if a worker wants it."""
+        """At the end of training, where no boundary follows: save a sharded model if a worker wants it."""
         sharded = self._replica.sharded
-        if sharded is not None and sharded.agree_now():
+        if sharded is not None and sharded.together.at_end():
             self._save_sharded(sharded)
 
-    def _save_sharded(self, sharded: ShardSet | ShardGroups) -> None:
-        if not (sharded.wants_checkpoint or sharded.checkpoint_agreed):
-            return
-        sharded.wants_checkpoint = sharded.checkpoint_agreed = False
+    def _save_sharded(self, sharded: ShardSet | ShardGroups) -> bool:
+        sharded.together.wants_checkpoint = False
+        targets: list[str | None] = [*self._wanted] or [self.path]
+        self._wanted.clear()
         before = self._session.set_away(True)
-        saved = sharded.gather(self._facts())
-        target, self._wanted = self._wanted or self.path, None
-        step = self._order.position.step
-        if saved is not None and target is not None:
+        facts = self._facts()
+        step = facts["position"].step
+        saved, written = sharded.gather(facts), True
+        for target in targets if saved is not None else ():
+            if target is None:
+                continue
             try:
-                place = self._files.save(str(target), lambda file: torch.save(saved, file))
+                place = self._files.save(target, lambda file: torch.save(saved, file))
             except OSError as error:
                 self._meter.note(f"checkpoint at step {step} not written: {error}; the last one is kept")
+                written = False
             else:
                 self._meter.saved.append((place, step))
         self._saved_s = self._clock()
         self._session.set_away(before)
+        return written
 
     def save_sharded_for_pause(self, plan: Plan) -> None:
         """All workers give their rows to the first, which saves them."""

@@ -101,7 +101,12 @@ class Job:
         steps = Steps(session, replica, order, handover, vote, meter, sync)
         files = worker.files if worker is not None else StateFiles(note=meter.note)
         checkpoints = Checkpoints(session, replica, order, steps, meter, files, path, checkpoint_every_s)
-        meeting = Meeting(session, steps, lambda: change.halt(steps.holds, in_backward=False))
+        meeting = Meeting(
+            session,
+            steps,
+            lambda: change.halt(steps.holds, in_backward=False),
+            replica.meet_for_exchange,
+        )
         check = StateCheck(session, replica, order, meeting, meter.note, checked)
         change = Reconfiguration(
             session, replica, order, handover, vote, steps, checkpoints, check, meeting, meter
@@ -347,7 +352,29 @@ class Job:
 
         `options` (`num_workers`, `collate_fn`, ...) go to torch's DataLoader.
         """
-        return EvaluationLoader(self.parts.session, self.parts.meeting, dataset, batch_size, **options)
+        parts = self.parts
+        return EvaluationLoader(
+            parts.session,
+            parts.meeting,
+            lambda: parts.replica.sharded is not None,
+            dataset,
+            batch_size,
+            **options,
+        )
+
+    def evaluate(
+        self,
+        loader: EvaluationLoader,
+        step: Callable[[Any], Any],
+        weight: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """Go through a `job.eval_loader` with all workers: the mean of `step(batch)`, the same on every worker.
+
+        `step` returns the mean over its batch: a number, a tensor, or a dictionary or tuple of them. It runs without
+        gradients; call `model.eval()` yourself. `weight` is what a batch counts, if that is not its samples.
+        The result is exact at any number of workers. If a worker dies, its part goes to the others.
+        """
+        return loader.mean(step, weight)
 
     def epochs(self, count: int) -> Iterator[int]:
         """The epochs that are still to do, wherever the job stands."""
@@ -366,7 +393,7 @@ class Job:
 
     def sum(self, value: Any) -> Any:
         """The sum of all workers' values: numbers, or tensors of one shape."""
-        return sum_of(self.parts.meeting.exchange(lambda: value), value)
+        return sum_of(self.parts.meeting.exchange_of_script(lambda: value, parts=True), value)
 
     def mean(self, value: Any, weight: Any = None) -> Any:
         """The mean of all workers' values: numbers, or tensors of one shape.
@@ -375,15 +402,15 @@ class Job:
         what the loader's `weight` counts); after a pass over a `job.eval_loader`, the samples that it had there.
         """
         mine = float(weight) if weight is not None else self._weight_of_mean()
-        return mean_of(self.parts.meeting.exchange(lambda: (mine, value)), value)
+        return mean_of(self.parts.meeting.exchange_of_script(lambda: (mine, value), parts=True), value)
 
     def any(self, flag: Any) -> bool:
         """Whether the flag is true on any worker."""
-        return any(self.parts.meeting.exchange(lambda: bool(flag)))
+        return any(self.parts.meeting.exchange_of_script(lambda: bool(flag)))
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's value, in the order of ranks. Values may differ in size."""
-        return self.parts.meeting.exchange(lambda: value)
+        return self.parts.meeting.exchange_of_script(lambda: value, parts=True)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value. Give a function to let only rank 0 compute it: `job.broadcast(lambda: evaluate(model))`.
@@ -402,7 +429,7 @@ class Job:
                 made.append(value() if callable(value) else value)
             return made[0]
 
-        return self.parts.meeting.exchange(make)[0]
+        return self.parts.meeting.exchange_of_script(make)[0]
 
     def weigh(self, amount: Any) -> None:
         """What this worker's gradient of this step counts, in relation to the others': its tokens, for example.
@@ -413,11 +440,12 @@ class Job:
         self.parts.steps.weigh(float(amount))
 
     def _weight_of_mean(self) -> float:
-        amount = self.parts.steps.amount
-        if amount is not None:
-            return amount
+        """Of the last pass over an evaluation loader if it came after the last batch, otherwise of that batch."""
         evaluated = self.parts.meeting.evaluated_samples
-        return float(evaluated) if evaluated is not None else 1.0
+        if evaluated is not None:
+            return float(evaluated)
+        amount = self.parts.steps.amount
+        return amount if amount is not None else 1.0
 
     def log(self, **values: Any) -> None:
         """Values to report (the last of each is kept): numbers, or tensors of one element.

@@ -36,7 +36,7 @@ class Loop:
         self._session, self._replica, self._order, self._steps = session, replica, order, steps
         self._checkpoints, self._reconfiguration, self._meter = checkpoints, reconfiguration, meter
         self._meeting, self._check, self._rehearse = meeting, check, rehearse
-        self._in_epochs = False
+        self._began = self._in_epochs = False
         self._passes = 0  # over the loader, outside of `epochs`
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -45,20 +45,27 @@ class Loop:
         if self._should_rehearse():
             with self._steps.rehearsal():
                 yield 0
-        self._reconfiguration.join()
+        self._begin()
         self._in_epochs = True
         while order.position.epoch < count:
             self._session.set_away(True)
             yield order.position.epoch
-            if self.settle():
+            if not self.settle():  # its generation broke before this worker had the whole state
+                self._reconfiguration.join()
+            elif (
+                not self._steps.resume()
+            ):  # otherwise all have returned to an earlier step, perhaps of this epoch
                 if order.has_loader and not order.exhausted():
                     # Workers that have left their pass at different batches are found by the next step, not before.
                     self._check.postpone()
                 order.next_epoch()
-            else:  # its generation broke before this worker had the whole state
-                self._reconfiguration.join()
-        self._checkpoints.save_last()
         self.finish()
+
+    def _begin(self) -> None:
+        if not self._began:
+            self._replica.check_schedules()
+        self._began = True
+        self._reconfiguration.join()
 
     def finish(self) -> None:
         if self._in_epochs:
@@ -66,6 +73,8 @@ class Loop:
         stopped = self._in_epochs and self._order.position.epoch < self._order.epochs
         self._in_epochs = False
         if self._session.outside_shoal or self._session.training:
+            if self._session.joined:
+                self._checkpoints.save_last()
             self._reconfiguration.finish(self._order.place() if stopped else None)
 
     def _should_rehearse(self) -> bool:
@@ -91,11 +100,13 @@ class Loop:
                     "the script went through job.loader() a second time outside of job.epochs(): a worker that joins "
                     "later would not know its epoch. Write `for epoch in job.epochs(n)` instead of range(n)"
                 )
-            self._reconfiguration.join()
+            self._begin()
             self.settle()
             self._order.skip_finished_epoch()
         self._session.set_away(False)
         self._meeting.begin_pass()
+        self._steps.resume()
+        self._replica.mute(False)
 
     def end_pass(self) -> None:
         self._session.set_away(True)
@@ -104,6 +115,7 @@ class Loop:
         self._steps.open_rehearsal()
 
     def open_step(self, part: Part, first: bool, samples: int) -> None:
+        self._meeting.begin_batch()
         self._steps.open(part, first, samples)
 
     def weigh_part(self, amount: float) -> None:
@@ -120,6 +132,7 @@ class Loop:
         if not self._steps.redoes:
             self._checkpoints.save_if_due()
         self._reconfiguration.boundary()
+        self._steps.resume()
         return self._session.joined
 
     # Called by the gradient buckets

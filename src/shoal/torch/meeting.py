@@ -28,7 +28,13 @@ class Members(Protocol):
     """Who takes part: a `Session`."""
 
     @property
+    def name(self) -> str: ...
+
+    @property
     def joined(self) -> bool: ...
+
+    @property
+    def retreated(self) -> bool: ...
 
     @property
     def rank(self) -> int: ...
@@ -64,14 +70,22 @@ class Progress(Protocol):
 
 
 class Meeting:
-    """`halt` makes this worker continue in the generation of the survivors."""
+    """`halt` makes this worker continue in the generation of the survivors, `meet` checks that all are here."""
 
-    def __init__(self, members: Members, steps: Progress, halt: Callable[[], None]) -> None:
-        self._members, self._steps, self._halt = members, steps, halt
+    def __init__(
+        self,
+        members: Members,
+        steps: Progress,
+        halt: Callable[[], None],
+        meet: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._members, self._steps, self._halt, self._meet = members, steps, halt, meet
         self._mark = 0  # the generation, and how many exchanges are completed in it
         self._received: list[bytes] | None = None  # those of the present exchange, until its vote is over
-        #: Samples of this worker in the last pass over an evaluation loader. None: there was none since the last step.
+        #: Samples of this worker in the last pass over an evaluation loader. None: there was none since the last batch.
         self.evaluated_samples: int | None = None
+        #: The workers that had a part in that pass.
+        self.evaluators: tuple[str, ...] = ()
         #: A newcomer is in the part of the script before its first batch, which the others have passed.
         self._waits_for_pass = False
 
@@ -79,7 +93,12 @@ class Meeting:
         self._waits_for_pass = True
 
     def begin_pass(self) -> None:
-        self._waits_for_pass, self.evaluated_samples = False, None
+        self._waits_for_pass = False
+        self.begin_batch()
+
+    def begin_batch(self) -> None:
+        """What follows is about a batch of the training, and not about the last evaluation."""
+        self.evaluated_samples, self.evaluators = None, ()
 
     @property
     def is_muted(self) -> bool:
@@ -90,6 +109,24 @@ class Meeting:
     @property
     def is_alone(self) -> bool:
         return self.is_muted or self._members.world_size == 1
+
+    def exchange_of_script(self, make: Callable[[], Any], parts: bool = False) -> list[Any]:
+        """As `exchange`, for `job.mean` and the like. `parts`: of each worker's part of the last evaluation."""
+        members = self._members
+        if not (members.joined or self._steps.rehearsing or members.retreated):
+            raise RuntimeError(
+                "before job.epochs() the workers do not know each other, and each would get its own value: call "
+                "job.mean, job.sum, job.any, job.gather and job.broadcast within `for epoch in job.epochs(n)`. What "
+                "follows from a seed or a file is the same on every worker anyway; job.once(name) is true on one"
+            )
+        found = self.exchange(lambda: (members.name, make()))
+        missing = set(self.evaluators) - {name for name, _ in found}
+        if parts and missing and not self.is_muted:
+            raise RuntimeError(
+                f"{', '.join(sorted(missing))} was lost after its part of the evaluation, and its result with it: use "
+                "job.evaluate(loader, f), which gives that part to the others"
+            )
+        return [value for _, value in found]
 
     def exchange(self, make: Callable[[], Any]) -> list[Any]:
         """The values of all workers that have a part in the present step, in rank order.
@@ -115,6 +152,7 @@ class Meeting:
     def _gather(self, mine: bytes) -> list[bytes] | None:
         """All members' values, in rank order. None: it broke."""
         self._mark = max(self._mark, self._members.generation << GENERATION_BITS)
+        self._meet()
         self._members.exchanges()
         self._received = self._swap(mine)
         if self._received is None:

@@ -114,6 +114,7 @@ class Reconfiguration:
         self._meeting.begin_as_newcomer()
         if self._replica.shard_set is not None:
             self._resharded(self._replica.shard_set.join(plan, incoming))
+            self._replica.mute(True)  # until its first batch: the others are in steps, and do not evaluate
             return
         if self._replica.several:
             if handover.receive_first(plan):

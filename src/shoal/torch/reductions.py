@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,3 +40,45 @@ def _same_shape(value: Any, like: Tensor) -> Tensor:
             "shape first, or use job.gather"
         )
     return found
+
+
+class WeightedSum:
+    """A weighted sum of values: numbers, tensors, or dictionaries and sequences of them."""
+
+    def __init__(self) -> None:
+        self.weight = 0.0
+        self._sum: Any = None
+
+    def add(self, value: Any, weight: float) -> None:
+        if weight:
+            self._add(_mapped(lambda v: _double(v) * weight, value), weight)
+
+    def add_sum(self, other: WeightedSum) -> None:
+        if other.weight:
+            self._add(other._sum, other.weight)
+
+    def _add(self, weighted: Any, weight: float) -> None:
+        self._sum = weighted if self._sum is None else _mapped(lambda a, b: a + b, self._sum, weighted)
+        self.weight += weight
+
+    def mean(self) -> Any:
+        """Floats for numbers and tensors of one element, tensors for others."""
+        return _mapped(lambda v: _plain(v / self.weight), self._sum)
+
+
+def _mapped(f: Callable[..., Any], first: Any, *others: Any) -> Any:
+    if isinstance(first, dict):
+        return {key: _mapped(f, value, *(o[key] for o in others)) for key, value in first.items()}
+    if isinstance(first, (list, tuple)):
+        return type(first)([_mapped(f, *values) for values in zip(first, *others, strict=True)])
+    return f(first, *others)
+
+
+def _double(value: Any) -> Any:
+    return value.detach().cpu().double() if isinstance(value, Tensor) else float(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else value.to(torch.get_default_dtype())
+    return value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from shoal.torch.gradients import GradientBuckets
+from shoal.torch.schedules import check_registered
 from shoal.torch.state import ModelState, StateBox
 from torch import nn
 
@@ -85,6 +86,11 @@ class Replica:
         if self.sharded is not None:
             self.sharded.shards.mute(on)
 
+    def meet_for_exchange(self) -> None:
+        """The workers of a sharded model exchange values of the script: all of them must do that now."""
+        if self.sharded is not None:
+            self.sharded.together.at_exchange()
+
     def check_empty(self) -> None:
         if self._state is not None:
             raise RuntimeError(
@@ -111,25 +117,37 @@ class Replica:
         """A sharded model: over all workers, or over groups of them."""
         self._state, self.shard_set, self.shard_groups = state, shard_set, shard_groups
         self.buckets = cast(GradientBuckets | None, buckets)  # it has their interface
+        self._remember([state.model], state.optimizers)
 
     def wrap(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.check_empty()
         self._state = ModelState(models, optimizers, self.box)
+        self._remember(models, optimizers)
+
+    def _remember(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._wrapped = tuple(models), tuple(optimizers), _parameters(models, optimizers)
 
+    def check_schedules(self) -> None:
+        """Refuse schedules of the learning rate that would not travel."""
+        if self._wrapped is not None:
+            check_registered(self._wrapped[1], [*self.box.values(), *self.box.own.values()])
+
     def check_unchanged(self) -> None:
-        """Parameters that came, went or moved after `wrap` are in no bucket: the workers would diverge."""
+        """Parameters that came, went or moved after `wrap` or `shard` are not summed: the workers would diverge."""
         if self._wrapped is None:
             return
+        if self.sharded is not None:
+            self.sharded.shards.release()  # an evaluation leaves gathered parameters in the place of the sharded ones
         models, optimizers, before = self._wrapped
         now = _parameters(models, optimizers)
         if now.keys() == before.keys() and all(now[key][1:] == before[key][1:] for key in now):
             return
         changed = [v[0] for k, v in now.items() if k not in before or v[1:] != before[k][1:]]
         changed += [v[0] for k, v in before.items() if k not in now]
+        call = "job.shard()" if self.sharded is not None else "job.wrap()"
         raise RuntimeError(
-            f"the model or its optimizer was changed after job.wrap(): {', '.join(changed[:3])}. Build the model, load "
-            "its weights, move it to its device and type, and make the optimizer before job.wrap()"
+            f"the model or its optimizer was changed after {call}: {', '.join(changed[:3])}. Build the model, load its "
+            f"weights, move it to its device and type, and make the optimizer before {call}"
         )
 
     def synchronize(

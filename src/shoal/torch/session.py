@@ -68,7 +68,7 @@ class Session:
 
     @property
     def name(self) -> str:
-        return self._worker.name
+        return "alone" if self.outside_shoal else self._worker.name
 
     @property
     def job(self) -> str:

@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 import random
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -66,6 +67,13 @@ class StateBox(dict[str, Any]):
         schedulers = {k: v.state_dict() for k, v in everything.items() if isinstance(v, LRScheduler)}
         return small | schedulers
 
+    def quick_hash(self) -> int:
+        """Of the script's plain values, alone or in small collections: it is computed in every step."""
+        if not self:
+            return 0
+        plain = {k: _plain(v) for k, v in self.items()}
+        return zlib.crc32(repr({k: v for k, v in sorted(plain.items()) if v is not None}).encode())
+
     def restore(self, saved: dict[str, Any]) -> None:
         for key, value in saved.items():
             home, name = (self.own, key.removeprefix(OWN)) if key.startswith(OWN) else (self, key)
@@ -74,6 +82,23 @@ class StateBox(dict[str, Any]):
                 mine.load_state_dict(value)
             else:
                 home[name] = value
+
+
+MOST_PLAIN = 64
+"""Elements of a collection that is compared in every step."""
+
+
+def _plain(value: Any) -> Any:
+    """Numbers and strings, or a small collection of them. None for everything else."""
+    if isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        return value.item()
+    if isinstance(value, dict) and len(value) <= MOST_PLAIN:
+        return sorted((repr(k), _plain(v)) for k, v in value.items())
+    if isinstance(value, (list, tuple)) and len(value) <= MOST_PLAIN:
+        return [_plain(v) for v in value]
+    return None
 
 
 def random_state(cuda: bool) -> dict[str, Any]:

@@ -118,6 +118,9 @@ class Steps:
         #: Whether the optimizer step of the last step was applied: not between two micro-batches.
         self.stepped = True
         self.rehearsing = False
+        #: All workers have returned to an earlier step, from outside of one: what the script does has no effect until
+        #: its next step or epoch.
+        self._rewound = False
         #: Model and optimizer are no longer as the script made them, though no step of the job was done on them.
         self.altered = False
         #: Optimizer steps of the present step that were applied before it broke and is done again.
@@ -128,7 +131,7 @@ class Steps:
     def counts(self) -> bool:
         """Whether what the script does now is part of the job's training."""
         real = self.present is None or self.present.kind is StepKind.REAL
-        return real and not self.rehearsing and not self._session.retreated
+        return real and not self.rehearsing and not self._session.retreated and not self._rewound
 
     @property
     def weight(self) -> float:
@@ -154,7 +157,7 @@ class Steps:
     def is_void(self) -> bool:
         """What the script does now has no effect: a step is done again, or this worker has to join again."""
         void = self.present is not None and self.present.kind is StepKind.VOID
-        return void or self._session.retreated
+        return void or self._session.retreated or self._rewound
 
     @property
     def observes(self) -> bool:
@@ -292,7 +295,12 @@ class Steps:
             buckets.good = None  # a single member never does a step again
             return
         part, place = step.parts[step.backwards], self._order.position
-        buckets.aside.set_place((place.epoch, place.cursor, step.syncs), self._replica.state.rates())
+        buckets.aside.set_place(
+            (place.epoch, place.cursor, step.syncs),
+            self._replica.state.rates(),
+            self._replica.box.quick_hash(),
+            place.step,
+        )
         buckets.aside.amount = self._counted(step)
         buckets.aside.checks = step.kind is StepKind.REAL
         if step.kind is StepKind.CATCH_UP:
@@ -368,8 +376,6 @@ class Steps:
             voted = self._vote.cast(handover.rest_fits)
         if voted:
             handover.rest_fits_next = self._vote.rest_fits
-            if self._replica.shard_set is not None:
-                self._replica.shard_set.heard(self._vote.fitting)
         holds = summed and received
         if not (holds and voted):
             return Outcome.HELD if holds else Outcome.LOST
@@ -512,6 +518,16 @@ class Steps:
         if self.present is not None:
             self.broke()
             self._make_void(self.present)
+        else:
+            self._rewound = True
+            self._replica.mute(True)
+
+    def resume(self) -> bool:
+        """The next step begins, or the next epoch. Returns whether all had returned to an earlier step."""
+        rewound, self._rewound = self._rewound, False
+        if rewound:
+            self._replica.mute(False)
+        return rewound
 
     def retreat(self) -> None:
         """This worker has only part of the state: the rest of the loop's body has no effect."""

@@ -61,8 +61,6 @@ class Vote:
         self.early_generation = 0
         #: Whether all contributors said in the last vote that one window is enough for the rest.
         self.rest_fits = False
-        #: How many members said so.
-        self.fitting = 0
 
     def cast(self, fits: Callable[[int], bool]) -> bool:
         """Vote and wait for the result. False: the vote broke. `fits` is asked with this member's flag."""
@@ -74,7 +72,6 @@ class Vote:
         if not self._voters.wait(work):
             return False
         raised, fitting, total = count(int(self._ballots))
-        self.fitting = fitting
         self.rest_fits = fitting == len(self._voters.contributors)
         size = self._voters.world_size
         if flag and raised == size and total == size * flag:

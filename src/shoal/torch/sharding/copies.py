@@ -2,10 +2,10 @@
 
 Every n steps each worker copies its rows and gives the copy to the next worker of the layout, too. When a worker is
 lost, all return to the step of the copies. Cost: twice the memory of a worker's own rows with their optimizer state
-(its own copy and its neighbour's), and sending them once every n steps.
+(its own copy and its neighbour's), four times while they are renewed, and sending them once every n steps.
 
-A worker may die while the copies are renewed. So the former copies are kept until a step has ended after the new ones:
-its vote completes only if every worker has entered it, which it does with complete new copies.
+A worker may die while the copies are renewed. So the former copies are kept until an all-reduce has ended after the new
+ones: it completes only if every worker has entered it, which it does with complete new copies.
 """
 
 from __future__ import annotations
@@ -21,15 +21,22 @@ from shoal.torch.sharding.reshard import span
 from shoal.torch.sharding.shards import Held, Shards
 from torch import Tensor
 
+STEP_BITS = 40
+
 
 @dataclass(frozen=True, slots=True)
 class Copies:
     """All of one step. The keys are the number of the parameter and the name of the optimizer state."""
 
     step: int
+    number: int  # of later copies it is larger, also of those of the same step in another layout
     layout: tuple[str, ...]
     description: bytes
     rows: dict[str, dict[tuple[int, str | None], Tensor]]  # worker -> its rows
+
+
+def number_of(step: int, generation: int) -> int:
+    return (generation << STEP_BITS) + step
 
 
 def holder(layout: Sequence[str], worker: str, survivors: Sequence[str]) -> str | None:
@@ -44,7 +51,7 @@ class Neighbours:
         self.present: Copies | None = None
         self._former: Copies | None = None
 
-    def refresh(self, step: int, description: bytes) -> bool:
+    def refresh(self, step: int, generation: int, description: bytes) -> bool:
         """Copy this worker's rows here and to the next worker. False if it broke."""
         shards = self._shards
         layout = shards.members
@@ -62,7 +69,18 @@ class Neighbours:
                 number += 1
             if len(layout) > 1 and not self._exchange(keys, mine, rows[shards.me], rows[before]):
                 return False
-        self._former, self.present = self.present, Copies(step, layout, description, rows)
+        self._former, self.present = (
+            self.present,
+            Copies(step, number_of(step, generation), layout, description, rows),
+        )
+        return self._confirm()
+
+    def _confirm(self) -> bool:
+        """Free the former copies once every worker has the new ones. False if it broke."""
+        group = self._shards.collectives
+        if group.size > 1 and not group.all_reduce(torch.zeros(1)):
+            return False
+        self._former = None
         return True
 
     def _exchange(
@@ -94,13 +112,10 @@ class Neighbours:
             other[number, name] = part.clone().view(own[number, name].dtype).view(shape)
         return True
 
-    def confirmed(self) -> None:
-        """A step has ended since the last copies: every worker has them."""
-        self._former = None
-
-    def use(self, step: int) -> Copies | None:
-        """Those of this step. Later ones are not complete everywhere."""
-        found = next((c for c in (self.present, self._former) if c is not None and c.step == step), None)
+    def use(self, number: int) -> Copies | None:
+        """Those with this number. Later ones are not complete everywhere."""
+        both = (self.present, self._former)
+        found = next((c for c in both if c is not None and c.number == number), None)
         if found is not None:
             self.present, self._former = found, None
         return found

@@ -15,10 +15,10 @@ import torch
 from shoal.torch.aside import WIDTH, Aside
 from shoal.torch.gradients import Sync
 from shoal.torch.sharding import private
+from shoal.torch.sharding.private import Sharded
 from shoal.torch.sharding.shards import Shards
+from shoal.torch.sharding.together import Point, Together
 from torch import Tensor
-
-EVALUATION = -1  # instead of a step's number
 
 
 class Summed:
@@ -43,9 +43,14 @@ class NoBucket:
 
 class ShardGradients:
     def __init__(
-        self, shards: Shards, complete: Callable[[], None], part_complete: Callable[[], None]
+        self,
+        shards: Shards,
+        together: Together,
+        complete: Callable[[], None],
+        part_complete: Callable[[], None],
     ) -> None:
-        self._shards, self._complete, self._part_complete = shards, complete, part_complete
+        self._shards, self._together = shards, together
+        self._complete, self._part_complete = complete, part_complete
         self.aside = Aside()
         self._numbers = torch.zeros(WIDTH)
         self.works: list[Any] = [Summed(shards)]
@@ -53,9 +58,8 @@ class ShardGradients:
         self.good: Any = None
         self.good_on_host = None
         self._frozen = [s for s in shards.all() if not s.param.requires_grad]
-        self._weight, self._last = 1.0, True
+        self._weight, self._first, self._last = 1.0, True, True
         self._armed = self._closed = self._queued = False
-        self._step = 0
         private.use(shards.model, self._gather, self._scatter, self._reduced)
         shards.model.register_forward_pre_hook(self._before_forward, prepend=True)
         shards.model.register_forward_hook(self._after_forward)
@@ -78,6 +82,8 @@ class ShardGradients:
                 "backward() was called twice for one batch: add the losses up and call it once"
             )
         if self._armed and not self._queued:
+            if self._first and self.aside.amount is not None:
+                self._check_empty([s for s in self._shards.all() if s.param.requires_grad])
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
 
@@ -93,12 +99,20 @@ class ShardGradients:
             self._shards.collectives.all_reduce(self._numbers)  # if it broke, the vote does not take place
         self._complete()
 
+    def _check_empty(self, trained: list[Sharded]) -> None:
+        """torch adds to gradients that are still there, and they are sums of the whole step already."""
+        kept = [s.param.grad for s in trained if s.param.grad is not None]
+        if kept and any(bool(private.local_of(grad).any()) for grad in kept):
+            raise RuntimeError(
+                "the gradients of the last step are still there: call optimizer.zero_grad() in each"
+            )
+
     # All workers must run the model together
 
     def _before_forward(self, module: Any, args: Any) -> None:
         """An evaluation: a worker alone would wait for the others, or take their layers for its own."""
         if not self._armed and not self._closed and self._shards.collectives.size > 1:
-            self._meet(EVALUATION)
+            self._together.meet(Point.EVALUATION)
 
     def _after_forward(self, module: Any, args: Any, output: Any) -> None:
         """An evaluation that broke must not return numbers that are wrong. A step that broke is done again."""
@@ -112,26 +126,15 @@ class ShardGradients:
             "start the job again from its last checkpoint (--max-restarts does it by itself)"
         )
 
-    def _meet(self, code: int) -> None:
-        """Check that all workers begin the same step, or an evaluation."""
-        group = self._shards.collectives
-        total = torch.tensor([code])
-        if group.size > 1 and group.all_reduce(total) and int(total) != group.size * code:
-            raise RuntimeError(
-                "the workers do not run the sharded model together: every worker must run it for an evaluation, "
-                "with the same number of batches, and not only the one with job.is_main"
-            )
-
     # The interface of GradientBuckets
 
     def arm(
         self, group: Any, sync: Sync, weight: float, first: bool, last: bool, share: float | None = None
     ) -> None:
-        self._weight, self._last = weight, last
+        self._weight, self._first, self._last = weight, first, last
         self._armed, self._closed, self._queued = True, False, False
         if first:
-            self._step += 1
-            self._meet(self._step)
+            self._together.step_begins()
 
     def reweigh(self, weight: float) -> None:
         self._weight = weight
@@ -153,8 +156,8 @@ class ShardGradients:
             self.aside.total = 0.0
 
     def restart(self) -> None:
-        """The workers have changed: all of them count steps from here."""
-        self._step = 0
+        """The workers have changed."""
+        self._together.restart()
         self._armed = self._closed = self._queued = False
 
     def renew(self) -> None:

@@ -17,11 +17,11 @@ from shoal.torch.sharding import private
 from shoal.torch.sharding.gradients import ShardGradients, Summed
 from shoal.torch.sharding.private import Sharded
 from shoal.torch.sharding.shards import Shards
+from shoal.torch.sharding.together import Together
 from torch import Tensor
 
 BUCKET_BYTES = 25 << 20
-CHECKPOINT = WIDTH  # in the last bucket, after the numbers: how many workers want a checkpoint
-FLAGS = WIDTH + 1  # and then, for each parameter: how many workers have a gradient
+FLAGS = WIDTH  # in the last bucket, after the numbers, for each parameter: how many workers have a gradient
 
 
 class GroupGradients(ShardGradients):
@@ -30,17 +30,16 @@ class GroupGradients(ShardGradients):
     def __init__(
         self,
         shards: Shards,
+        together: Together,
         session: Session,
         complete: Callable[[], None],
         part_complete: Callable[[], None],
     ) -> None:
-        super().__init__(shards, complete, part_complete)
+        super().__init__(shards, together, complete, part_complete)
         self._session = session
         self._group: Any = None
         self._sync: Sync | None = None
-        self._observing = self._first = False
-        self.wants_checkpoint = False
-        self.checkpoint_agreed = False
+        self._observing = False
         self.refresh()
 
     def refresh(self) -> None:
@@ -71,25 +70,19 @@ class GroupGradients(ShardGradients):
     def arm(
         self, group: Any, sync: Sync, weight: float, first: bool, last: bool, share: float | None = None
     ) -> None:
-        self._group, self._sync, self._observing, self._first = group, sync, False, first
+        self._group, self._sync, self._observing = group, sync, False
         super().arm(group, sync, weight, first, last, share)
 
     def _reduced(self, layer: int, part: Tensor) -> None:
+        # Here always: what is still there is a sum over all groups already.
         if self._armed and not self._queued and self._first and not self._observing:
-            self._check_empty()
+            self._check_empty(self._trained)
         super()._reduced(layer, part)
-
-    def _check_empty(self) -> None:
-        """torch adds to gradients that are still there, and they are sums over all groups already."""
-        kept = [s.param.grad for s in self._trained if s.param.grad is not None]
-        if kept and any(bool(private.local_of(grad).any()) for grad in kept):
-            raise RuntimeError(
-                "the gradients of the last step are still there: call optimizer.zero_grad() in each"
-            )
 
     def watch(self, last: bool = True) -> None:
         """For a newcomer: only call `complete` at the end of the next backward. It receives the others' sums."""
         self._observing, self._last = True, last
+        self._together.step_begins()
         self._armed, self._closed, self._queued = True, False, False
 
     def let_go(self) -> None:
@@ -118,7 +111,6 @@ class GroupGradients(ShardGradients):
         if self._shards.collectives.broken:
             return
         self.aside.write(self._numbers[:WIDTH])
-        self._numbers[CHECKPOINT] = float(self.wants_checkpoint)
         self._numbers[FLAGS:] = torch.tensor([float(s.param.grad is not None) for s in self._trained])
         replicas = self._session.replica_group
         assert self._sync is not None
@@ -141,7 +133,6 @@ class GroupGradients(ShardGradients):
     def install(self, keep_stats: bool = True) -> None:
         """The sums become the gradients. A parameter that no worker used has none."""
         self.aside.read(self._numbers[:WIDTH])
-        self.checkpoint_agreed = self.checkpoint_agreed or bool(self._numbers[CHECKPOINT] > 0)
         if self._filled:
             users = self._numbers[FLAGS:].tolist()
             for slot, sharded, count in zip(self._slots, self._trained, users):

@@ -20,6 +20,7 @@ from shoal.torch.sharding.group_gradients import GroupGradients
 from shoal.torch.sharding.group_shards import GroupShards
 from shoal.torch.sharding.group_state import GroupState
 from shoal.torch.sharding.private import Collectives
+from shoal.torch.sharding.together import Together
 from shoal.torch.state import seed_all
 from shoal.wire.messages import Plan
 
@@ -32,43 +33,15 @@ class ShardGroups:
         shards: GroupShards,
         state: GroupState,
         gradients: GroupGradients | None,
+        together: Together,
         note: Callable[[str], None],
         size: int,
     ) -> None:
         self._session, self._order, self._note, self._size = session, order, note, size
         self.shards, self._state, self._gradients = shards, state, gradients
+        self.together = together
 
     # Checkpoints: the first group gathers, and its first worker saves
-
-    @property
-    def wants_checkpoint(self) -> bool:
-        return self._gradients is not None and self._gradients.wants_checkpoint
-
-    @wants_checkpoint.setter
-    def wants_checkpoint(self, wants: bool) -> None:
-        if self._gradients is not None:
-            self._gradients.wants_checkpoint = wants
-
-    @property
-    def checkpoint_agreed(self) -> bool:
-        return self._gradients is not None and self._gradients.checkpoint_agreed
-
-    @checkpoint_agreed.setter
-    def checkpoint_agreed(self, agreed: bool) -> None:
-        if self._gradients is not None:
-            self._gradients.checkpoint_agreed = agreed
-
-    @property
-    def alone(self) -> bool:
-        return self.shards.collectives.size == 1
-
-    def agree_now(self) -> bool:
-        """Outside a step: whether a worker of the first group wants a checkpoint."""
-        if self._session.rank >= self._size:
-            return False
-        count = torch.tensor([int(self.wants_checkpoint)])
-        self.checkpoint_agreed = self.shards.collectives.all_reduce(count) and int(count) > 0
-        return self.checkpoint_agreed
 
     def gather(self, facts: dict[str, Any]) -> dict[str, Any] | None:
         """The whole state at rank 0. None elsewhere, or if it broke."""
@@ -178,11 +151,11 @@ def make_shard_groups(
 ) -> None:
     """Let the job train this sharded model in groups of `size` workers."""
     state = GroupState(shards, replica.box, size)
+    together = Together(shards)
     gradients = None
     if not session.outside_shoal:
-        gradients = GroupGradients(shards, session, end_of_backward, part_done)
-    replica.use(
-        state, gradients, shard_groups=ShardGroups(session, order, shards, state, gradients, note, size)
-    )
+        gradients = GroupGradients(shards, together, session, end_of_backward, part_done)
+    groups = ShardGroups(session, order, shards, state, gradients, together, note, size)
+    replica.use(state, gradients, shard_groups=groups)
     if replica.on_gpu and not session.outside_shoal:
         session.use_gpu()

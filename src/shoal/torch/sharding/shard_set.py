@@ -18,6 +18,7 @@ from shoal.torch.sharding.gradients import ShardGradients
 from shoal.torch.sharding.private import Collectives
 from shoal.torch.sharding.shards import Shards
 from shoal.torch.sharding.state import ShardedState
+from shoal.torch.sharding.together import Together
 from shoal.torch.state import random_state, seed_all, set_random_state
 from shoal.wire.messages import Plan
 
@@ -38,6 +39,7 @@ class ShardSet:
         shards: Shards,
         state: ShardedState,
         gradients: ShardGradients | None,
+        together: Together,
         note: Callable[[str], None],
         copy_every: int | None,
         checked: bool,
@@ -46,28 +48,7 @@ class ShardSet:
         self.shards, self._state, self._gradients = shards, state, gradients
         self._checked = checked
         self.neighbours = Neighbours(shards, copy_every) if copy_every else None
-        #: A checkpoint is wanted: by the script, the interval or the coordinator. Said in the next vote.
-        self.wants_checkpoint = False
-        #: The vote has shown that some worker wants a checkpoint: all of them save after this step.
-        self.checkpoint_agreed = False
-
-    # The vote. Its second count is free here: nobody receives state over several steps.
-
-    def said(self, flag: int) -> bool:
-        return self.wants_checkpoint
-
-    def heard(self, count: int) -> None:
-        self.checkpoint_agreed = self.checkpoint_agreed or count > 0
-
-    @property
-    def alone(self) -> bool:
-        return self.shards.collectives.size == 1
-
-    def agree_now(self) -> bool:
-        """Outside a step: whether some worker wants a checkpoint. All workers call it."""
-        count = torch.tensor([int(self.wants_checkpoint)])
-        self.checkpoint_agreed = self.shards.collectives.all_reduce(count) and int(count) > 0
-        return self.checkpoint_agreed
+        self.together = together
 
     def gather(self, facts: dict[str, Any]) -> dict[str, Any] | None:
         """The whole state at the first worker. All workers call it."""
@@ -177,15 +158,17 @@ class ShardSet:
         """Between two steps. False if it broke."""
         if self.neighbours is None:
             return True
-        if self.neighbours.present is not None and self._order.position.step > self.neighbours.present.step:
-            self.neighbours.confirmed()
-        return self._order.position.step % self.neighbours.every != 0 or self._copy()
+        step, present = self._order.position.step, self.neighbours.present
+        if present is not None and present.step == step:
+            return True  # made when the workers changed, or all have returned to them
+        return step % self.neighbours.every != 0 or self._copy()
 
     def _copy(self) -> bool:
         if self.neighbours is None:
             return True
         facts = {**self._order.facts(), "random": random_state(self._session.on_gpu)}
-        return self.neighbours.refresh(self._order.position.step, self._state.describe(facts))
+        step, generation = self._order.position.step, self._session.generation
+        return self.neighbours.refresh(step, generation, self._state.describe(facts))
 
     # A lost worker
 
@@ -214,13 +197,13 @@ class ShardSet:
 
     def _return_to_copies(self, plan: Plan, group: Collectives) -> bool | None:
         """None: there are no copies of all rows."""
-        mine = self.neighbours.present.step if self.neighbours and self.neighbours.present else NEVER
-        step = torch.tensor([mine])
-        if not group.all_reduce(step, torch.distributed.ReduceOp.MIN):
+        mine = self.neighbours.present.number if self.neighbours and self.neighbours.present else NEVER
+        oldest = torch.tensor([mine])
+        if not group.all_reduce(oldest, torch.distributed.ReduceOp.MIN):
             return False
-        if self.neighbours is None or int(step) == NEVER:
+        if self.neighbours is None or int(oldest) == NEVER:
             return None
-        copies = self.neighbours.use(int(step))
+        copies = self.neighbours.use(int(oldest))
         sources = self._sources(copies, plan) if copies is not None else ()
         # A worker that joined after the copies has none, and does not know the layout.
         layout = share(group, pickle.dumps((sources, copies.description)) if copies is not None else None)
@@ -235,7 +218,7 @@ class ShardSet:
             set_random_state(facts["random"])
         held = self.neighbours.held(copies) if copies is not None else (lambda sharded, name: [])
         done = self.shards.change(plan.members, group, plan.members, group, old=sources, held=held)
-        self._note(f"a worker was lost: continued from the copies of step {int(step)}")
+        self._note(f"a worker was lost: continued from the copies of step {self._order.position.step}")
         return done
 
     @staticmethod
@@ -291,8 +274,11 @@ def make_shard_set(
 ) -> None:
     """Let the job train this sharded model."""
     state = ShardedState(shards, replica.box)
-    gradients = None if session.outside_shoal else ShardGradients(shards, end_of_backward, part_done)
-    shard_set = ShardSet(session, order, shards, state, gradients, note, copy_every, checked)
+    together = Together(shards)
+    gradients = None
+    if not session.outside_shoal:
+        gradients = ShardGradients(shards, together, end_of_backward, part_done)
+    shard_set = ShardSet(session, order, shards, state, gradients, together, note, copy_every, checked)
     replica.use(state, gradients, shard_set=shard_set)
     if replica.on_gpu and not session.outside_shoal:
         session.use_gpu()

@@ -44,7 +44,11 @@ class Shards:
         """Let collectives end at once, without a result. What was gathered in this way is dropped at the end."""
         self.collectives.muted = on
         if not on:
-            private.release(self.model)
+            self.release()
+
+    def release(self) -> None:
+        """Free parameters that are still gathered."""
+        private.release(self.model)
 
     def slots(self, sharded: Sharded) -> dict[str, Any]:
         found: dict[str, Any] = self.optimizer.state.get(sharded.param, {})
