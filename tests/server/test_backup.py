@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shoal.executors.keeper import start_time
+from shoal.server.high_water import HighWater, continue_ids
 from shoal.server.home import Home
 from shoal.server.loop.clock import Clock, go_on
 from shoal.server.record_check import WrongRecord, check_record, refuse_missing_database
@@ -62,6 +63,73 @@ def test_an_id_continues_after_the_directories_on_both_databases(database: str, 
         assert change.add_job(**row) == 42
     store.close()
     home.release()
+
+
+def test_ids_of_events_arrays_and_tokens_are_not_given_again_after_a_restore(tmp_path: Path) -> None:
+    home, backup = tmp_path / "home", tmp_path / "backup.db"
+    array = {"command": ["true"], "workdir": "/", "gpus": "1", "array": "0-1"}
+
+    async def story() -> None:
+        fleet = Fleet(1)
+        async with server(home, fleet=fleet) as here:
+            first = (await here.submit("1"))["id"]
+            with sqlite3.connect(home / "shoal.db") as source, sqlite3.connect(backup) as target:
+                source.backup(target)
+            made = await here.post("/arrays", json=array, status=201)
+            token = await here.post("/tokens", json={}, status=201)
+        with sqlite3.connect(home / "shoal.db") as connection:
+            (last,) = connection.execute("select max(id) from events").fetchone()
+        for path in home.glob("shoal.db*"):
+            path.unlink()
+        shutil.copy(backup, home / "shoal.db")
+        async with server(home, fleet=fleet) as here:
+            assert {row["id"] for row in here.control.store.jobs(limit=10)} == {first}
+            assert (await here.post("/arrays", json=array, status=201))["id"] > made["id"]
+            new = await here.get("/events", params={"cursor": str(last)})
+            assert "job.submitted" in {event["type"] for event in new["items"]}, "a client misses none"
+            assert (await here.post("/tokens", json={}, status=201))["id"] > token["id"]
+
+    run(story())
+
+
+def test_no_id_is_left_out_if_the_database_is_the_last_one(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1, kill=True) as here:
+            await here.submit("1")
+        async with server(tmp_path, 1) as here:
+            events = (await here.get("/events", params={"limit": 1000}))["items"]
+            assert [event["id"] for event in events] == list(range(1, len(events) + 1))
+
+    run(story())
+
+
+def test_ids_continue_after_the_mark_on_both_databases(database: str, tmp_path: Path) -> None:
+    store, mark = Store(database), HighWater(tmp_path / "last-event")
+    with store.change(0.0) as change:
+        change.event("server.started", "the only one in the backup")
+    mark.write(store.last_event_id + 10)
+    assert continue_ids(store, mark, 0.0) == 10
+    with store.change(0.0) as change:
+        change.event("server.started", "after the restore")
+    assert store.last_event_id > mark.read()
+    mark.write(store.last_event_id)
+    assert continue_ids(store, mark, 0.0) == 0
+    mark.close()
+    store.close()
+
+
+def test_a_worker_that_an_agent_ends_because_nobody_knows_it_is_reported(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1) as here:
+            job = (await here.submit("1"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.control._agent_ends_unknown("far", [f"{job}.0"])  # on record: its end was not heard of yet
+            here.control._agent_ends_unknown("far", [f"{job}.7", "99.0"])
+            events = (await here.get("/events", params={"type": "worker.unknown"}))["items"]
+            assert [event["data"]["workers"] for event in events] == [[f"{job}.7", "99.0"]]
+            assert any("agent far ends 2 workers" in warning for warning in here.loop.warnings)
+
+    run(story())
 
 
 def test_a_clock_that_was_once_far_ahead_can_be_set_back(database: str) -> None:

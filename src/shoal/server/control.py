@@ -33,6 +33,7 @@ from shoal.server.engine.cluster_view import ClusterView
 from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks, node_findings
 from shoal.server.engine.setup import ServerEngine
 from shoal.server.gauges import Gauges
+from shoal.server.high_water import HighWater, continue_ids
 from shoal.server.home import Home, write_atomically
 from shoal.server.loop.clock import go_on, warn_of_clock
 from shoal.server.loop.control_loop import ControlLoop
@@ -66,7 +67,7 @@ from shoal.server.services.webhooks import Webhooks
 from shoal.server.services.what_if import WhatIf
 from shoal.server.services.why import Why
 from shoal.server.services.workdirs import Workdirs, uploads_in_use
-from shoal.server.store.store import Store
+from shoal.server.store.store import Row, Store
 from shoal.server.virtual_cluster import VirtualCluster
 
 log = logging.getLogger("shoal.server")
@@ -101,6 +102,8 @@ class Control:
             self.store = Store(url, where=str(options.home))
             self.clock = go_on(self.store, reset=options.reset_clock)
             unknown = check_record(self.home, self.store, self.clock.now_s())
+            self.high_water = HighWater(self.home.path / "last-event")
+            continue_ids(self.store, self.high_water, self.clock.now_s())
             policy, policy_options = self._policy()
             self.engine = ServerEngine(self.store, self.clock.now_s, options.engine, options.gpus)
             self._share_states()
@@ -130,7 +133,7 @@ class Control:
                 "backup; their directories stay, their workers are ended, submit them again to continue"
             )
         self.hub = Hub()
-        self.store.on_events = self.hub.publish
+        self.store.on_events = self._on_events
         self.hub.last_id = self.store.last_event()[0]
         self.sender = Sender(Allowed(self._webhook_hosts()))
         self.notifier = Notifier(self.store, self.hub, self.sender, self.clock.now_s)
@@ -141,6 +144,10 @@ class Control:
         self.process = Process(self.home.path, os.getpid(), self.clock.now_s())
         self.services = self._make_services()
         self.app = make_app(self.services, hosts=options.allow_hosts)
+
+    def _on_events(self, rows: list[Row]) -> None:
+        self.high_water.write(rows[-1]["id"])
+        self.hub.publish(rows)
 
     def _make_services(self) -> Services:
         """Give each service the parts of the control loop that it needs."""
@@ -497,4 +504,5 @@ class Control:
         else:
             self.executor.close()
         self.store.close()
+        self.high_water.close()
         self.home.release()

@@ -75,6 +75,23 @@ class Change:
             add = sa.text("select setval(pg_get_serial_sequence('jobs', 'id'), :last)")
         self._connection.execute(add, {"last": job_id})
 
+    def leave_out_ids(self, table: sa.Table, count: int) -> None:
+        """Give the next `count` ids to no row."""
+        values = {"name": table.name, "count": count}
+        if self._connection.dialect.name == "sqlite":
+            self._connection.execute(
+                sa.text(
+                    "insert into sqlite_sequence (name, seq) select :name, 0 "
+                    "where not exists (select 1 from sqlite_sequence where name = :name)"
+                ),
+                values,
+            )
+            move = sa.text("update sqlite_sequence set seq = seq + :count where name = :name")
+        else:
+            sequence = "pg_get_serial_sequence(:name, 'id')"
+            move = sa.text(f"select setval({sequence}, nextval({sequence}) + :count)")
+        self._connection.execute(move, values)
+
     def no_later_than(self, now_s: float) -> None:
         """Set all recorded times that lie in the future to `now_s`. A token lives as long as it was meant to."""
         late = t.tokens.c.created_s > now_s
