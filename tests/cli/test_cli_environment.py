@@ -41,10 +41,15 @@ def test_env_all_passes_on_what_means_something_elsewhere_and_hides_secrets(monk
 
 
 def test_env_from_reads_files_next_to_the_job_file_and_env_wins(tmp_path: Path):
-    (tmp_path / "my.env").write_text("# a comment\nLR=0.1\nexport NAME='x y'\n\nDEPTH = 3\n")
-    (tmp_path / "job.yaml").write_text("command: train\nenv_from: my.env\nenv:\n  LR: 0.2\n")
+    (tmp_path / "my.env").write_text(
+        "# a comment\nLR=0.1\nexport NAME='x y'\n\nDEPTH = 3\nHF_TOKEN=t\nMY_TOKEN=u\n"
+    )
+    (tmp_path / "job.yaml").write_text(
+        "command: train\nenv_from: my.env\nenv:\n  LR: 0.2\n  MY_TOKEN: shown\n"
+    )
     spec = jobfile.job_spec(jobfile.read(tmp_path / "job.yaml"))
-    assert spec.env == {"LR": "0.2", "NAME": "x y", "DEPTH": "3"}
+    assert spec.env == {"LR": "0.2", "NAME": "x y", "DEPTH": "3", "MY_TOKEN": "shown"}
+    assert spec.secrets == {"HF_TOKEN": "t"}, "as with --env-all"
 
 
 @pytest.mark.parametrize(

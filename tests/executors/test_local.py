@@ -128,7 +128,7 @@ def test_the_environment_is_what_was_given_and_is_not_seen_in_ps_or_on_disk(tmp_
             "hunter2" not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
         )
         for file in place.at(worker).iterdir():
-            if not file.name.startswith("log."):
+            if file.is_file() and not file.name.startswith("log."):
                 assert b"hunter2" not in file.read_bytes()
         del os.environ["SHOAL_TEST_LEAK"]
         place.executor.stop(worker, kill=True)

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from shoal.core.cluster import User
+from shoal.executors.accounts import Account, Private, job_directories
 from shoal.executors.base import NamedAccount, OwnAccount
+from shoal.server.services.job_directories import KEEP_S, JobDirectories
 
 from .fakes import Here, run, server
 
@@ -164,5 +166,35 @@ def test_users_of_a_cluster_file_have_no_account_and_that_is_said(
             here.control.make_admin()
             here.control.make_admin()
             assert [said in warning for warning in here.control.loop.warnings].count(True) == 1
+
+    run(story())
+
+
+def test_the_directory_of_a_job_under_an_account_goes_a_day_after_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_JOBS_DIR", str(tmp_path / "jobs"))
+    workers = tmp_path / "home" / "agent" / "workers"
+    account = Account(ME, os.geteuid(), os.getegid(), (), "/", "/bin/sh")
+
+    async def story() -> None:
+        async with server(tmp_path / "home") as here:
+            runs, ended = [(await here.submit("1"))["id"] for _ in range(2)]
+            await here.until(lambda: here.state(ended) == "running")
+            for job in (runs, ended, 99):
+                made = Private(account, workers / f"{job}.0", f"{job}.0").job_directory()
+                (made / "link").symlink_to("/etc")
+            await here.post(f"/jobs/{ended}/cancel", json={})
+            await here.until(lambda: here.state(ended) == "cancelled")
+
+            def left() -> list[str]:
+                return [path.name for path in job_directories(workers)]
+
+            now_s = here.control.clock.now_s()
+            await JobDirectories(here.control.store, workers, lambda: now_s + KEEP_S / 2).tidy()
+            assert left() == [str(runs), str(ended)], "nobody knows job 99"
+            await JobDirectories(here.control.store, workers, lambda: now_s + 2 * KEEP_S).tidy()
+            assert left() == [str(runs)]
+            assert os.listdir("/etc")
 
     run(story())

@@ -84,11 +84,12 @@ def _send_keys(client: Client, session: str, ended: threading.Event) -> None:
 
 
 def _size() -> os.terminal_size:
-    """Of the terminal itself: LINES and COLUMNS may be of another."""
+    """Of the terminal itself: LINES and COLUMNS may be of another. A terminal that nobody sees may have none."""
     try:
-        return os.get_terminal_size(0)
+        found = os.get_terminal_size(0)
     except OSError:
-        return shutil.get_terminal_size()
+        found = shutil.get_terminal_size()
+    return found if found.lines and found.columns else os.terminal_size((80, 24))
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ _OF_SHELL = frozenset(
 )
 _OF_SHELL_PREFIXES = ("SSH_", "XDG_", "DBUS_", "TMUX", "STY", "BASH_FUNC_")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
-#: Variables of `--env-all` whose values are passed on as secrets, which are never shown.
+#: Variables of `--env-all` and `env_from` whose values are passed on as secrets, which are never shown.
 _SECRET = re.compile(
     r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY", re.IGNORECASE
 )
@@ -55,6 +55,11 @@ def whole_environment() -> tuple[dict[str, str], dict[str, str]]:
         and name not in _OF_SHELL
         and not name.startswith(_OF_SHELL_PREFIXES)
     }
+    return _split(found)
+
+
+def _split(found: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """(variables, secrets), by their names."""
     secrets = {name: value for name, value in found.items() if _SECRET.search(name)}
     return {name: value for name, value in found.items() if name not in secrets}, secrets
 
@@ -93,7 +98,7 @@ def from_sources(sources: object, here: Path) -> tuple[Mapping[str, str], Mappin
         more, hidden = (
             whole_environment()
             if source == "all"
-            else (environment_file(here / os.path.expanduser(source)), {})
+            else _split(environment_file(here / os.path.expanduser(source)))
         )
         env, secrets = env | more, secrets | hidden
     return env, secrets

@@ -18,7 +18,7 @@ import hashlib
 import os
 import pwd
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,13 +137,9 @@ def remove_files_of(directory: Path) -> None:
     go_file(directory).unlink(missing_ok=True)
 
 
-def remove_job_directories(workers: Path, keep: Callable[[str], bool]) -> list[str]:
-    """Delete the directories of jobs whose workers had theirs in `workers`, except those to keep. Return the jobs."""
-    jobs = _jobs(workers)
-    over = [path.name for path in jobs.glob("*") if not keep(path.name)]
-    for job in over:
-        shutil.rmtree(jobs / job, ignore_errors=True)
-    return over
+def job_directories(workers: Path) -> list[Path]:
+    """The directories of all jobs whose workers had theirs in `workers`. Their names are those of the jobs."""
+    return sorted(_jobs(workers).glob("*"))
 
 
 def _jobs(workers: Path) -> Path:

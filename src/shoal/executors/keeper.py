@@ -282,6 +282,7 @@ class Keeper:
         if is_open:
             self.drain(output)
         self.log.end()
+        self.sessions.end(self.directory)
         self.record_end()
 
     def session_port(self, selector: selectors.BaseSelector) -> SessionPort:

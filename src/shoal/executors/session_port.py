@@ -61,6 +61,10 @@ class SessionPort:
         listener.listen(MOST)
         self.selector.register(listener, selectors.EVENT_READ, lambda: self.accept(listener))
 
+    def end(self, directory: str) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(directory, NAME))
+
     def accept(self, listener: socket.socket) -> None:
         connection, _ = listener.accept()
         connection.setblocking(False)

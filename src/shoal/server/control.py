@@ -50,6 +50,7 @@ from shoal.server.services.change import ChangeJob
 from shoal.server.services.errors import Conflict
 from shoal.server.services.events import Events
 from shoal.server.services.history import History
+from shoal.server.services.job_directories import JobDirectories
 from shoal.server.services.job_logs import Logs
 from shoal.server.services.jobs import Jobs
 from shoal.server.services.join_tokens import JoinTokens, refused_name
@@ -428,6 +429,14 @@ class Control:
             change.put("agents_port", self.machines.port)
         log.info("agents connect to %s", self.machines.address)
 
+    async def _tidy(self) -> None:
+        """Delete what jobs that are over have left behind."""
+        found = [self.services.workdirs.tidy_forever()]
+        if self.machines is not None:
+            directories = JobDirectories(self.store, self.machines.workers, self.clock.now_s)
+            found.append(directories.tidy_forever())
+        await asyncio.gather(*found)
+
     async def _watch_home(self) -> None:
         """End the server when its home is removed: nobody could find it or its jobs any more."""
         while self.home.is_held:
@@ -462,7 +471,7 @@ class Control:
             if self.cluster is not None:
                 await self._nodes_are_up()
         self._watcher = asyncio.create_task(self._watch_home())
-        self._tidier = asyncio.create_task(self.services.workdirs.tidy_forever())
+        self._tidier = asyncio.create_task(self._tidy())
         bound = sock.getsockname()
         host = f"[{bound[0]}]" if ":" in bound[0] else bound[0]
         self.process.address = f"http://{host}:{bound[1]}"

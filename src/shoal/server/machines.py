@@ -91,6 +91,11 @@ class Machines:
         return self._local
 
     @property
+    def workers(self) -> Path:
+        """Where the agent in this process has the directories of its workers."""
+        return self._agent_directory / "workers"
+
+    @property
     def address(self) -> str:
         return self.addresses.elsewhere
 
@@ -102,7 +107,7 @@ class Machines:
         """Give the agent here the workers of a version without agents."""
         for row in workers:
             path = directory(row["job"], row["id"])
-            link = self._agent_directory / "workers" / row["id"]
+            link = self.workers / row["id"]
             if (path / "lock").exists() and not (path / "node").exists():
                 with contextlib.suppress(OSError):
                     (path / "node").write_text(row["node"])
