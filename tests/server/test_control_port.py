@@ -201,3 +201,22 @@ def test_status_and_doctor_say_that_agents_cannot_connect(tmp_path: Path) -> Non
         assert live.http.post("/join-tokens", json={}).json()["address"].endswith(f":{port}")
     finally:
         live.down()
+
+
+def test_a_server_that_is_only_slow_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first decision of a new installation compiles for longer than any limit here."""
+    monkeypatch.setattr("shoal.server.machines.LISTEN_S", 0.001)
+
+    async def story() -> None:
+        home = Home(tmp_path)
+        home.take()
+        machines = Machines(home, virtual_gpus=1)
+        waiting = asyncio.create_task(machines.wait_until_listening())
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        machines.start(ControlService(NoProcesses()), lambda: None)
+        await waiting
+        await machines.close()
+        home.release()
+
+    run(story())

@@ -184,10 +184,12 @@ class Machines:
 
     async def wait_until_listening(self) -> None:
         """Raise if other machines cannot connect."""
-        try:
-            await asyncio.wait_for(asyncio.shield(self.listening), LISTEN_S)
-        except TimeoutError:
-            raise PortInUse(self.trouble or "this server does not listen for other machines yet") from None
+        while not self.listening.done():
+            await asyncio.wait({self.listening}, timeout=LISTEN_S)
+            # Without trouble it is only slow: the first decision may compile for a while.
+            if self.trouble and not self.listening.done():
+                raise PortInUse(self.trouble)
+        self.listening.result()
 
     # -- what the engine's driver needs ------------------------------------------------------------
 
