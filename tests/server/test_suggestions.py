@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,8 @@ class World:
         await self.here.until(lambda: not self.here.loop._inbox and not self.here.loop.reconciler)
 
     async def anything(self) -> None:
-        does = self.rng.choice(
-            [self.submit, self.submit, self.submit, self.end, self.pause, self.resume, self.drain]
-        )
-        await does()
+        does = [self.submit] * 4 + [self.end, self.fail, self.pause, self.resume, self.drain, self.array]
+        await self.rng.choice([*does, self.limit])()
         await self.settle()
 
     async def submit(self) -> None:
@@ -46,15 +45,40 @@ class World:
         high = self.rng.randint(low, 4)
         resize = self.rng.choice(["live", "restart"] if high > low else ["never", "restart", "live"])
         types = self.rng.choice([[], [], ["v100"], ["k80"]])
+        user = self.rng.choice(USERS)
+        mine = [j.id for j in self.jobs if j.user == user]
+        after = [{"job": str(self.rng.choice(mine)), "on": "any"}] if mine and self.rng.random() < 0.2 else []
         await self.here.submit(
-            f"{low}..{high}", user=self.rng.choice(USERS), resize=resize, gpu_types=types,
-            expected_s=self.rng.choice([None, 10.0, 1000.0]),
+            f"{low}..{high}", user=user, resize=resize, gpu_types=types, after=after,
+            expected_s=self.rng.choice([None, 10.0, 1000.0]), priority=self.rng.randint(-1, 1),
+            max_restarts=self.rng.choice([0, 1]),
         )  # fmt: skip
+
+    async def array(self) -> None:
+        body = {"command": ["x"], "workdir": "/tmp", "array": f"0-3%{self.rng.randint(1, 3)}"}
+        await self.here.post("/arrays", user=self.rng.choice(USERS), json=body, status=201)
+
+    async def limit(self) -> None:
+        """An admin changes the limits of a user, or of the group of all."""
+        limits = {
+            "max_gpus": self.rng.choice([None, 1, 3, 5]),
+            "max_running_jobs": self.rng.choice([None, 1, 3]),
+            "max_gpus_of_type": self.rng.choice([None, {"v100": 2}, {"k80": 1}]),
+            "gpu_hours_per_week": self.rng.choice([None, None, 0.0, 100.0]),
+        }
+        path = self.rng.choice(["/groups/all", *(f"/users/{user}" for user in USERS)])
+        await self.here.call("PATCH", path, json={"limits": limits}, status=200)
 
     async def end(self) -> None:
         workers = [w for j in self.jobs if j.resize.value != "live" for w in j.workers]
         for worker in self.rng.sample(workers, min(len(workers), 2)):
             self.here.fleet.end(worker)
+        await asyncio.sleep(0)
+
+    async def fail(self) -> None:
+        workers = [w for j in self.jobs for w in j.workers]
+        for worker in self.rng.sample(workers, min(len(workers), 1)):
+            self.here.fleet.end(worker, *self.rng.choice([(1, None), (None, "SIGKILL")]))
         await asyncio.sleep(0)
 
     async def pause(self) -> None:
@@ -70,51 +94,69 @@ class World:
         self.drained = not self.drained
         await self.here.post("/nodes/b/drain" if self.drained else "/nodes/b/uncordon")
 
-    async def try_suggestions(self) -> int:
-        """Carry out one suggestion, if there is one."""
+    async def try_suggestions(self) -> str | None:
+        """Carry out one suggestion as the owner of the job, if there is one. Returns what it changed."""
         found = []
         for job in self.jobs:
             if job.gpus <= job.target_gpus:  # nothing of it is on its way to another job
-                why = await self.here.get(f"/jobs/{job.id}/why")
+                why = await self.here.get(f"/jobs/{job.id}/why", user=job.user)
                 found += [(job, could) for could in why["could"]]
         if not found:
-            return 0
-        job, could = self.rng.choice(found)
+            return None
+        # The rarest kind first, so that all kinds are tried.
+        kinds = Counter(could["change"] for _, could in found)
+        rarest = min(kinds, key=lambda change: (kinds[change], change))
+        job, could = self.rng.choice([(job, could) for job, could in found if could["change"] == rarest])
+        if could["change"] == "gpu_types":
+            await self._without_types(job, could)
+        else:
+            await self._command(job, could)
+        return rarest
+
+    async def _command(self, job: Any, could: dict[str, Any]) -> None:
         before = job.target_gpus
         _, is_command, command = could["sentence"].partition(": shoal ")
-        if not is_command:
-            assert could["change"] == "gpu_types"
-            return 0
+        assert is_command, could
         waits = "it would wait for GPUs then" in command
         verb, name, *options = shlex.split(command.partition(" (")[0])
         body = {options[0].removeprefix("--"): int(options[1])} if options else None
-        await self.here.post(f"/jobs/{name}/{verb}", json=body)
+        await self.here.post(f"/jobs/{name}/{verb}", json=body, user=job.user)
         await self.settle()
         if self.here.loop.policy_name not in BY_THE_CLOCK:
             assert bool(job.target_gpus) is not waits, (could, job)
             assert job.target_gpus > before or waits, (could, job)
-        return 1
+
+    async def _without_types(self, job: Any, could: dict[str, Any]) -> None:
+        """Cancel it and submit it again on any type of GPU."""
+        again = {k: job.spec[k] for k in ("gpus", "resize", "priority", "max_restarts", "expected_s")}
+        await self.here.post(f"/jobs/{job.id}/cancel", user=job.user)
+        made = await self.here.submit(user=job.user, **again)
+        await self.settle()
+        if self.here.loop.policy_name not in BY_THE_CLOCK:
+            assert self.here.loop.jobs[made["id"]].target_gpus, could
 
 
 @pytest.mark.parametrize("policy", ["fifo", "fair-afs", "max-min", "themis", "gandiva-fair", "srtf"])
 def test_every_suggestion_in_a_random_state_is_accepted_and_does_what_it_says(
     tmp_path: Path, policy: str
 ) -> None:
-    tried = 0
+    tried: Counter[str | None] = Counter()
 
     async def story(seed: int, home: Path) -> None:
-        nonlocal tried
         async with server(home, NODES, policy=policy) as here:
+            await here.post("/groups", json={"name": "all"}, status=201)
             for user in USERS:
                 await here.add_user(user)
+                await here.call("PATCH", f"/users/{user}", json={"group": "all"}, status=200)
             world = World(here, random.Random(seed))
             for _ in range(25):
                 await world.anything()
-                tried += await world.try_suggestions()
+                tried[await world.try_suggestions()] += 1
 
     for seed in range(3):
         run(story(seed, tmp_path / str(seed)))
-    assert tried > 5
+    del tried[None]
+    assert tried.total() > 5
 
 
 def test_a_job_that_waits_for_a_drained_node_is_told_so(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ class WhatIf:
         now_s = begin_s
         for _ in range(MOST_TURNS):
             wake_s = scheduler.step(now_s, [Timer()]).wake_s
-            if scheduler.view.gpus[scheduler.view.row(job.id)]:
+            # A limit may take it out of the view meanwhile: a quota is used up, or its place in an array is taken.
+            if job.id in scheduler.view and scheduler.view.gpus[scheduler.view.row(job.id)]:
                 return now_s - begin_s
             if not now_s < wake_s < math.inf:
                 return None
