@@ -156,7 +156,12 @@ def test_workers_on_two_nodes_start_stop_suspend_and_wake(tmp_path: Path) -> Non
         cluster.start("1.1", "b", "echo $SHOAL_HOST; seq 20000; printf end")
         cluster.start("1.2", "b", COUNT)
         cluster.start("1.3", "a", "seq 100000")  # more than may be on the way at once
-        await until(lambda: {"1.0", "1.1", "1.3"} <= set(cluster.exits))
+        cluster.start("1.4", "a", "true", workdir=str(tmp_path / "only-elsewhere"))
+        await until(lambda: {"1.0", "1.1", "1.3", "1.4"} <= set(cluster.exits))
+        assert cluster.exits["1.4"].code == 127
+        absent = f"the working directory '{tmp_path}/only-elsewhere' does not exist on node a"
+        assert cluster.exits["1.4"].why.startswith(absent)
+        assert "--upload" in cluster.exits["1.4"].why
         assert cluster.exits["1.0"].code == 7
         assert cluster.lines("1.0") == ["127.0.0.2"]
         assert cluster.lines("1.1") == ["127.0.0.3", *map(str, range(1, 20001)), "end"]

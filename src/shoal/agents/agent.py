@@ -291,7 +291,7 @@ class Agent:
                 gpu=order.gpu,
                 command=order.command,
                 workdir=order.workdir,
-                env={"SHOAL_HOST": self._address[order.node]} | order.env,
+                env={"SHOAL_HOST": self._address[order.node], "SHOAL_NODE": order.node} | order.env,
                 grace_s=order.grace_s,
                 warm=order.warm,
                 gpus=order.gpus,

@@ -355,6 +355,13 @@ class Keeper:
         missing = isinstance(error, FileNotFoundError)
         what = error.filename if error.filename else self.spec["command"][0]
         why = f"cannot start {what!r}: {error.strerror or error}"
+        if what == self.spec["workdir"] and (missing or isinstance(error, NotADirectoryError)):
+            node = self.spec["env"].get("SHOAL_NODE")
+            where = f"on node {node}" if node else "on this machine"
+            why = (
+                f"the working directory {what!r} does not exist {where}: `--upload` sends it there, or use a path that "
+                "all machines share"
+            )
         self.log.write([why.encode(errors="replace")])
         self.finish(127 if missing else 126, None, why)
 

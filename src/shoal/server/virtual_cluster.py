@@ -49,6 +49,7 @@ class VirtualCluster:
     def __init__(self, directory: Path, rows: Sequence[Mapping[str, Any]]) -> None:
         """`directory` has the state of all agents."""
         self._directory, self._rows = directory, rows
+        self._children: list[subprocess.Popen[bytes]] = []
 
     @property
     def names(self) -> set[str]:
@@ -67,7 +68,7 @@ class VirtualCluster:
         state = self._directory / row["name"]
         state.mkdir(parents=True, exist_ok=True, mode=0o700)
         token = state / "join-token"
-        if not (state / "credential").exists():
+        if not (state / "credential").exists() or row["name"] not in machines.registry.agents:
             write_atomically(token, machines.make_token(TOKEN_S)[1] + "\n")
         command = [sys.executable, "-m", "shoal.cli.main", "agent", "--join", machines.address]
         command += ["--token-file", str(token), "--name", row["name"], "--state", str(state)]
@@ -77,6 +78,7 @@ class VirtualCluster:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/"
             )
+        self._children.append(process)
         began = start_time(process.pid)
         if began is not None:
             write_atomically(
@@ -108,12 +110,10 @@ class VirtualCluster:
             while any(self._running(name) is not None for name in names):
                 if asyncio.get_running_loop().time() > deadline_s:
                     break
-                _reap()
+                self._reap()
                 await asyncio.sleep(0.05)
+        self._reap()
 
-
-def _reap() -> None:
-    """Agents that this process started are its children."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+    def _reap(self) -> None:
+        """Agents that this process started are its children, and stay as zombies until it waits for them."""
+        self._children = [child for child in self._children if child.poll() is None]
