@@ -12,14 +12,13 @@ from shoal.agents.sessions import FleetSessions, RemoteSession
 from shoal.executors.sessions import SessionError
 from shoal.server.api.models import ExecStart, JobState
 from shoal.server.loop.live_job import ACTIVE, LiveJob, LiveWorker
-from shoal.server.services.errors import Busy, Conflict, Invalid, NotFound
+from shoal.server.services.errors import Busy, Conflict, NotFound
 
 MAX_SESSIONS_OF_USER = 8
 #: A session whose reader has not been heard of for so long is ended; so is an interactive job without a session.
 SILENT_S = 60.0
 POLL_S = 10.0
 LOOK_S = 5.0
-MOST_COMMAND_BYTES = 1024 * 1024
 
 
 class SessionLoop(Protocol):
@@ -51,8 +50,6 @@ class Sessions:
         self._task: asyncio.Task[None] | None = None
 
     def start(self, job: LiveJob, given: ExecStart, user: str) -> str:
-        if sum(map(len, given.command)) > MOST_COMMAND_BYTES:
-            raise Invalid("command: is too long", "command")
         if sum(o.user == user for o in self._open.values()) >= MAX_SESSIONS_OF_USER:
             raise Busy(
                 f"you have {MAX_SESSIONS_OF_USER} sessions open, which is the limit", "end one of them"
