@@ -8,6 +8,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,38 +99,48 @@ def test_a_port_speaks_one_protocol() -> None:
         Request.parse(json.dumps(request).encode(), PREVIOUS_PROTOCOL)
 
 
+FIRST: dict[str, Any] = {
+    "job": "1", "pause_path": "", "pausing": False, "recovering": False, "dead": 0, "issued": 1, "target": ["1.0"],
+    "crew": ["1.0"], "signature": None, "checkpoint": None, "checkpoint_step": 0, "checkpoints_asked": 0,
+    "paused": None, "outcome": None, "active": {"number": 1, "members": ["1.0"]}, "pending": None,
+    "workers": {"1.0": {"alive": True, "stopping": False, "announced": True, "met": True}},
+}  # fmt: skip
+"""What a coordinator with protocol 1 saved. No version up to protocol 3 wrote the number."""
+SECOND = FIRST | {"untold": None, "stranded": False}
+THIRD = SECOND | {"workers": {"1.0": FIRST["workers"]["1.0"] | {"why": "no longer wanted"}}}
+
+
 @pytest.mark.parametrize(
-    ("setting", "value", "refusal"),
+    ("coordinator", "settings", "refusal"),
     [
-        ("control_protocol", 2, "1 live job of .* runs with protocol 2"),
-        ("control_protocol", 99, "protocol 99"),
-        ("checkpoint_version", 1, "saved states of version 1"),
-        ("control_protocol", messages.PROTOCOL, None),
-        ("control_protocol", PREVIOUS_PROTOCOL, None),
+        (THIRD, {"control_protocol": 2}, "saved states of version 2"),
+        (THIRD, {"control_protocol": 2, "checkpoint_version": 3}, "1 live job of .* runs with protocol 2"),
+        (THIRD, {"control_protocol": 99}, "protocol 99"),
+        (THIRD, {"checkpoint_version": 1}, "saved states of version 1"),
+        (FIRST, {}, "saved states of version 1"),
+        (SECOND, {}, "saved states of version 2"),
+        (THIRD, {}, None),
+        (THIRD, {"control_protocol": messages.PROTOCOL}, None),
+        (THIRD, {"control_protocol": PREVIOUS_PROTOCOL}, None),
     ],
 )
 def test_what_cannot_be_carried_over_is_refused_before_anything_changes(
-    tmp_path: Path, setting: str, value: int, refusal: str | None
+    tmp_path: Path, coordinator: dict[str, Any], settings: dict[str, int], refusal: str | None
 ) -> None:
     database = tmp_path / "shoal.db"
     row = {
         "name": "a", "user": "ada", "state": "running", "spec": {}, "given": [], "min_gpus": 1, "max_gpus": 2,
         "requested_gpus": 1, "resize": "live", "model": "m", "submitted_s": 0.0, "settled_s": 0.0,
-        "coordinator": {},
+        "coordinator": coordinator,
     }  # fmt: skip
     store = Store(f"sqlite:///{database}")
     with store.change(0.0) as change:
         job = change.add_job(**row)
-        worker = {
-            "id": f"{job}.0",
-            "job": job,
-            "node": "local",
-            "gpu": 0,
-            "state": "active",
-            "started_s": 0.0,
-        }
-        change.add_workers([worker])
-        change.put(setting, value)
+        change.add_workers(
+            [{"id": f"{job}.0", "job": job, "node": "local", "gpu": 0, "state": "active", "started_s": 0.0}]
+        )
+        for setting, value in settings.items():
+            change.put(setting, value)
     store.close()
     before = database.read_bytes()
     if refusal is None:
