@@ -2,36 +2,80 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
+import pytest
 
-from engines.shoal_home import ShoalHome
+from engines.shoal_home import SCRIPT, ShoalHome
 
-GANG = (
-    "import os; e = os.environ; "
-    "print('rank', e['RANK'], 'of', e['WORLD_SIZE'], 'at', e['SHOAL_HOST'], 'meets at', e['MASTER_ADDR'], flush=True)"
-)
+MEET = Path(__file__).with_name("scripts") / "meet.py"
 
 
 def submit_gang(home: ShoalHome, gpus: int) -> None:
     """A job of a fixed size that needs several machines."""
-    home.shoal("run", "-d", "--name", "gang", "--gpus", gpus, "--per-gpu", "--", sys.executable, "-c", GANG)
+    home.shoal("run", "-d", "--name", "gang", "--gpus", gpus, "--per-gpu", "--", sys.executable, MEET)
 
 
 def the_gang_spans_machines(home: ShoalHome, gpus: int) -> None:
-    """It started on several machines at once. All ranks met on the machine of rank 0."""
+    """It started on several machines at once. All ranks connected to rank 0, at the address of its machine."""
     home.until(lambda: home.job("gang").state == "succeeded", "the gang has run")
-    lines = sorted(line.text for line in home.client.logs("gang"))
-    words = [line.split() for line in lines]
-    assert [w[1] for w in words] == [str(rank) for rank in range(gpus)], lines
-    assert {w[3] for w in words} == {str(gpus)}
-    assert {w[-1] for w in words} == {words[0][5]}, "rank 0's address"
+    lines = [line.text for line in home.client.logs("gang")]
+    assert f"met {list(range(1, gpus))}" in lines, lines
+    ranks = sorted(line for line in lines if line.startswith("rank "))
+    hosts = [re.findall(r"^rank (\d+) .*at (\S+) master (\S+)", line)[0] for line in ranks]
+    assert [rank for rank, _, _ in hosts] == [str(rank) for rank in range(gpus)], lines
+    assert {master for _, _, master in hosts} == {hosts[0][1]}, "all meet on the machine of rank 0"
+    node_of = {w.rank: w.node for w in home.job("gang").workers}
+    address_of = {n.name: n.address for n in home.client.nodes()}
+    assert len(set(node_of.values())) > 1, node_of
+    assert [host for _, host, _ in hosts] == [address_of[node_of[rank]] for rank in range(gpus)]
+
+
+def a_job_over_machines_ends_as_on_one(home: ShoalHome, gpus: int, steps: int = 40) -> None:
+    """The same loss as in one process, and every line of every worker is in the log, in order."""
+    home.train("over", str(gpus), steps=steps, step_s=0.0)
+    home.until(lambda: home.job("over").state == "succeeded", "the job over machines has ended")
+    lines = home.client.logs("over")
+    places = _places(home, "over")
+    assert len(set(places.values())) == len(places) == gpus, f"each process sees another GPU: {places}"
+    assert len({node for node, _ in places.values()}) > 1, places
+    for worker in places:
+        mine = [line.text for line in lines if line.worker == worker and line.text.startswith("step ")]
+        assert mine == [f"step {step}" for step in range(steps)], f"the log of {worker} is complete"
+    command = [sys.executable, str(SCRIPT), str(steps), "0"]
+    alone = subprocess.run(command, env=home.env, capture_output=True, text=True, check=True).stdout
+    (loss,) = [line.text for line in lines if line.text.startswith("loss ")]
+    assert float(loss.split()[1]) == pytest.approx(float(alone.split()[-1]), abs=1e-4)
 
 
 def no_gpu_is_used_twice(home: ShoalHome, *jobs: str) -> None:
-    used = [place for job in jobs for place in home.gpus_of(job).values()]
+    """As the processes themselves see it: the engine granted GPUs to the agents, the agents gave them to workers."""
+    granted = {}
+    for name, agent in home.agents().items():
+        environ = agent.environ()
+        devices = environ["CUDA_VISIBLE_DEVICES"].split(",")
+        granted[name] = [(environ["SHOAL_NODE"], device) for device in devices]
+    used = []
+    for job in jobs:
+        processes = home.workers(job)
+        assert processes.keys() == home.gpus_of(job).keys(), home.describe()
+        places = _places(home, job)
+        used += [granted[node][gpu] for node, gpu in (places[worker] for worker in processes)]
+    assert used
     assert len(used) == len(set(used)), used
+
+
+def _places(home: ShoalHome, job: str) -> dict[str, tuple[str, int]]:
+    """Node and GPU of each worker, the GPU as the worker's environment has it."""
+    node_of = {worker.id: worker.node for worker in home.job(job).workers}
+    said = {line.worker: line.text for line in home.client.logs(job) if line.text.startswith("on GPU ")}
+    return {worker: (node_of[worker], int(text.split()[-1])) for worker, text in said.items()}
 
 
 def a_killed_server_is_replaced(home: ShoalHome, job: str) -> None:
@@ -55,6 +99,45 @@ def a_killed_agent_is_replaced(home: ShoalHome, job: str) -> None:
     home.until(lambda: name in [n.name for n in home.nodes()], f"{name} is ready again")
     home.trains_on(job)
     assert home.workers(job) == before, "no worker was lost"
+
+
+@contextmanager
+def logs_survive(home: ShoalHome, job: str, node: str) -> Iterator[None]:
+    """A node crashes in the body: what its workers had printed until then can still be read."""
+    there = [worker for worker, (at, _) in home.gpus_of(job).items() if at == node]
+    assert there
+    home.trains_on(job)
+    before = {worker: _steps(home, job, worker) for worker in there}
+    yield
+    for worker, steps in before.items():
+        found = _steps(home, job, worker)
+        assert steps
+        assert found[: len(steps)] == steps
+        assert set(found) == set(range(found[0], found[-1] + 1)), f"no line of {worker} is missing"
+
+
+def _steps(home: ShoalHome, job: str, worker: str) -> list[int]:
+    texts = [line.text for line in home.client.logs(job) if line.worker == worker]
+    return [int(text.split()[1]) for text in texts if text.startswith("step ")]
+
+
+def pause(home: ShoalHome, job: str) -> int:
+    """The step that the job was paused at. No process of it is left."""
+    home.shoal("pause", job)
+    home.until(lambda: home.job(job).state == "paused" and not home.workers(job), f"{job} is paused")
+    return home.job(job).step or 0
+
+
+def resume(home: ShoalHome, job: str, step: int) -> None:
+    """It goes on at the step after the one it was paused at."""
+    before = {line.worker for line in home.client.logs(job)}
+    home.shoal("resume", job)
+    home.until(lambda: (home.job(job).step or 0) > step, f"{job} goes on from where it was")
+    assert home.job(job).restarts == 0
+    new = {line.worker for line in home.client.logs(job)} - before
+    firsts = {worker: steps[0] for worker in new if (steps := _steps(home, job, worker))}
+    assert firsts
+    assert min(firsts.values()) == step, f"no step was repeated or left out: {firsts}"
 
 
 def nothing_is_left(home: ShoalHome) -> None:

@@ -73,8 +73,10 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
     refused = home.shoal("run", "-d", "--gpus", 8, "--", "true", code=7)
     assert "it needs 8 GPUs of one type and this cluster has 4" in refused.stderr
     assert {n.engine.split()[0] for n in home.ready(2)} == {"job"}, "node ls shows Slurm's view"
+    stories.a_job_over_machines_ends_as_on_one(home, 4)
     home.train("bert", "1..4")
     home.size("bert", 4)
+    home.trains_on("bert")
     assert len({node for node, _ in home.gpus_of("bert").values()}) == 2
     stories.no_gpu_is_used_twice(home, "bert")
 
@@ -82,28 +84,29 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
     stories.a_killed_agent_is_replaced(home, "bert")
 
     # Somebody cancels a machine: the job shrinks and does not fail, and another machine replaces it.
-    slurm.admin("scancel", machines(slurm)[0])
-    home.size("bert", 2)
-    home.trains_on("bert")
+    first = machines(slurm)[0]
+    (node,) = [n.name for n in home.nodes() if f"job {first} " in (n.engine or "")]
+    with stories.logs_survive(home, "bert", node):
+        slurm.admin("scancel", first)
+        home.size("bert", 2)
+        home.trains_on("bert")
     home.size("bert", 4)
 
-    # A time limit comes near: its jobs leave the machine before it goes.
+    # A time limit comes near: its jobs leave the machine before it goes. It is extended: they use it again.
     first = machines(slurm)[0]
     slurm.admin("scontrol", "update", f"JobId={first}", "TimeLimit=2")
     home.until(lambda: home.nodes("leaving"), "the machine is leaving")
     leaving = home.nodes("leaving")[0].name
     home.until(lambda: leaving not in [n for n, _ in home.gpus_of("bert").values()], "bert left it")
     home.trains_on("bert")
+    slurm.admin("scontrol", "update", f"JobId={first}", "TimeLimit=60")
+    home.until(lambda: leaving in [n for n, _ in home.gpus_of("bert").values()], "bert uses it again")
 
     # Pause, replace every machine, and go on from the same step.
-    home.shoal("pause", "bert")
-    home.until(lambda: home.job("bert").state == "paused" and not home.workers("bert"), "bert is paused")
-    step = home.job("bert").step or 0
+    step = stories.pause(home, "bert")
     slurm.admin("scancel", *slurm.jobs())
     home.until(lambda: not home.nodes(), "all machines are gone")
-    home.shoal("resume", "bert")
-    home.until(lambda: (home.job("bert").step or 0) > step, "bert goes on from where it was")
-    assert home.job("bert").restarts == 0
+    stories.resume(home, "bert", step)
 
     home.shoal("cancel", "-y", "bert")
     home.until(lambda: not slurm.jobs(), "idle machines are returned")

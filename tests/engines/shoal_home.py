@@ -18,8 +18,8 @@ from shoal.client import Client
 from shoal.server.api import models as m
 
 SHOAL = [sys.executable, "-m", "shoal.cli.main"]
-#: Steps that take their time, divided by the workers. Each step is printed once.
-SCRIPT = Path(__file__).parents[1] / "e2e" / "scripts" / "elastic.py"
+#: Steps that take their time, divided by the workers. Each worker prints its steps.
+SCRIPT = Path(__file__).parents[1] / "cluster" / "scripts" / "steps.py"
 LEASE_S = 40
 
 
