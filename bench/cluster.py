@@ -335,6 +335,25 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
+TARGETS = {
+    "event_to_command_p99_ms": (("crowd", "event_to_command_ms", "p99"), 100.0),
+    "everything_adopted_s": (("crowd", "restart", "until_everything_is_adopted_s"), 5.0),
+    "idle_agent_cpu_percent": (("pair", "idle_agent_cpu_percent"), 1.0),
+}
+"""Name -> where it is among the figures, and the most that it may be."""
+
+
+def compared(figures: dict[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, (path, most) in TARGETS.items():
+        value: Any = figures
+        for key in path:
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is not None:
+            found[name] = {"measured": value, "at_most": most, "reached": value <= most}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--agents", type=int, default=64)
@@ -353,8 +372,7 @@ def main() -> None:
         figures["crowd"] = crowd(options)
     if options.only != "crowd":
         figures["pair"] = pair()
-    target = {"event_to_command_ms_p99": 100, "idle_agent_cpu_percent": 1, "adopted_s": 5}
-    print_figures({**figures, "target": target})
+    print_figures({**figures, "targets": compared(figures), "load_average": os.getloadavg()[1]})
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class Shoal:
 
 
 def measure(directory: Path, *, trading: bool, warm_up_s: float, window_s: float) -> dict[str, Any]:
-    """Steps per second of each user, and the ledger's GPU-seconds that were traded."""
+    """Steps per second of each user, and the GPU-seconds of each type that it bought and sold."""
     directory.mkdir()
     (directory / "cluster.yaml").write_text(CLUSTER)
     (directory / "train.py").write_text(SCRIPT)
@@ -87,7 +87,7 @@ def measure(directory: Path, *, trading: bool, warm_up_s: float, window_s: float
         shares = shoal.json("shares")["items"]
         return {
             "steps_per_s": {user: (last[user] - first[user]) / took_s for user in USERS},
-            "traded_gpu_s": {s["user"]: round(s["traded_gpu_s"], 1) for s in shares if s["user"] in USERS},
+            "traded_gpu_s": {s["user"]: s["traded_by_type_gpu_s"] for s in shares if s["user"] in USERS},
             "shares": shoal("shares"),
         }
     finally:
@@ -120,11 +120,28 @@ def main() -> int:
             for trading in (False, True)
         }
     gains = {u: runs[True]["steps_per_s"][u] / runs[False]["steps_per_s"][u] for u in USERS}
+    reached = {
+        "no trade where it is off": not any(runs[False]["traded_gpu_s"].values()),
+        "`shoal shares` shows that ada buys fast GPUs from bob": shows_trade(runs[True]["traded_gpu_s"]),
+        "both users' throughput exceeds that without trading": all(gain > 1 for gain in gains.values()),
+    }
     print(runs[True]["shares"])
     for trading, run in runs.items():
-        print(f"trading={trading}: steps/s {run['steps_per_s']}, traded GPU-seconds {run['traded_gpu_s']}")
+        print(
+            f"trading={trading}: steps/s {rounded(run['steps_per_s'])}, bought {rounded(run['traded_gpu_s'])}"
+        )
     print("gain by trading:", {user: f"{gain:.2f}x" for user, gain in gains.items()})
-    return 0 if all(gain > 1 for gain in gains.values()) else 1
+    print("reached:", reached, f"load average {os.getloadavg()[1]:.1f}")
+    return 0 if all(reached.values()) else 1
+
+
+def shows_trade(traded: dict[str, dict[str, float]]) -> bool:
+    ada, bob = traded["ada"], traded["bob"]
+    return ada.get("fast", 0) > 0 > ada.get("slow", 0) and bob.get("slow", 0) > 0 > bob.get("fast", 0)
+
+
+def rounded(found: Any) -> Any:
+    return {k: rounded(v) for k, v in found.items()} if isinstance(found, dict) else round(found, 2)
 
 
 if __name__ == "__main__":
