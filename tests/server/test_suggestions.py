@@ -159,6 +159,22 @@ def test_every_suggestion_in_a_random_state_is_accepted_and_does_what_it_says(
     assert tried.total() > 5
 
 
+@pytest.mark.parametrize("policy", ["fifo", "max-min", "srtf"])
+def test_the_suggestion_to_use_any_type_of_gpu_starts_the_job(tmp_path: Path, policy: str) -> None:
+    async def story() -> None:
+        async with server(tmp_path, NODES, policy=policy) as here:
+            for user in USERS:
+                await here.add_user(user)
+            first = (await here.submit("4", user="ada", gpu_types=["v100"], expected_s=1.0))["id"]
+            await here.until(lambda: here.gpus(first) == 4)
+            await here.submit("2", user="bob", gpu_types=["v100"], expected_s=1000.0)
+            world = World(here, random.Random(0))
+            await world.settle()
+            assert await world.try_suggestions() == "gpu_types"
+
+    run(story())
+
+
 def test_a_job_that_waits_for_a_drained_node_is_told_so(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, NODES) as here:
