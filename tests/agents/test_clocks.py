@@ -81,10 +81,15 @@ def test_a_keeper_writes_the_offset_of_its_stamps(tmp_path: Path, monkeypatch: p
     kept.record_start()
     monkeypatch.undo()  # the clock is repaired
     kept.log.take(b"late\n")
-    (line,) = read_lines(tmp_path, 0)
-    now_s = line.at_s - stamps_ahead_s(tmp_path) + (time.time() - keeper.boot_clock_s())
-    assert now_s == pytest.approx(time.time(), abs=60.0)
     kept.log.file.close()
+    (here,) = read_lines(tmp_path, 0)
+    assert here.at_s == pytest.approx(time.time(), abs=60.0), "read on this machine"
+    ahead_s = stamps_ahead_s(tmp_path) + keeper.boot_clock_s() - time.time()
+    assert ahead_s == pytest.approx(-DAY_S, abs=60.0)
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "log.0").write_bytes(with_our_clock((tmp_path / "log.0").read_bytes(), ahead_s))
+    (there,) = read_lines(tmp_path / "copy", 0)
+    assert there.at_s == pytest.approx(time.time(), abs=60.0), "shipped to a control plane"
 
 
 def test_lines_without_a_time_and_clocks_that_agree_are_left_as_they_are() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import random
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,3 +100,30 @@ def test_a_keeper_on_a_full_disk_ends_the_line_that_it_could_not_finish(tmp_path
     lost = 5 * (len("first") + keeper.STAMP_BYTES) - 40
     assert texts[0] == "first"
     assert texts[2:] == [f"[{lost} bytes of output were lost: the disk was full]", "second"]
+
+
+def test_a_clock_that_is_set_while_a_job_runs_moves_none_of_its_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now_s, booted_s = 1_000_000_000.0, 999_000_000.0
+    started = {"pid": 1, "start_time": 1, "keeper_pid": 1, "keeper_start_time": 1, "boot": keeper.boot_id()}
+    for worker, day_off_s in (
+        ("before", -86400.0),
+        ("after", 0.0),
+    ):  # the clock is repaired between their starts
+        (tmp_path / worker).mkdir()
+        offset = {"wall_offset_s": booted_s + day_off_s}
+        (tmp_path / worker / "started").write_text(json.dumps(started | offset))
+        stamp = datetime.fromtimestamp(now_s - 5 + day_off_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        (tmp_path / worker / "log.0").write_text(f"{stamp} hello\n")
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "log.0").write_bytes((tmp_path / "after" / "log.0").read_bytes())
+    monkeypatch.setattr(keeper, "boot_clock_s", lambda: now_s - booted_s)
+    monkeypatch.setattr(time, "time", lambda: now_s)
+    for worker in ("before", "after", "copy"):
+        (line,) = read_lines(tmp_path / worker, 0)
+        assert line.at_s == now_s - 5
+        assert position_at(tmp_path / worker, now_s - 6) == 0
+        assert position_at(tmp_path / worker, now_s - 4) == line.end
+    (tmp_path / "before" / "started").write_text(json.dumps(started | {"wall_offset_s": 1e300}))
+    assert read_lines(tmp_path / "before", 0)[0].at_s == now_s - 5 - 86400.0, "the job wrote that"

@@ -27,6 +27,10 @@ Seconds = Annotated[float, Meta(ge=0, le=1e10)]
 Text = Annotated[str, Meta(max_length=4096)]
 
 
+LEAST_SET_S, MOST_SET_S = 0.005, 100 * 365 * 86400.0
+"""No clock is wrong by more: a job may have written the file. Less is the time between two readings."""
+
+
 class Started(msgspec.Struct, frozen=True):
     """The file `started`."""
 
@@ -87,10 +91,25 @@ def stamps_ahead_s(directory: Path) -> float:
 
     If that is not known, the wall clock of this machine is taken: the output is of an earlier boot or version.
     """
+    recorded_s = _recorded_offset_s(directory)
+    return time.time() - keeper.boot_clock_s() if recorded_s is None else recorded_s
+
+
+def _recorded_offset_s(directory: Path) -> float | None:
     started = read_started(directory)
-    if started is not None and started.wall_offset_s is not None and started.boot == keeper.boot_id():
-        return started.wall_offset_s
-    return time.time() - keeper.boot_clock_s()
+    return started.wall_offset_s if started is not None and started.boot == keeper.boot_id() else None
+
+
+def clock_set_s(directory: Path) -> float:
+    """By how much this machine's wall clock was set forward since the keeper in this directory began to stamp lines.
+
+    0 for a copy of output that a keeper elsewhere has stamped.
+    """
+    recorded_s = _recorded_offset_s(directory)
+    if recorded_s is None:
+        return 0.0
+    set_s = time.time() - keeper.boot_clock_s() - recorded_s
+    return set_s if LEAST_SET_S <= abs(set_s) <= MOST_SET_S else 0.0
 
 
 def open_keeper(directory: Path) -> int | None:

@@ -5,10 +5,12 @@ A position is an offset in bytes from the beginning of the whole output, includi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
+
+from shoal.executors.keeper_files import clock_set_s
 
 STAMP = "%Y-%m-%dT%H:%M:%S.%fZ"
 LONGEST_STAMP = 40
@@ -37,7 +39,16 @@ def read_lines(directory: Path, begin: int, max_bytes: int = 256 * 1024) -> list
     """Read whole lines from position `begin` on. In place of output that was dropped, a line says how much it was.
 
     Also a file whose last line has no end is read to its end if another file follows: that line gets no end any more.
+    If this machine's clock was set while the keeper here stamped lines, their times are corrected.
     """
+    lines = _read_lines(directory, begin, max_bytes)
+    set_s = clock_set_s(directory)
+    if not set_s:
+        return lines
+    return [replace(line, at_s=max(line.at_s + set_s, 0.0)) if line.at_s else line for line in lines]
+
+
+def _read_lines(directory: Path, begin: int, max_bytes: int) -> list[Line]:
     lines: list[Line] = []
     found = segments(directory)
     for index, (start, path) in enumerate(found):
@@ -97,6 +108,7 @@ def tail_position(directory: Path, lines: int) -> int:
 
 def position_at(directory: Path, since_s: float) -> int:
     """The position of the first line that was printed at `since_s` or later. A worker's lines are in order of time."""
+    since_s -= clock_set_s(directory)
     found = segments(directory)
     for start, path in reversed(found):
         try:
