@@ -487,6 +487,8 @@ def test_what_an_agent_announced_and_the_engine_has_withdrawn_is_taken_back() ->
     world.run(6)
     assert "slurm-1" in world.port.leaves, "the engine announces it later than the agent"
     world.port.leaving("slurm-1", 30.0, "the engine takes the machine back")
+    world.run(5)
+    assert "slurm-1" in world.port.leaves, "the engine may have answered just before"
     world.run(6)
     assert world.port.leaves == {}, "by now the engine would have announced it too"
 

@@ -65,6 +65,8 @@ class EngineDriver:
         self._connected: frozenset[str] = frozenset()
         #: When each machine goes away, as the cluster was told.
         self._announced_s: dict[str, float] = {}
+        #: Machines whose agent announced an end that the engine did not know of at the last poll.
+        self._doubted: set[str] = set()
         self._to_come: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -178,7 +180,10 @@ class EngineDriver:
                 self.port.leaving(machine.agent, in_s, machine.reason or f"{self.engine.title} takes it back")
             return
         was_told = self._announced_s.pop(machine.id, None) is not None
-        if machine.state is MachineState.UP and (was_told or self._agent_is_wrong(machine)):
+        seems_wrong, seemed_wrong = self._agent_is_wrong(machine), machine.id in self._doubted
+        (self._doubted.add if seems_wrong else self._doubted.discard)(machine.id)
+        # At two polls: the agent may have learned of it between the engine's answer and now.
+        if machine.state is MachineState.UP and (was_told or (seems_wrong and seemed_wrong)):
             self.port.stays(machine.agent)
 
     def _agent_is_wrong(self, machine: Machine) -> bool:
