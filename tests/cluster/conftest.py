@@ -3,4 +3,16 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "e2e")]
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "e2e"))
+sys.path.insert(0, str(Path(__file__).parent))
+from machines import World
+
+
+@pytest.fixture
+def world(tmp_path, request):
+    """A server and no machines yet. The parameter is the lease in seconds."""
+    made = World(tmp_path, lease_s=request.param)
+    yield made
+    made.close()

@@ -8,22 +8,40 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pytest
 from live_cluster import Cluster, eventually
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "true"]).returncode != 0,
+    reason="namespaces need root and unshare",
+)
 
 
 class Machine:
     """Processes, /dev/shm and a loopback address of its own. A supervisor starts the agent again when it is killed."""
 
-    def __init__(self, cluster: Cluster, directory: Path, name: str, address: str, gpus: int = 2) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        directory: Path,
+        name: str,
+        address: str,
+        gpus: int = 2,
+        join: str | None = None,
+        hidden: tuple[Path, ...] = (),
+    ) -> None:
+        """`join`: where it reaches the server, if not at its own address. `hidden`: directories that it cannot see."""
         self.cluster, self.name, self.address = cluster, name, address
+        self._hidden = (cluster.home, *hidden, Path("/dev/shm"))
         self.state = directory / name
         self.state.mkdir()
         made = cluster.json("node", "join-token", "create")
         self.token = self.state / "token"
         self.token.write_text(made["token"])
-        words = ["--join", made["address"], "--token-file", str(self.token), "--name", name]
+        words = ["--join", join or made["address"], "--token-file", str(self.token), "--name", name]
         words += ["--gpus", str(gpus), "--address", address, "--state", str(self.state)]
         self.command = [sys.executable, "-m", "shoal.cli.main", "agent", *words]
         self.process: subprocess.Popen[bytes] | None = None
@@ -31,7 +49,7 @@ class Machine:
 
     def boot(self) -> None:
         run = f"{shlex.join(self.command)} >> {shlex.quote(str(self.state / 'log'))} 2>&1"
-        hidden = f"mount -t tmpfs none {shlex.quote(str(self.cluster.home))} && mount -t tmpfs none /dev/shm"
+        hidden = " && ".join(f"mount -t tmpfs none {shlex.quote(str(path))}" for path in self._hidden)
         script = f"{hidden} && while true; do {run}; sleep 0.1; done"
         command = [
             "unshare",
@@ -111,3 +129,44 @@ def ready(cluster: Cluster) -> set[str]:
 
 def await_nodes(cluster: Cluster, *names: str) -> None:
     eventually(lambda: set(names) <= ready(cluster), 60, f"nodes {names}")
+
+
+class World:
+    """A server without GPUs of its own, and machines."""
+
+    def __init__(self, directory: Path, lease_s: int) -> None:
+        self.directory, self.lease_s = directory, lease_s
+        self.cluster = Cluster(directory / "home")
+        self.machines: dict[str, Machine] = {}
+        self.up()
+
+    def up(self) -> None:
+        args = ("up", "--gpus", 0, "--policy", "max-min", "--lease", f"{self.lease_s}s")
+        self.cluster.shoal(*args, code=0, timeout=90)
+
+    def machine(self, name: str, **options: Any) -> Machine:
+        address = f"127.0.0.{2 + len(self.machines)}"
+        self.machines[name] = Machine(self.cluster, self.directory, name, address, **options)
+        return self.machines[name]
+
+    def show(self, name: str) -> dict:
+        return self.cluster.json("show", name)
+
+    def step(self, name: str) -> int:
+        return self.show(name)["step"] or 0
+
+    def await_step_after(self, name: str, step: int) -> None:
+        eventually(lambda: self.step(name) > step, 60, f"a step after {step}")
+
+    def await_size(self, name: str, gpus: int) -> None:
+        self.cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "60s", code=0, timeout=90)
+
+    def pids(self, job: int) -> dict[str, int]:
+        return {w: pid for m in self.machines.values() if m.process for w, pid in m.workers(job).items()}
+
+    def close(self) -> None:
+        for machine in self.machines.values():
+            machine.crash()
+        with contextlib.suppress(OSError, ValueError, psutil.Error):
+            self.cluster.kill_server()  # `down` would wait for the workers of the machines that are gone
+        self.cluster.close()

@@ -7,61 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
-from live_cluster import Cluster, eventually
-from machines import Machine, alive, await_nodes
+from live_cluster import eventually
+from machines import World, alive, await_nodes, needs_namespaces
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 1500
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "true"]).returncode != 0,
-    reason="namespaces need root and unshare",
-)
-
-
-class World:
-    def __init__(self, directory: Path, lease_s: int) -> None:
-        self.directory, self.lease_s = directory, lease_s
-        self.cluster = Cluster(directory / "home")
-        self.machines: dict[str, Machine] = {}
-        self.up()
-
-    def up(self) -> None:
-        args = ("up", "--gpus", 0, "--policy", "max-min", "--lease", f"{self.lease_s}s")
-        self.cluster.shoal(*args, code=0, timeout=90)
-
-    def machine(self, name: str) -> Machine:
-        address = f"127.0.0.{2 + len(self.machines)}"
-        self.machines[name] = Machine(self.cluster, self.directory, name, address)
-        return self.machines[name]
-
-    def show(self, name: str) -> dict:
-        return self.cluster.json("show", name)
-
-    def step(self, name: str) -> int:
-        return self.show(name)["step"] or 0
-
-    def await_step_after(self, name: str, step: int) -> None:
-        eventually(lambda: self.step(name) > step, 60, f"a step after {step}")
-
-    def await_size(self, name: str, gpus: int) -> None:
-        self.cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "60s", code=0, timeout=90)
-
-    def pids(self, job: int) -> dict[str, int]:
-        return {w: pid for m in self.machines.values() if m.process for w, pid in m.workers(job).items()}
-
-    def close(self) -> None:
-        for machine in self.machines.values():
-            machine.crash()
-        self.cluster.close()
-
-
-@pytest.fixture
-def world(tmp_path, request):
-    made = World(tmp_path, lease_s=request.param)
-    yield made
-    made.close()
+pytestmark = needs_namespaces
 
 
 @pytest.mark.parametrize("world", [120], indirect=True)  # longer than any restart of the server takes
@@ -219,3 +173,82 @@ def _file(world: World, token: str) -> Path:
     path = world.directory / "second.token"
     path.write_text(token)
     return path
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)
+def test_machines_return_in_another_order_and_a_suspended_gang_wakes_only_on_its_own(world):
+    cluster = world.cluster
+    a, b = world.machine("a"), world.machine("b")
+    await_nodes(cluster, "a", "b")
+    jobs = {}
+    for name in ("one", "two"):
+        cluster.shoal("run", "-d", "--name", name, "--gpus", 2, "--", "sleep", "1000", code=0)
+        cluster.shoal("wait", name, "--for", "running", "--timeout", "60s", code=0, timeout=90)
+        jobs[name] = world.show(name)
+    pids = {name: eventually(lambda job=job: world.pids(job["id"]), what=name) for name, job in jobs.items()}
+    places = {name: [w["node"] for w in job["workers"]] for name, job in jobs.items()}
+
+    cluster.kill_server()
+    agents = [world.machines[name].agent for name in ("a", "b")]
+    for agent in agents:
+        os.kill(agent, signal.SIGSTOP)
+    world.up()
+    for machine, agent in ((b, agents[1]), (a, agents[0])):  # not as they joined
+        os.kill(agent, signal.SIGCONT)
+        await_nodes(cluster, machine.name)
+    for name in jobs:
+        eventually(lambda name=name: world.show(name)["state"] == "running", 60, name)
+    now = {name: world.show(name) for name in jobs}
+    assert {name: [w["node"] for w in job["workers"]] for name, job in now.items()} == places
+    assert {name: world.pids(job["id"]) for name, job in now.items()} == pids
+
+    # `one` is suspended, and another job has its GPUs. The GPUs of the other machine are of no use to it.
+    (pid,) = pids["one"].values()
+    cluster.shoal("pause", "one", code=0)
+    eventually(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, 60, "the suspension")
+    cluster.shoal("run", "-d", "--name", "guest", "--gpus", 2, "--", "sleep", "1000", code=0)
+    cluster.shoal("wait", "guest", "--for", "running", "--timeout", "60s", code=0, timeout=90)
+    assert [w["node"] for w in world.show("guest")["workers"]] == places["one"]
+    cluster.shoal("cancel", "-y", "two", code=0)
+    cluster.shoal("wait", "two", "--timeout", "60s", timeout=90)
+    cluster.shoal("resume", "one", code=0)
+    eventually(lambda: world.show("one")["state"] == "pending" and cluster.shoal("why", "one").stdout, 60)
+    cluster.shoal(
+        "run", "-d", "--name", "after", "--gpus", 2, "--", "sleep", "1000", code=0
+    )  # a later decision
+    cluster.shoal("wait", "after", "--for", "running", "--timeout", "60s", code=0, timeout=90)
+    assert [w["node"] for w in world.show("after")["workers"]] == places["two"], "that machine was free"
+    assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    cluster.shoal("cancel", "-y", "guest", code=0)
+    cluster.shoal("wait", "one", "--for", "running", "--timeout", "60s", code=0, timeout=90)
+    eventually(lambda: psutil.Process(pid).status() != psutil.STATUS_STOPPED, 60, "the same process goes on")
+    assert world.pids(jobs["one"]["id"]) == pids["one"]
+
+
+COUNT = "import time\nfor i in range(10**6): print('line', i, flush=True); time.sleep(0.01)"
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)
+def test_what_a_machine_wrote_up_to_its_crash_is_there_and_the_rest_follows_when_it_returns(world):
+    cluster, x = world.cluster, world.machine("x")
+    await_nodes(cluster, "x")
+    cluster.shoal("run", "-d", "--name", "c", "--gpus", 1, "--", sys.executable, "-c", COUNT, code=0)
+    job = world.show("c")["id"]
+
+    def shipped() -> list[int]:
+        return [int(n) for n in re.findall(r"line (\d+)$", cluster.shoal("logs", "c", code=0).stdout, re.M)]
+
+    def written() -> list[int]:
+        files = sorted((x.state / "workers").glob(f"{job}.*/log*"))
+        return [int(n) for path in files for n in re.findall(r"line (\d+)$", path.read_text(), re.M)]
+
+    before = eventually(lambda: len(found := shipped()) > 100 and found, 60, "its log")
+    x.crash()
+    on_disk = written()
+    after = shipped()
+    assert after == on_disk[: len(after)], "in order, none missing"
+    assert len(after) >= len(before)
+    assert on_disk == list(range(len(on_disk)))
+    x.boot()
+    eventually(lambda: len(shipped()) >= len(on_disk), 60, "the rest")
+    assert shipped()[: len(on_disk)] == on_disk

@@ -1,0 +1,194 @@
+"""Between plain machines: a broken network, a listener on the path, and an upload to a machine that shares nothing."""
+
+import contextlib
+import json
+import os
+import re
+import socket
+import ssl
+import sys
+from pathlib import Path
+
+import pytest
+from live_cluster import eventually
+from machines import alive, await_nodes, needs_namespaces
+from network import Listener, Relay
+
+from shoal.agents.join_tokens import hash_secret
+from shoal.agents.link import AGENT
+from shoal.wire.auth import CHALLENGE_BYTES, AuthError, ClientProof
+from shoal.wire.channel import _receive_short, _send_short, receive_exactly
+
+SCRIPTS = Path(__file__).with_name("scripts")
+pytestmark = needs_namespaces
+
+
+def states(cluster) -> dict[str, str]:
+    return {n["name"]: n["state"] for n in cluster.json("node", "ls")["items"]}
+
+
+@pytest.mark.parametrize("world", [12], indirect=True)
+def test_over_a_broken_network_no_gpu_has_two_owners_whether_it_heals_early_or_late(world):
+    cluster = world.cluster
+    relay = Relay(cluster.json("node", "join-token", "create")["address"])
+    x = world.machine("x", gpus=1, join=relay.address)
+    await_nodes(cluster, "x")
+    ids = {}
+    for name in ("first", "next"):
+        cluster.shoal("run", "-d", "--name", name, "--gpus", 1, "--", "sleep", "1000", code=0)
+        ids[name] = world.show(name)["id"]
+    (pid,) = eventually(lambda: list(x.workers(ids["first"]).values()), what="its process")
+    assert world.show("next")["state"] == "pending"
+
+    def one_owner() -> bool:
+        """The agent itself works all the time: it would start what the server asks for."""
+        owners = [name for name in ids if x.workers(ids[name])]
+        assert len(owners) <= 1, owners
+        return True
+
+    # It heals before the lease ends: the worker went on, and nobody else has its GPU.
+    relay.cut()
+    eventually(lambda: one_owner() and states(cluster)["x"] == "unreachable", 60, "the broken network")
+    assert alive(pid)
+    assert world.show("next")["state"] == "pending"
+    relay.heal()
+    eventually(lambda: one_owner() and states(cluster)["x"] == "ready", 60, "the return")
+    eventually(lambda: one_owner() and world.show("first")["state"] == "running", 60, "the first job")
+    assert x.workers(ids["first"]) == {f"{ids['first']}.0": pid}, "the same process"
+
+    # It heals after the lease: the keeper has ended the worker, and the GPU is free again.
+    relay.cut()
+    eventually(lambda: one_owner() and states(cluster)["x"] == "lost", 90, "the end of the lease")
+    assert not alive(pid), "when its GPU counts as free, no worker can be alive there"
+    relay.heal()
+    eventually(lambda: one_owner() and any(x.workers(i) for i in ids.values()), 90, "the next owner")
+    assert not alive(pid)
+    relay.close()
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)
+def test_who_listens_on_the_path_learns_no_secret_and_can_repeat_nothing(world):
+    cluster = world.cluster
+    made = cluster.json("node", "join-token", "create")
+    host, _, port = made["address"].rpartition(":")
+    listener = Listener(int(port))
+    machine = world.machine("x")
+    await_nodes(cluster, "x")
+    value = "hunter2-" + os.urandom(8).hex()
+    # The worker prints another word, so that only the transport could give the value away.
+    told = "import os, time; print(len(os.environ['PASSWORD']), flush=True); time.sleep(1000)"
+    job = {"name": "secretive", "gpus": 1, "env": {"PASSWORD": value}, "workdir": "/tmp"}
+    job["command"] = [sys.executable, "-c", told]
+    (world.directory / "job.yaml").write_text(json.dumps(job))
+    cluster.shoal("submit", "-d", "-y", "-f", world.directory / "job.yaml", code=0)
+    eventually(lambda: str(len(value)) in cluster.shoal("logs", "secretive", code=0).stdout, what="its log")
+    train = [sys.executable, SCRIPTS / "train.py", 1500, world.directory / "fast"]
+    cluster.shoal("run", "-d", "--name", "live", "--gpus", 1, "--resize", "live", "--", *train, code=0)
+    eventually(lambda: (world.show("live")["step"] or 0) > 1, 60, "a worker's connection")
+    with socket.create_connection((host, int(port))) as plain:  # what is not encrypted is seen
+        plain.sendall(b"in the clear")
+        eventually(lambda: b"in the clear" in listener.everything(), what="the listener")
+    listener.close()
+    seen = listener.everything()
+    credential = (machine.state / "credential").read_text().strip()
+    token_secret = machine.token.read_text().strip().rpartition(":")[2]
+    job_secret = next((cluster.home / "jobs").glob(f"{world.show('live')['id']}/**/secret*"), None)
+    for secret in (value, credential, token_secret, hash_secret(credential), "PASSWORD", "train.py"):
+        assert secret.encode() not in seen, "a secret is in the clear"
+    if job_secret is not None:
+        assert job_secret.read_bytes().split(b"\n")[0] not in seen
+
+    # The bytes of each connection, sent once more, are no connection: TLS has other keys.
+    recorded = [data for data in listener.to_port() if data != b"in the clear"]
+    assert len(recorded) >= 2, "the agent and the worker"
+    before = refusals(cluster)
+    for data in recorded:
+        assert replayed(host, int(port), data), "it must be closed without an answer inside TLS"
+    # The proof of an earlier handshake, inside TLS, is no proof for the next challenge.
+    secret = bytes.fromhex(hash_secret(credential))
+    with tls(host, int(port)) as one:
+        old = ClientProof.make(receive_exactly(one, CHALLENGE_BYTES), secret, "x", AGENT)
+    with tls(host, int(port)) as two:
+        receive_exactly(two, CHALLENGE_BYTES)
+        _send_short(two, old.request)
+        with pytest.raises((AuthError, OSError, EOFError)):
+            old.check(_receive_short(two))
+    with tls(host, int(port)) as three:  # and neither is a wrong secret
+        wrong = ClientProof.make(receive_exactly(three, CHALLENGE_BYTES), b"\0" * 32, "x", AGENT)
+        _send_short(three, wrong.request)
+        with pytest.raises((AuthError, OSError, EOFError)):
+            wrong.check(_receive_short(three))
+    eventually(lambda: refusals(cluster) >= before + 2, what="the refusals in the server's log")
+    assert states(cluster) == {"x": "ready"}
+    assert world.show("secretive")["state"] == "running"
+
+    # An agent with another secret and without a token is told so, and is not the node.
+    (machine.state / "credential").write_text("0" * len(credential))
+    machine.token.unlink()
+    machine.kill_agent()
+    eventually(lambda: "does not know this agent" in (machine.state / "log").read_text(), 60, "the refusal")
+    assert states(cluster)["x"] != "ready"
+
+
+def refusals(cluster) -> int:
+    return len(re.findall("refused a connection", (cluster.home / "server.log").read_text()))
+
+
+def replayed(host: str, port: int, data: bytes) -> bool:
+    """Whether the server closes the connection. Only the TLS handshake may be answered."""
+    with socket.create_connection((host, port), timeout=60) as sock:
+        with contextlib.suppress(OSError):
+            sock.sendall(data)
+            while sock.recv(1 << 16):
+                pass
+        return True
+
+
+def tls(host: str, port: int) -> ssl.SSLSocket:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context.wrap_socket(socket.create_connection((host, port), timeout=60))
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)
+def test_an_uploaded_directory_reaches_a_machine_that_cannot_see_it(world, tmp_path):
+    cluster, directory = world.cluster, tmp_path / "project"
+    (directory / "data").mkdir(parents=True)
+    (directory / "train.py").write_text("print('weights', open('data/weights.txt').read(), flush=True)\n")
+    (directory / "data" / "weights.txt").write_text("forty-two")
+    (directory / "huge.bin").write_bytes(b"\0" * 1000)
+    (directory / ".gitignore").write_text("*.bin\n")
+    (directory / "list.py").write_text("import os; print('files', sorted(os.listdir('.')), flush=True)\n")
+    world.machine("x", hidden=(directory,))
+    await_nodes(cluster, "x")
+    words = ("run", "--gpus", 1)
+    done = cluster.shoal(
+        *words, "--name", "seen", "--", sys.executable, "train.py", cwd=directory, timeout=120
+    )
+    assert done.returncode == 100, "without the upload there is no such directory on that machine"
+    done = cluster.shoal(
+        *words,
+        "--name",
+        "up",
+        "--upload",
+        "--",
+        sys.executable,
+        "train.py",
+        cwd=directory,
+        code=0,
+        timeout=120,
+    )
+    assert "weights forty-two" in done.stdout
+    done = cluster.shoal(
+        *words,
+        "--name",
+        "ls",
+        "--upload",
+        "--",
+        sys.executable,
+        "list.py",
+        cwd=directory,
+        code=0,
+        timeout=120,
+    )
+    assert "files ['.gitignore', 'data', 'list.py', 'train.py']" in done.stdout
