@@ -75,7 +75,7 @@ def test_where_the_server_is_not_root_a_second_user_must_be_confirmed(tmp_path: 
             here.tokens["ada"] = (await here.post("/tokens", json={"user": "ada"}))["token"]
             job = (await here.submit("1", user="ada"))["id"]
             await here.until(lambda: here.state(job) == "running")
-            assert here.fleet.running[f"{job}.0"].account == OwnAccount(may_be_root=False)
+            assert here.fleet.running[f"{job}.0"].account == OwnAccount(shared=True)
             mine = (await here.submit("1"))["id"]
             await here.until(lambda: here.state(mine) == "running")
             # Whoever runs a job here can be the admin: that must not lead to root on a machine whose agent is root.
@@ -102,7 +102,7 @@ def test_a_user_who_is_unknown_or_without_an_account_is_never_given_one(tmp_path
             _pretend(here, root=True)
             await here.add_user("root")  # the name of a user is not the name of an account
             of = here.control.accounts.of
-            assert of("root") == of("nobody-knows") == OwnAccount(may_be_root=False)
+            assert of("root") == of("nobody-knows") == OwnAccount(shared=True)
 
     run(story())
 

@@ -299,7 +299,9 @@ class Agent:
                 waits_for_go=order.waits_for_go,
                 port=order.port,
                 tree=order.tree,
-                account=NamedAccount(order.account) if order.account else OwnAccount(order.may_be_root),
+                account=NamedAccount(order.account)
+                if order.account
+                else OwnAccount(order.may_be_root, order.shared),
             )
         )
 

@@ -147,6 +147,7 @@ class AgentExecutor:
             tree=worker.tree,
             account=worker.account.name if isinstance(worker.account, NamedAccount) else "",
             may_be_root=isinstance(worker.account, OwnAccount) and worker.account.may_be_root,
+            shared=isinstance(worker.account, OwnAccount) and worker.account.shared,
         )
         self._obey(self.state.start(order))
 

@@ -61,7 +61,9 @@ async def _run(options: AgentOptions) -> None:
     state = options.state or Path.home() / ".local" / "state" / "shoal-agent" / name
     state.mkdir(parents=True, exist_ok=True, mode=0o700)
     member = Membership(state, name, options.join, _token(options.token_file, state), options.token_file)
-    executor = LocalExecutor(options.gpus, lease_file=lease_path(state), allow_root=options.allow_root)
+    executor = LocalExecutor(
+        options.gpus, lease_file=lease_path(state), allow_root=options.allow_root, own_files=state
+    )
     if options.gpus is None and executor.why_virtual:
         raise AgentError(f"no GPU is found here: {executor.why_virtual}; --gpus N tries it with virtual ones")
     address = options.address or _own_address(options.join)

@@ -80,9 +80,13 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class OwnAccount:
-    """The account of the executor. Where that is root, the worker runs only if `may_be_root`."""
+    """The account of the executor. Where that is root, the worker runs only if `may_be_root`.
+
+    `shared`: workers of other users run under it, too. The executor hides its own files where it can.
+    """
 
     may_be_root: bool = False
+    shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,10 @@ import time
 
 if __name__ == "__main__":  # it runs as a file, without packages
     sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+    from hidden import hide  # type: ignore[import-not-found]
     from session_port import SessionPort, kill_below  # type: ignore[import-not-found]
 else:
+    from shoal.executors.hidden import hide
     from shoal.executors.session_port import SessionPort, kill_below
 
 TYPE_CHECKING = False
@@ -124,6 +126,9 @@ def confine(spec: dict[str, Any]) -> None:
     if spec.get("cgroup") is not None:
         with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
             file.write("0")
+    if spec.get("hidden") is not None:
+        hide(spec["hidden"], spec["given_back"])
+        os.chdir(spec["workdir"])  # it was entered before
     if spec.get("account") is not None:
         os.setgroups(spec["account"]["groups"])
         os.setgid(spec["account"]["gid"])

@@ -18,10 +18,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from shoal.executors import keeper
+from shoal.executors import hidden, keeper
 from shoal.executors.accounts import Account, Private, account_for, go_file, remove_files_of
-from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, WorkerSpec
+from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, OwnAccount, WorkerSpec
 from shoal.executors.cgroups import Cgroups
 from shoal.executors.gpus import UsageMeter, find_gpus, type_word
 from shoal.executors.guard import INTERVAL_S, Guarded, pid_of
@@ -49,7 +50,8 @@ class LocalExecutor:
 
     All calls must be made on the thread of a running event loop. `zygote` may be shared with other executors. With
     `lease_file`, keepers kill their workers when the time in that file has passed (see `keeper.py`). With `allow_root`,
-    an executor that runs as root also runs workers whose owners have no account.
+    an executor that runs as root also runs workers whose owners have no account. `own_files` is a directory that is
+    hidden from workers which share its account with those of other users.
     """
 
     name = "local"
@@ -64,12 +66,13 @@ class LocalExecutor:
         lease_file: Path | None = None,
         cgroups: Cgroups | None = None,
         allow_root: bool = False,
+        own_files: Path | None = None,
     ) -> None:
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
         self.on_node: Callable[[NodeChange], None] = lambda change: None
         self._nodes, self.why_virtual = _find_nodes(virtual_gpus)
         self._log_file_bytes, self._log_files = log_file_bytes, log_files
-        self._lease_file, self._allow_root = lease_file, allow_root
+        self._lease_file, self._allow_root, self._own_files = lease_file, allow_root, own_files
         self._zygote, self._owns_zygote, self._zygote_s = zygote, False, float("-inf")
         self._usage_meter = UsageMeter()
         self._cgroups = cgroups if cgroups is not None else Cgroups.find()
@@ -186,7 +189,7 @@ class LocalExecutor:
             "lease_file": None if self._lease_file is None else str(self._lease_file),
             "cgroup": None if group is None else str(group),
             "account": None if account is None else account.ids(),
-        }
+        } | self._hidden(worker, env)
         # The specification is passed in memory: neither as an argument, which `ps` shows, nor on disk.
         spec_fd = os.memfd_create("worker", os.MFD_CLOEXEC)
         try:
@@ -206,6 +209,14 @@ class LocalExecutor:
             raise
         if child is not None:
             self._children[worker.worker] = child
+
+    def _hidden(self, worker: WorkerSpec, env: dict[str, str]) -> dict[str, Any]:
+        """What the keeper hides from the worker, and what of it the worker needs."""
+        shared = isinstance(worker.account, OwnAccount) and worker.account.shared and os.geteuid() != 0
+        if not shared or self._own_files is None or hidden.why_not():
+            return {}
+        needed = [str(worker.directory), worker.workdir, env.get("SHOAL_JOB_DIR")]
+        return hidden.plan(self._own_files, [path for path in needed if path])
 
     def _start_warm(self, worker: WorkerSpec, env: dict[str, str], spec_fd: int, lock: int) -> int | None:
         if self._zygote is None or not worker.warm or not may_start_warm(worker.command, env):

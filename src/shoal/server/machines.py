@@ -65,7 +65,7 @@ class Machines:
         self.registry = AgentRegistry(home.path / "agents.json")
         timing = Timing() if lease_s is None else Timing.of_lease(lease_s)
         self.executor = AgentExecutor(self.registry, timing=timing)
-        self._local = LocalExecutor(virtual_gpus)
+        self._local = LocalExecutor(virtual_gpus, own_files=home.path)
         self.virtual_gpus = virtual_gpus
         if virtual_gpus is None and (found := self._local.nodes()) and found[0].virtual:
             self.virtual_gpus = found[0].gpus  # a restarted server must find its workers on the same GPUs

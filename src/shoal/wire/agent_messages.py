@@ -284,6 +284,7 @@ class Start(_Part, frozen=True, tag_field="do", tag=True):
     port: Int | None = None  # one of `Ports`, which the worker will listen on
     account: str = ""  # of the machine, under which it runs; empty: the agent's own
     may_be_root: bool = False  # the agent's own account may be root
+    shared: bool = False  # jobs of other users run under the agent's own account, too
 
     def __repr__(self) -> str:
         return f"Start({self.worker!r}, {self.node!r}, {self.gpu})"  # the environment may contain secrets

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import pwd
 
+from shoal.executors import hidden
 from shoal.executors.accounts import find_account
 from shoal.executors.base import NamedAccount, OwnAccount, RunAs
 from shoal.server.api import models as m
@@ -39,7 +40,7 @@ class Accounts:
             return NamedAccount(str(row["account"]))
         is_admin = row is not None and row["role"] == Role.ADMIN.value
         # The admin of a server that is not root is anybody who runs a job there: that must not lead to root elsewhere.
-        return OwnAccount(may_be_root=is_admin and self._is_root)
+        return OwnAccount(may_be_root=is_admin and self._is_root, shared=not is_admin)
 
     def check_new(self, account: str | None, *, same_account: bool) -> None:
         """Refuse a new user whose jobs would run where nobody expects it."""
@@ -57,7 +58,8 @@ class Accounts:
         elif not self._is_root and not same_account:
             raise Conflict(
                 f"this server does not run as root, so the jobs of all users run under the account {own!r}: they can "
-                "read each other's files, secrets and tokens, and the admin's",
+                "read each other's files, secrets and tokens, and the admin's"
+                + ("" if hidden.why_not() else ", unless the server hides them (docs/accounts.md)"),
                 "confirm that with --same-account, or run the server as root and give each user an --account",
             )
 
@@ -105,7 +107,12 @@ class Accounts:
         if len(users) < 2:
             text = f"jobs run under the account {own!r}, like the server"
             return m.Check(name="accounts", status="ok", message=text)
-        text = f"the jobs of all {len(users)} users run under the account {own!r}: they can read each other's files"
+        text = f"the jobs of all {len(users)} users run under the account {own!r}: they can "
+        text += (
+            f"read each other's files, also tokens ({why})"
+            if (why := hidden.why_not())
+            else ("read the account's files; those of the server are hidden from them")
+        )
         hint = "run the server as root and give each user an account (docs/accounts.md)"
         return m.Check(name="accounts", status="warning", message=text, hint=hint)
 
