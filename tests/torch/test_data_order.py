@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from fakes import FakeSession, make_order
+from fakes import FakeSession, FakeSource, make_order
 
 import torch
-from shoal.torch.data_order import DataOrder
+from shoal.torch.data_order import Batches, DataOrder
 from shoal.torch.loader import Loader
 from shoal.torch.meter import Meter
 from shoal.torch.order import BatchRule, Position
@@ -62,6 +62,20 @@ def test_a_batch_that_changes_without_the_learning_rate_is_told_once():
     other.resized()
     assert len(session.reported) == 2, "the fourth worker does not change the batch"
     assert newcomer.reported == []
+
+
+def test_a_loader_that_is_made_after_training_began_follows_the_contributors_and_the_checkpoint():
+    session = FakeSession(contributors=(0, 1))
+    rule = BatchRule(8, 64, warmup_steps=0)
+    late = DataOrder(session, seed=0, note=session.reported.append)
+    late.resized()  # at the beginning of `job.epochs`
+    late.read(Batches(rule, 100), FakeSource())
+    assert late.lr_factor() == 2.0
+    assert "global batch 16 with 2 workers" in session.reported[0]
+    again = DataOrder(FakeSession(contributors=(0, 1)), seed=0, note=print)
+    again.adopt(late.facts())
+    again.read(Batches(BatchRule(8, 64, warmup_steps=0), 100), FakeSource())
+    assert again.lr_factor() == 2.0
 
 
 def test_progress_counts_the_steps_of_all_epochs():

@@ -65,6 +65,9 @@ class DataOrder:
         self._members, self._note = members, note
         #: The global batch since the last resize; None before the first.
         self._batch: int | None = None
+        #: What came before `job.loader` was called, as in a script that calls it within `job.epochs`.
+        self._early_facts: dict[str, Any] | None = None
+        self._resized_early = False
         self._batches: Batches | None = None
         self._source: Source | None = None
         self._following: tuple[int, ...] | None = None
@@ -72,6 +75,10 @@ class DataOrder:
 
     def read(self, batches: Batches, source: Source) -> None:
         self._batches, self._source = batches, source
+        if self._early_facts is not None:
+            self._adopt_rule(self._early_facts)
+        if self._resized_early:
+            self.resized()
 
     @property
     def has_loader(self) -> bool:
@@ -195,6 +202,7 @@ class DataOrder:
     def resized(self) -> None:
         """The contributors have changed: batch size and learning rate follow."""
         if self.rule is None:
+            self._resized_early = True
             return
         workers, step = len(self._members.contributors), self.position.step
         before, self._batch = self._batch or self.rule.batch_size, self.rule.batch(workers)
@@ -249,9 +257,14 @@ class DataOrder:
 
     def adopt(self, facts: dict[str, Any]) -> None:
         self.position = replace(facts["position"])
-        self._batch = facts.get("batch")
+        self._adopt_rule(facts)
+
+    def _adopt_rule(self, facts: dict[str, Any]) -> None:
         theirs, mine = facts["rule"], self.rule
-        if mine is not None and theirs is not None:
+        self._batch = facts.get("batch")
+        if mine is None:
+            self._early_facts = facts
+        elif theirs is not None:
             mine.start, mine.goal, mine.changed_at = theirs.start, theirs.goal, theirs.changed_at
 
     def restore(self, facts: dict[str, Any], path: str) -> None:
