@@ -14,10 +14,11 @@ import pytest
 
 from engines.ray_cluster import RayCluster
 from engines.shoal_home import ShoalHome
+from shoal.server.api.models import Check
 
 from . import stories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 UP = ("--engine", "ray", "--gpus-per-node", "2", "--gpus", "2", "--idle", "5s")
 
 
@@ -57,8 +58,10 @@ def test_jobs_get_nodes_keep_them_over_every_loss_and_return_them(ray: RayCluste
     types = {n.name: (n.gpu_type, n.rack, n.address) for n in home.ready(2)}
     assert types == {"gpu-1": ("a100", "r1", "127.0.0.2"), "gpu-2": ("a100", "r2", "127.0.0.3")}
 
+    stories.a_job_over_machines_ends_as_on_one(home, 4)
     home.train("bert", "1..4")
     home.size("bert", 4)
+    home.trains_on("bert")
     stories.no_gpu_is_used_twice(home, "bert")
     assert {node for node, _ in home.gpus_of("bert").values()} == {"gpu-1", "gpu-2"}
     stories.a_killed_server_is_replaced(home, "bert")
@@ -67,23 +70,31 @@ def test_jobs_get_nodes_keep_them_over_every_loss_and_return_them(ray: RayCluste
     # A raylet is killed: Ray loses the node, its workers run on until their lease ends, then none is alive.
     before = home.workers("bert")
     there = [pid for w, pid in before.items() if home.gpus_of("bert")[w][0] == "gpu-2"]
-    ray.kill_node("gpu-2")
-    home.size("bert", 2)
-    home.trains_on("bert")
+    with stories.logs_survive(home, "bert", "gpu-2"):
+        ray.kill_node("gpu-2")
+        home.size("bert", 2)
+        home.trains_on("bert")
     home.until(lambda: not stories.alive(there), "no orphan is left after the lease")
     ray.add_node("gpu-2", "127.0.0.3", "A100", "r2")
     home.size("bert", 4)
     home.trains_on("bert")
 
-    # The launcher dies: it is started again, and finds its actors.
+    # The launcher dies: another one finds its actors. It returns the machines of a job that is paused, and gets others.
     (launcher,) = [p for p in home.server.children() if "shoal.engines.ray_launcher" in p.cmdline()]
     launcher.kill()
     home.trains_on("bert")
-    assert "error" not in [c.status for c in home.client.doctor().checks if c.name == "engine"]
+    step = stories.pause(home, "bert")
+    home.until(lambda: not home.nodes() and not home.agents(), "all machines are returned")
+    assert engine_check(home).status == "ok"
+    stories.resume(home, "bert", step)
 
     home.down()
     assert not actors(ray), "shoal down leaves no actor"
     stories.nothing_is_left(home)
+
+
+def engine_check(home: ShoalHome) -> Check:
+    return next(c for c in home.client.doctor().checks if c.name == "engine")
 
 
 def test_without_ray_and_without_a_cluster_shoal_up_says_what_to_do(home: ShoalHome, tmp_path: Path) -> None:
