@@ -130,6 +130,28 @@ def test_without_a_limit_of_its_owner_a_job_restarts_as_long_as_it_completes_new
     run(story())
 
 
+def test_the_signal_is_told_also_if_the_closed_connection_was_noticed_first(
+    tmp_path: Path, fast: None
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path, 1, policy="max-min") as here:
+            job = (await here.submit("1..1", resize="live", max_restarts=0))["id"]
+            await here.until(lambda: len(active(here, job)) == 1, train=(job,))
+            (worker,) = active(here, job)
+            here.fleet.stubborn = True
+            here.fleet.live[worker].end()
+            here.loop.elastic.service.jobs[str(job)].exited(worker, "its connection closed")
+            live = here.loop.jobs[job]
+            await here.until(lambda: live.ending is not None)
+            assert "its connection closed" in live.ending
+            here.fleet._ended(worker, None, "SIGSEGV", True)
+            await here.until(lambda: here.state(job) == "failed")
+            message = (await here.get(f"/jobs/{job}"))["message"]
+            assert message == f"all its workers were lost, the last so: worker {worker} was ended by SIGSEGV"
+
+    run(story())
+
+
 def test_losses_without_a_step_in_between_end_every_job(tmp_path: Path, fast: None) -> None:
     async def story() -> None:
         async with server(tmp_path, 2, policy="max-min") as here:

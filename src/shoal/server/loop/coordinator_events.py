@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from shoal.core.reason import Code
 from shoal.core.reason import Reason as CoreReason
 from shoal.core.words import counted
+from shoal.executors.base import Exit
 from shoal.server.api.models import JobState, Reason
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, READY, LiveJob, LiveWorker
 from shoal.server.loop.restarts import MAX_LOSSES, STEADY_S, Cause, step_done
-from shoal.server.loop.runner import Parts, RunnerBase, RunnerLoop
+from shoal.server.loop.runner import Parts, RunnerBase, RunnerLoop, describe_exit
 from shoal.wire import events as ev
 from shoal.wire.service import ControlService
 from shoal.wire.state import CoordinatorState
@@ -41,6 +43,8 @@ class CoordinatorEvents(RunnerBase):
         self._notes: dict[int, int] = {}
         #: When a worker became a member of its job.
         self._joined_s: dict[str, float] = {}
+        #: How the coordinator noticed the loss of a worker whose process has not been seen to end yet.
+        self._unexplained: dict[str, str] = {}
 
     def _leaving(self, worker: LiveWorker) -> None:
         worker.state = LEAVING
@@ -178,6 +182,8 @@ class CoordinatorEvents(RunnerBase):
     def _count_loss(self, job: LiveJob, worker_id: str, why: str, cause: Cause = Cause.LOST) -> None:
         """Let a job that goes on with fewer workers add new ones, or start it again if these fail again and again."""
         job.last_loss = why
+        if worker_id in job.workers:
+            self._unexplained[worker_id] = why
         joined_s = self._joined_s.pop(worker_id, math.inf)
         handle = self.service.jobs.get(str(job.id))
         if handle is None or not job.wanted or job.ending is not None:
@@ -190,6 +196,19 @@ class CoordinatorEvents(RunnerBase):
         if job.losses >= MAX_LOSSES:
             text = f"{counted(job.losses, 'worker')} in a row were lost soon after they started"
         self._restart_or_end(job, cause, f"{text}, the last so: {why}")
+
+    def _explain_loss(self, job: LiveJob, exit_: Exit) -> None:
+        """A process has ended: say how, if so far only its closed connection was known."""
+        noticed = self._unexplained.pop(exit_.worker, None)
+        killed_here = exit_.asked_to_end and exit_.signal == "SIGKILL"
+        if noticed is None or killed_here or (exit_.signal is None and not exit_.code):
+            return
+        how = describe_exit(exit_)
+        job.last_loss = job.last_loss.replace(noticed, how)
+        job.ending = job.ending.replace(noticed, how) if job.ending is not None else None
+        if job.life.message is not None:
+            job.life = replace(job.life, message=job.life.message.replace(noticed, how))
+        self.parts.outbox.job(job)
 
     def _restart_or_end(self, job: LiveJob, cause: Cause, why: str, begin: str = "") -> None:
         if self.start_again(job, cause, why + begin):

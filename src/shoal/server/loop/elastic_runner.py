@@ -247,6 +247,7 @@ class ElasticRunner(CoordinatorEvents):
     def exited(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
         job.exit_code, job.signal = exit_.code, exit_.signal
         job.is_unbegun = not exit_.began and not exit_.asked_to_end
+        self._explain_loss(job, exit_)
         if job.is_unbegun:
             self._count_loss(job, worker.id, describe_exit(exit_), Cause.UNBEGUN)
         handle = self.service.jobs.get(str(job.id))
@@ -322,8 +323,9 @@ class ElasticRunner(CoordinatorEvents):
         self._notes.pop(job.id, None)
         for key in [k for k in self._pauses if k[0] == job.id]:
             del self._pauses[key]
-        for worker_id in [w for w in self._joined_s if w.startswith(f"{job.id}.")]:
-            del self._joined_s[worker_id]
+        for kept in (self._joined_s, self._unexplained):
+            for worker_id in [w for w in kept if w.startswith(f"{job.id}.")]:
+                del kept[worker_id]
         if str(job.id) in self.service.jobs:
             self.service.remove(str(job.id))
 
