@@ -31,6 +31,10 @@ MISTAKES_AND_ADVICE = {
     "mean_on_main": "w0 waits for a value of w1",
     "sum_loss": "the loss is a sum over the samples",
     "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
+    "unregistered_schedule": "the job does not know the schedule StepLR of its optimizer",
+    "unregistered_plateau": "the job does not know the schedule ReduceLROnPlateau of its optimizer",
+    "mean_before_epochs": "before job.epochs() the workers do not know each other",
+    "lost_after_its_part": "w1 was lost after its part of the evaluation, and its result with it: use job.evaluate",
 }
 
 
@@ -48,7 +52,7 @@ def test_a_schedule_that_newcomers_do_not_know_is_an_error_at_their_first_differ
         ways.say("grown")
         job.wait_size(3)
 
-    why = ways.fail("unregistered_schedule", 2, story)
+    why = ways.fail("own_schedule", 2, story)
     assert "the learning rate of parameter group 0 differs between the workers: " in why, why
     assert "Pass schedules to job.wrap(..., schedulers=[...])" in why
 
@@ -66,6 +70,22 @@ def test_the_best_value_that_only_main_sets_outlives_it(ways: Ways):
     assert [row["epoch"] for row in first + second] == list(range(6))
     assert second[0]["before"] == min(row["error"] for row in first), "the next main has the best value"
     assert len(told) == 1, "it is told once, and not at each epoch"
+
+
+def test_a_value_that_only_main_sets_outlives_it_within_an_epoch(ways: Ways):
+    ways.say("hurry")
+    with ways.job("best_on_main_within_an_epoch", 2) as job:
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        assert any("job.state['best'] differed between the workers" in n for n in notes(job))
+    assert ways.rows()["w1"] == [{"best": 0.5}]
+
+
+def test_values_that_differ_in_every_step_are_given_to_all_ever_less_often(ways: Ways):
+    ways.say("hurry")
+    found = ways.run("own_sums", 2)
+    assert [rows[-1]["step"] for rows in found.values()] == [120, 120]
+    assert all(3 <= rows[-1]["given"] <= 7 for rows in found.values()), "after 2, 4, 8 ... steps"
 
 
 def test_all_workers_stop_early_together_after_the_same_step(ways: Ways):

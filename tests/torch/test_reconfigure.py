@@ -221,7 +221,7 @@ def test_a_newcomer_without_the_whole_state_gives_up_when_the_job_is_finished():
 
 def make_loop(rehearse: bool = True) -> tuple[Loop, MagicMock]:
     parts = MagicMock()
-    parts.session.joined = True
+    parts.session.joined, parts.steps.resume.return_value = True, False
     parts.order.position = Position()
     parts.order.next_epoch.side_effect = lambda: setattr(
         parts.order.position, "epoch", parts.order.position.epoch + 1
@@ -255,6 +255,12 @@ def test_a_worker_that_has_retreated_joins_again_and_repeats_the_epoch():
     parts.session.joined = False
     parts.reconfiguration.join.side_effect = lambda: setattr(parts.session, "joined", True)
     assert list(epochs) == [0, 1]
+
+
+def test_workers_that_have_returned_to_an_earlier_step_repeat_its_epoch():
+    loop, parts = make_loop()
+    parts.steps.resume.side_effect = [False, True, False, False]
+    assert list(loop.epochs(3)) == [0, 1, 1, 2]
 
 
 def test_only_newcomers_rehearse():

@@ -114,6 +114,24 @@ def test_logged_values_are_means_over_the_workers(ways: Ways):
         assert min(abs(value - loss) for loss in alone.values()) < 1e-6, "it is the mean loss of some step"
 
 
+def test_a_mean_after_an_evaluation_is_weighted_by_the_samples_of_the_evaluation(ways: Ways):
+    ways.say("hurry")
+    found = ways.run("weighted_means", 2)
+    for rows in found.values():
+        assert {row["within"] for row in rows if "within" in row} == {15.0}
+        assert [(row["left"], row["evaluated"]) for row in rows if "left" in row] == [(15.0, 15.0)] * 2
+
+
+@pytest.mark.parametrize("dies", ["within", "after"])
+def test_an_evaluation_is_exact_when_a_worker_dies_before_or_after_its_end(ways: Ways, dies: str):
+    ways.say("hurry")
+    found = ways.run("lost_in_evaluate", 2, DIES=dies)
+    assert len(found["w0"]) == 3
+    for row in found["w0"]:
+        assert (row["mean"], row["ones"]) == (15.0, 1.0)
+        assert sorted(i for part in row["all"] for i in part) == list(range(31))
+
+
 def test_a_resize_does_not_compile_again(ways: Ways):
     alone = ways.alone("compiled")
     found = ways.run("compiled", 2, grow_and_shrink)

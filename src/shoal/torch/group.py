@@ -8,6 +8,7 @@ needed only while a group forms.
 from __future__ import annotations
 
 import base64
+import hmac
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -16,7 +17,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+import torch
+from shoal.torch.gloo_listener import Device
+
 FORM_TIMEOUT_S = 30.0
+#: How long members have to prove to each other who they are.
+PROOF_S = 10.0
 # The coordinator or a closed connection ends a collective, never its own timeout.
 COLLECTIVE_TIMEOUT = timedelta(days=30)
 
@@ -74,21 +80,53 @@ class BoardStore(dist.Store):  # type: ignore[misc]  # torch is not type-checked
         return False
 
 
-def form_gloo(store: dist.Store, members: Sequence[str], worker: str, host: str) -> Any:
-    """A gloo group of these members. Its sockets listen on `host` only."""
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+def gather(store: dist.Store, members: Sequence[str], worker: str) -> None:
+    """Wait until all members are about to form a group: nobody listens before."""
+    store.set(f"here {worker}", b"1")
+    store.wait([f"here {member}" for member in members], timedelta(seconds=FORM_TIMEOUT_S))
+
+
+def form_gloo(
+    store: dist.Store, members: Sequence[str], worker: str, host: str, secret: bytes, label: str
+) -> Any:
+    """A gloo group of these members, which have proved to each other that they know the job's secret.
+
+    It listens on `host` only, and only until all members are connected. `label` names the group: no two groups of a job
+    have the same.
+    """
+    options, device = dist.ProcessGroupGloo._Options(), Device(host)
+    options._devices = [device.device]
     options._timeout = timedelta(seconds=FORM_TIMEOUT_S)
     options._threads = 2
     group = dist.ProcessGroupGloo(store, members.index(worker), len(members), options)
+    _prove(group, members, worker, secret, label)
+    device.stop_listening()
     group._set_default_timeout(COLLECTIVE_TIMEOUT)
     return group
 
 
+def _prove(group: Any, members: Sequence[str], worker: str, secret: bytes, label: str) -> None:
+    """Make sure that each connection leads to the member that it should lead to.
+
+    Gloo takes whoever sends the right small number for a member. Such a group would fail, or wait forever, in its first
+    step; here it fails at once, and the next one is formed.
+    """
+    limit = timedelta(seconds=PROOF_S)
+    proofs = {m: hmac.digest(secret, f"gloo {label} {m}".encode(), "sha256") for m in members}
+    others = [rank for rank, member in enumerate(members) if member != worker]
+    own = torch.tensor(list(proofs[worker]), dtype=torch.uint8)
+    sent = [group.send([own], rank, 0) for rank in others]
+    for rank in others:
+        theirs = torch.zeros_like(own)
+        group.recv([theirs], rank, 0).wait(limit)
+        if not hmac.compare_digest(bytes(theirs.tolist()), proofs[members[rank]]):
+            raise ConnectionError(f"a stranger took the place of {members[rank]}")
+    for work in sent:
+        work.wait(limit)
+
+
 def form_nccl(gloo: Any, members: Sequence[str], worker: str, host: str) -> Any:
     """The nccl group beside a gloo group, for models on GPUs. Not covered by our tests."""
-    import torch
-
     rank, size = members.index(worker), len(members)
     address = torch.zeros(64, dtype=torch.uint8)
     store = None

@@ -16,7 +16,7 @@ from typing import Any
 from torch.distributed import PrefixStore
 
 import torch
-from shoal.torch.group import FORM_TIMEOUT_S, BoardStore, Cancelled, form_gloo, form_nccl
+from shoal.torch.group import FORM_TIMEOUT_S, BoardStore, Cancelled, form_gloo, form_nccl, gather
 from shoal.torch.link import ControlLink
 from shoal.torch.meter import Meter
 from shoal.torch.receiver import Receiver
@@ -244,8 +244,9 @@ class Worker:
 
     def _form(self, plan: Plan, store: BoardStore) -> None:
         try:
-            vote = self._gloo(store, plan.members)
-            meet = self._gloo(PrefixStore("meet", store), plan.members)
+            gather(store, plan.members, self.name)
+            vote = self._gloo(plan, store, plan.members, "vote")
+            meet = self._gloo(plan, store, plan.members, "meet")
             if plan.group > 1:
                 groups = Groups(vote, vote, [], meet)
                 self._form_shard_groups(plan, store, groups)
@@ -266,8 +267,11 @@ class Worker:
             self.lock.notify_all()
         self.link.say()
 
-    def _gloo(self, store: Any, members: Sequence[str]) -> Any:
-        return form_gloo(store, members, self.name, self.identity.host) if len(members) > 1 else None
+    def _gloo(self, plan: Plan, store: Any, members: Sequence[str], name: str) -> Any:
+        if len(members) == 1:
+            return None
+        me, label = self.identity, f"{plan.number} {name}"
+        return form_gloo(PrefixStore(name, store), members, self.name, me.host, me.key.secret, label)
 
     def _on_device(self, gloo: Any, members: Sequence[str]) -> Any:
         """The group for tensors on the model's device, beside one for host memory."""
@@ -277,9 +281,9 @@ class Worker:
         rank, size = plan.members.index(self.name), plan.group
         number, shard = rank // size, rank % size
         mates, same = plan.members[number * size : (number + 1) * size], plan.members[shard::size]
-        groups.shard_host = self._gloo(PrefixStore(f"group {number}", store), mates)
+        groups.shard_host = self._gloo(plan, store, mates, f"group {number}")
         groups.shard = self._on_device(groups.shard_host, mates)
-        groups.replicas = self._gloo(PrefixStore(f"shard {shard}", store), same)
+        groups.replicas = self._gloo(plan, store, same, f"shard {shard}")
         # Nobody goes on before all have formed theirs: a member that has entered does not show its addresses any more.
         groups.vote.allreduce([torch.zeros(1)]).wait(timedelta(seconds=FORM_TIMEOUT_S))
 

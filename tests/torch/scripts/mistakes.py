@@ -57,15 +57,60 @@ def plain_range() -> None:
 
 
 def unregistered_schedule() -> None:
-    """A newcomer's schedule begins when it rehearses: its rate changes at another epoch than the others'."""
-    job, model, optimizer, scheduler = setup(lambda o: torch.optim.lr_scheduler.StepLR(o, 3, gamma=0.5))
+    job, model, optimizer, scheduler = setup(lambda o: torch.optim.lr_scheduler.StepLR(o, 6))
     loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        scheduler.step()
+
+
+def unregistered_plateau() -> None:
+    """It leaves no mark on its optimizer."""
+    job, model, optimizer, scheduler = setup(torch.optim.lr_scheduler.ReduceLROnPlateau)
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        scheduler.step(job.broadcast(lambda: error_of(model)))
+
+
+def own_schedule() -> None:
+    """A newcomer's counter begins when it rehearses: its rate changes at another epoch than the others'."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    mine = [0]
     for epoch in job.epochs(30):
         if epoch == 2 and not job.rehearsing:
             until_said("grown")  # the newcomer is ready: it joins in this epoch
         for batch in loader:
             train(job, model, optimizer, batch)
-        scheduler.step()
+        mine[0] += 1
+        optimizer.param_groups[0]["lr"] = 0.1 * 0.5 ** (mine[0] // 3)
+
+
+def mean_before_epochs() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    offset = job.broadcast(float(ME[1:]))
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+    write(offset=offset)
+
+
+def lost_after_its_part() -> None:
+    """It has evaluated its part, and takes the result with it."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    held_out = job.eval_loader(Numbers(20), batch_size=4)
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        ones = sum(len(x) for _, x, _, _ in held_out)
+        if ME == "w1":
+            os.kill(os.getpid(), 9)
+        write(mean=job.sum(ones) / 20)
 
 
 def plateau_on_main() -> None:
@@ -168,6 +213,32 @@ def best_on_main() -> None:
             error = error_of(model)
             write(epoch=epoch, error=error, before=job.state["best"])
             job.state["best"] = min(error, job.state["best"])
+
+
+def best_on_main_within_an_epoch() -> None:
+    """Only main sets it, and dies some steps later, in the same epoch."""
+    job, model, optimizer, _ = setup()
+    job.state["best"] = float("inf")
+    loader = job.loader(Numbers(), batch_size=3)
+    for epoch in job.epochs(2):
+        for step, batch in enumerate(loader):
+            train(job, model, optimizer, batch)
+            if (epoch, step) == (0, 10) and job.is_main:
+                job.state["best"] = 0.5
+            if (epoch, step) == (0, 20) and ME == "w0":
+                os.kill(os.getpid(), 9)
+    write(best=job.state["best"])
+
+
+def own_sums() -> None:
+    """A value of each worker's own, which differs in every step."""
+    job, model, optimizer, _ = setup()
+    job.state["sum"] = 0.0
+    loader = job.loader(Numbers(), batch_size=3)
+    for _ in job.epochs(3):
+        for batch in loader:
+            job.state["sum"] += train(job, model, optimizer, batch).item()
+    write(given=job.parts.check._given, step=job.position.step)
 
 
 def stop_together() -> None:

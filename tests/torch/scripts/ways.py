@@ -235,6 +235,65 @@ def reduced() -> None:
             until_said("hurry")
 
 
+def weighted_means() -> None:
+    """What `job.mean` weighs by: the last evaluation or the last batch, whichever came later."""
+    job = shoal.init()
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(Numbers(), batch_size=7, shuffle=False)
+    held_out = job.eval_loader(list(range(31)), batch_size=4)
+
+    def evaluation() -> float:
+        own = [float(i) for part in held_out for i in part]
+        return job.mean(sum(own) / len(own) if own else 0.0)
+
+    for _ in job.epochs(2):
+        for _, x, y, _ in loader:
+            train_step(job, model, optimizer, x, y)
+            within = evaluation()
+            if job.position.step in (3, 20):
+                break
+            write(within=within, batch=job.mean(0.0, weight=1.0))
+        write(left=evaluation(), evaluated=job.evaluate(held_out, lambda part: part.double().mean()))
+
+
+def lost_in_evaluate() -> None:
+    """A worker dies in its last batch of an evaluation, or right after its results have been exchanged."""
+    job = shoal.init()
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(Numbers(), batch_size=12)
+    held_out = job.eval_loader(list(range(31)), batch_size=4)
+
+    def step(part):
+        if ME == "w1" and os.environ["DIES"] == "within" and int(part[0]) > 15 and job.position.epoch == 1:
+            os.kill(os.getpid(), 9)
+        return {"mean": part.double().mean(), "ones": 1.0}
+
+    for _ in job.epochs(3):
+        for _, x, y, _ in loader:
+            train_step(job, model, optimizer, x, y)
+        found = job.evaluate(held_out, step)
+        if ME == "w1" and os.environ["DIES"] == "after" and job.position.epoch == 1:
+            os.kill(os.getpid(), 9)
+        write(**found, all=held_out.collect(lambda part: part.tolist()))
+
+
+def many_logs() -> None:
+    job = shoal.init()
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(2):
+        for _, x, y, _ in loader:
+            train_step(job, model, optimizer, x, y)
+            job.log(**{f"value {i}": float(job.rank) for i in range(40)})
+        job.log(last=float(job.rank))
+
+
 def compiled() -> None:
     """torch.compile: the number of graphs before and after each change of workers."""
     from torch._dynamo.utils import counters
