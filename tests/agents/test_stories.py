@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shoal import __version__
 from shoal.agents import fleet_state as fl
 from shoal.agents.fleet_state import Link
 from shoal.executors.base import NodeUp
@@ -232,7 +233,8 @@ def test_an_agent_of_another_version_is_refused_for_good() -> None:
     (refusal,) = fleet.hello(hello, "first", 0.0, 0.0)
     assert isinstance(refusal, fl.Refuse)
     assert refusal.final
-    assert "same version" in refusal.why
+    assert "protocol 99" in refusal.why
+    assert f"install version {__version__} of Shoal" in refusal.why
 
 
 def test_a_restarted_agent_reports_an_end_that_nobody_heard_of_and_its_whole_output() -> None:
