@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,3 +138,59 @@ def test_a_layer_at_a_time_is_moved_and_only_rows_whose_owner_changes():
         assert len(moving.sent_bytes) == 4, "nothing moves if nothing changes"
     finally:
         private.forget(shards.mesh)
+
+
+class Zeros(Collectives):
+    """The other workers send zeros."""
+
+    def __init__(self) -> None:
+        super().__init__(None, lambda work: True)
+
+    def exchange(self, sent, sent_sizes, sizes):
+        return sent.new_zeros(sum(sizes))
+
+
+def bytes_of_tensors(events: list, name: str) -> tuple[int, int, int]:
+    """Those allocated when the part of this name began, the most meanwhile, and at its end."""
+    part = next(e for e in events if e.name() == name)
+    begin_ns, end_ns = part.start_ns(), part.start_ns() + part.duration_ns()
+    now = before = peak = 0
+    for event in sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        if event.start_ns() > end_ns:
+            break
+        now += event.nbytes()
+        if event.start_ns() < begin_ns:
+            before = peak = now
+        peak = max(peak, now)
+    return before, peak, now
+
+
+def test_moving_the_rows_needs_the_memory_of_one_layer_above_the_model():
+    side, count = 128, 8
+    layer_bytes = 3 * side * side * 4  # with the two states of AdamW
+    alone = Collectives(None, lambda work: True)
+    mesh = private.make_mesh(alone, "cpu")
+    record = torch.profiler.record_function
+    try:
+        with torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        ) as profile:
+            model = nn.Sequential(*(nn.Linear(side, side, bias=False) for _ in range(count)))
+            optimizer = torch.optim.AdamW(model.parameters())
+            shard(model, optimizer, mesh, nn.Linear, {})
+            model(torch.ones(1, side)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            shards = Shards(model, optimizer, "a", mesh, alone)
+            with record("shrink"):
+                assert shards.change(("a", "b"), Zeros(), ("a", "b"), alone)
+            with record("grow"):
+                assert shards.change(("a",), Zeros(), ("a", "b"), alone)
+    finally:
+        private.forget(shards.mesh)
+    events = list(profile.profiler.kineto_results.events())
+    for name, change_layers in (("shrink", -count / 2), ("grow", count / 2)):
+        before, peak, after = bytes_of_tensors(events, name)
+        assert (after - before) / layer_bytes == pytest.approx(change_layers, abs=0.1)
+        above = (peak - max(before, after)) / layer_bytes
+        assert 0.1 < above < 1.1, f"{name}: {above:.2f} layers above the model"

@@ -8,7 +8,9 @@ import pytest
 from elastic_lab import Lab, seen
 from test_sharded import SCRIPT, alone, change, finish, members, notes, same_losses
 
+from shoal.torch.launch import idle_workers
 from shoal.wire import events as ev
+from shoal.wire.messages import Resize
 
 OPTIONS = {"epochs": 6, "sleep_s": 0.02, "group": 2}
 
@@ -16,11 +18,21 @@ OPTIONS = {"epochs": 6, "sleep_s": 0.02, "group": 2}
 def test_a_group_joins_and_leaves(lab: Lab):
     with lab.job(2, script=SCRIPT, **OPTIONS) as job:
         job.wait_size(2)
+        with pytest.raises(ValueError, match="sharded over groups of 2 workers: give a multiple of 2, not 3"):
+            job._do(lambda: job.request(Resize(3)))
         change(job, [*members(job), *job.new_workers(2)])
         change(job, list(members(job))[2:])
         finish(lab, job)
         assert any("shard groups of 2 workers, 1 of them: if a worker is lost" in n for n in notes(job))
     same_losses(lab, alone(lab, **OPTIONS))
+
+
+def test_workers_that_no_group_can_use_are_told():
+    assert idle_workers(4, 2) is None
+    assert idle_workers(3, 1) is None
+    assert idle_workers(5, 2) == (
+        "1 of 5 workers wait without work: the model is sharded over groups of 2, so --resize to a multiple of 2"
+    )
 
 
 @pytest.mark.parametrize(

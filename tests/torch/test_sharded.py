@@ -86,6 +86,25 @@ def test_twenty_random_resizes_leave_the_loss_curve_untouched(lab: Lab, options:
     assert len({r["generation"] for r in lab.rows()}) > 20
 
 
+@pytest.mark.parametrize("group", [None, 2])
+def test_token_weights_with_accumulation_are_exact_over_uneven_parts(lab: Lab, group: int | None):
+    """The weights of the parts are not proportional to their samples. One replicated worker gives the same model."""
+    options = {"epochs": 8, "sleep_s": 0.02, "batch": 7, "accumulate": 3, "tokens": True, "clip": 0.5}
+    with lab.job(2, script=SCRIPT, group=group, **options) as job:
+        job.wait_size(2)
+        change(job, [*members(job), *job.new_workers(group or 1)])
+        change(job, list(members(job))[group or 1 :])
+        finish(lab, job)
+        job.wait_gone(30)
+    alone(lab, replicated=True, **options)
+    want = lab.finals(lab.directory / "alone")["alone"]
+    found = lab.finals()
+    assert found
+    for final in found.values():
+        assert final["step"] == want["step"]
+        assert final["sums"] == pytest.approx(want["sums"], abs=1e-4)
+
+
 def last_losses(rows: list) -> dict[int, float]:
     """Of steps that were done again, the last time counts."""
     last = {r["step"]: max(q["generation"] for q in rows if q["step"] == r["step"]) for r in rows}

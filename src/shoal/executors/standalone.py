@@ -259,6 +259,12 @@ class LocalJob:
     def request(self, message: Resize | Ask) -> Answer:
         """Carry out a request of the command line."""
         if isinstance(message, Resize):
+            group = self.handle.state.group
+            if message.workers % group:
+                raise ValueError(
+                    f"the model is sharded over groups of {group} workers: give a multiple of {group}, not "
+                    f"{message.workers}"
+                )
             if message.fresh:
                 self._migrate()
             elif message.replace:

@@ -110,6 +110,17 @@ def print_event(event: ev.JobEvent) -> None:
                 print(f"{worker}: {note}")
 
 
+def idle_workers(wanted: int, group: int) -> str | None:
+    """What to say if the job has workers that no group can use."""
+    over = wanted % group
+    if not over:
+        return None
+    return (
+        f"{over} of {wanted} workers wait without work: the model is sharded over groups of {group}, so --resize to a "
+        f"multiple of {group}"
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     if is_taken(Path(args.dir)):
         raise ValueError(f"a job runs in {args.dir} already: give this one another --dir, or --stop that one")
@@ -137,6 +148,9 @@ def run(args: argparse.Namespace) -> int:
                 job.events.clear()  # a long run would fill the memory with them
             for event in events:
                 print_event(event)
+                first = isinstance(event, ev.GenerationCommitted) and event.kind is Kind.FIRST
+                if first and (idle := idle_workers(len(job.handle.state.target), job.handle.state.group)):
+                    print(idle, file=sys.stderr)
                 if isinstance(event, ev.JobFinished):
                     print(
                         f"finished after {event.step} steps" + (f": {event.stopped}" if event.stopped else "")

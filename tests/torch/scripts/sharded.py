@@ -27,7 +27,8 @@ OPTIONS = {
     "group": None,
     "checked": True,
     "wrapped": False,
-    "evaluate": None,
+    "replicated": False,
+    "tokens": False,
     "checkpoint_every": 0,
     **json.loads(os.environ.get("PROBE", "{}")),
 }
@@ -35,10 +36,16 @@ HERE = Path(os.environ["PROBE_DIR"])
 ME = os.environ.get("SHOAL_WORKER", "alone")
 
 
+PADDING = 10
+
+
 class Samples(torch.utils.data.Dataset):
     def __init__(self, length: int) -> None:
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randint(0, 11, (length, 5), generator=generator)
+        if OPTIONS["tokens"]:  # sequences of different lengths: their ends are padding
+            lengths = torch.randint(1, 5, (length,), generator=generator)
+            self.x[torch.arange(5)[None, :] > lengths[:, None]] = PADDING
 
     def __len__(self) -> int:
         return len(self.x)
@@ -99,18 +106,23 @@ def main() -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy
 
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if o["wrapped"] and o["group"] is None:
+    if o["replicated"] or (o["wrapped"] and o["group"] is None):
         job.wrap(model, optimizer)
     else:
         job.shard(model, optimizer, group=o["group"], copy_every=o["copy_every"], **options)
     job.state["schedule"] = torch.optim.lr_scheduler.StepLR(optimizer, 10, 0.9)
-    loader = job.loader(Samples(o["samples"]), batch_size=o["batch"], accumulate=o["accumulate"])
+    weight = (lambda batch: (batch[1][:, 1:] != PADDING).sum()) if o["tokens"] else None
+    loader = job.loader(
+        Samples(o["samples"]), batch_size=o["batch"], accumulate=o["accumulate"], weight=weight
+    )
+    ignored = PADDING if o["tokens"] else -100
     rows = open(HERE / f"steps.{ME}", "a")  # noqa: SIM115
     for epoch in job.epochs(o["epochs"]):
         for ids, x in loader:
             logits = model(x).float()
-            loss = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 11), x[:, 1:].reshape(-1))
-            (loss / o["accumulate"]).backward()
+            targets = x[:, 1:].reshape(-1)
+            loss = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 11), targets, ignore_index=ignored)
+            (loss if o["tokens"] else loss / o["accumulate"]).backward()
             step = job.position.step
             if job.stepping:
                 if o["clip"]:
@@ -134,10 +146,8 @@ def main() -> None:
             job.log(loss=loss)
             if not (HERE / "hurry").exists():
                 time.sleep(o["sleep_s"])
-        if o["evaluate"] == "all" or (o["evaluate"] == "main" and job.is_main):
-            with torch.no_grad():
-                model(torch.zeros(2, 5, dtype=torch.int64))
-    total = {name: float(p.detach().full_tensor().double().sum()) for name, p in model.named_parameters()}
+    whole = (lambda p: p) if o["replicated"] else (lambda p: p.full_tensor())
+    total = {name: float(whole(p.detach()).double().abs().sum()) for name, p in model.named_parameters()}
     (HERE / f"final.{ME}").write_text(json.dumps({"sums": total, "step": job.position.step}))
 
 
