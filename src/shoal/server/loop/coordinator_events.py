@@ -154,8 +154,10 @@ class CoordinatorEvents(RunnerBase):
         if step_s is not None:
             progress.speed = 1.0 / step_s
         if step_s is not None and not self.parts.sharing.facts.shares(job):
-            nodes = len({w.device[0] for w in job.workers.values() if w.state == ACTIVE})
-            self.parts.profiles.measured(job, report.workers, nodes, step_s)
+            nodes = {w.device[0] for w in job.workers.values() if w.state == ACTIVE}
+            # The type of its target may be another one: until the switch it trains where it was.
+            gpu_type = self.parts.nodes[worker.device[0]].gpu_type
+            self.parts.profiles.measured(job, report.workers, len(nodes), step_s, gpu_type)
             self.parts.searches.measured(job, report.workers, step_s, report.batch_size)
         self.parts.profiles.tell_length(job)
 

@@ -156,10 +156,12 @@ class Profiles:
         """What jobs with this model word taught of their speed."""
         return self._speed(model)
 
-    def measured(self, job: LiveJob, gpus: int, nodes: int, step_s: float) -> None:
-        """A step of a live job took so long."""
-        learner = self.learner(job)
-        if job.gpu_type is not None and learner.observe(gpus, nodes, job.gpu_type, step_s):
+    def measured(
+        self, job: LiveJob, gpus: int, nodes: int, step_s: float, gpu_type: str | None = None
+    ) -> None:
+        """A step of a live job took so long, on the type of its target unless another is given."""
+        learner, gpu_type = self.learner(job), gpu_type or job.gpu_type
+        if gpu_type is not None and learner.observe(gpus, nodes, gpu_type, step_s):
             self._learned(job.model, learner.speed)
 
     def worker_failed(self, job: LiveJob) -> None:
@@ -184,7 +186,14 @@ class Profiles:
         """Tell the scheduler how much is left, and how fast it goes."""
         scheduler = self._scheduler()
         if job.id in scheduler.view:
-            scheduler.observe(job.id, self._steps_left(job), self.speed_now(job), self._now_s())
+            speed = self.speed_now(job) if self._knows_type(job) else 0.0
+            scheduler.observe(job.id, self._steps_left(job), speed, self._now_s())
+
+    def _knows_type(self, job: LiveJob) -> bool:
+        """Whether its speed is its own on its type, not taken from another type: policies compare the types by it."""
+        if job.resize is not Resize.LIVE or len(self._scheduler().cluster.gpu_types) < 2:
+            return True
+        return self.learner(job).is_measured(job.gpus, job.gpu_type or "")
 
     def _steps_left(self, job: LiveJob) -> float:
         if job.resize is Resize.NEVER:
