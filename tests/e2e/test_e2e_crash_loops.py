@@ -33,7 +33,8 @@ def test_a_job_whose_workers_all_die_at_a_step_is_restarted_as_often_as_it_says_
     assert "it was started again once before" in job["message"]
     (rest,) = shared.json("events", "loop", "--type", "job.restarted")["items"]
     assert rest["data"]["rest_s"] > 0
-    assert started(shared, "loop") < 8
+    # Two attempts. In each, two workers, and one more after each of the first two losses at most.
+    assert started(shared, "loop") <= 8, shared.shoal("events", "loop").stdout
 
 
 def test_a_job_whose_last_worker_dies_soon_after_it_joins_ends_and_is_not_refilled_for_ever(shared):
@@ -41,7 +42,7 @@ def test_a_job_whose_last_worker_dies_soon_after_it_joins_ends_and_is_not_refill
     assert (job["state"], job["restarts"]) == ("failed", 0)
     assert "3 workers in a row were lost soon after they started" in job["message"]
     assert "SIGSEGV" in job["message"]
-    assert started(shared, "refill") <= 5
+    assert started(shared, "refill") <= 4, shared.shoal("events", "refill").stdout
 
 
 def test_a_fixed_number_of_gpus_is_one_live_job_with_so_many_workers(shared):

@@ -463,4 +463,4 @@ async def cut_off(control: Control) -> None:
 
 def run(story: Any) -> None:
     """Run a story, and nothing may be left behind by it."""
-    asyncio.run(asyncio.wait_for(story, 60))
+    asyncio.run(asyncio.wait_for(story, 200))

@@ -97,7 +97,7 @@ def random_limits(rng: random.Random) -> dict[str, Any]:
         "max_running_jobs": rng.choice([None, 1, 2, 3]),
         "max_gpus_of_type": rng.choice([None, {"v100": 2}, {"a100": 1, "v100": 3}]),
         "max_waiting_jobs": rng.choice([None, 1, 3, 6]),
-        "gpu_hours_per_week": rng.choice([None, None, 0.5, 2.0]),
+        "gpu_hours_per_week": rng.choice([None, 0.2, 1.0]),
     }
 
 
@@ -112,7 +112,7 @@ class Acts:
         self.number += 1
         often = [self.submit] * 4 + [self.end] * 3
         rare = [self.array, self.change, self.limit, self.group, self.scale, self.drain, self.lose_node]
-        await self.rng.choice([*often, *rare, self.slow, self.time])()
+        await self.rng.choice([*often, *rare, self.slow, self.time, self.time])()
 
     @property
     def jobs(self) -> list[LiveJob]:
