@@ -384,7 +384,8 @@ class Control:
             from shoal.sim.inputs.cluster_file import read_cluster
 
             described = read_cluster(self.options.cluster)
-            rows, self._described_users = virtual_cluster.rows_of(described.nodes), described.users
+            rows = virtual_cluster.rows_of(described.nodes, self.options.cluster)
+            self._described_users = described.users
         elif self.options.gpus is not None or self.engine.settings is not None:
             rows = None
         with self.store.change(self.clock.now_s()) as change:

@@ -18,7 +18,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.agents.main import NAME
 from shoal.core.cluster import Node
+from shoal.core.errors import InputError
 from shoal.server.home import start_time, write_atomically
 from shoal.server.machines import Machines
 
@@ -33,8 +35,12 @@ class Started(msgspec.Struct, frozen=True):
     start_time: int
 
 
-def rows_of(nodes: Sequence[Node]) -> list[dict[str, Any]]:
-    """For the store."""
+def rows_of(nodes: Sequence[Node], file: Path) -> list[dict[str, Any]]:
+    """For the store. The simulator allows names that no agent can have."""
+    for node in nodes:
+        if NAME.fullmatch(node.name) is None:
+            words = "is not a name of a node: use letters, digits, '.', '_' and '-'"
+            raise InputError(f"{node.name!r} {words}", file=str(file), field="name")
     return [
         {"name": n.name, "gpus": n.gpus, "type": n.gpu_type, "rack": n.rack, "domain": n.domain}
         for n in nodes
