@@ -114,6 +114,17 @@ def test_logged_values_are_means_over_the_workers(ways: Ways):
         assert min(abs(value - loss) for loss in alone.values()) < 1e-6, "it is the mean loss of some step"
 
 
+def test_any_number_of_logged_values_is_reported_also_those_of_the_last_step(ways: Ways):
+    ways.say("hurry")
+    with ways.job("many_logs", 2) as job:
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        last = {k: v for _, e in job.events if isinstance(e, ev.Measured) for k, v in e.report.values.items()}
+    assert last.pop("final") == 7.0
+    assert last.pop("loss") > 0
+    assert last == {f"value {i}": 0.5 for i in range(40)}
+
+
 def test_a_mean_after_an_evaluation_is_weighted_by_the_samples_of_the_evaluation(ways: Ways):
     ways.say("hurry")
     found = ways.run("weighted_means", 2)

@@ -56,6 +56,10 @@ class Aside:
         """A value of this worker's part of a step, to be averaged in the next all-reduce."""
         self._logged[name] = (value, weight)
 
+    def never_averaged(self) -> dict[str, Any]:
+        """This worker's values of names that no all-reduce has taken: those logged only in the last step."""
+        return {name: value for name, (value, _) in self._logged.items() if name not in self.means}
+
     def write(self, out: Tensor) -> None:
         """This worker's numbers, before they are summed."""
         out.zero_()

@@ -74,6 +74,7 @@ class Loop:
         self._in_epochs = False
         if self._session.outside_shoal or self._session.training:
             if self._session.joined:
+                self._steps.end_of_logs()
                 self._checkpoints.save_last()
             self._reconfiguration.finish(self._order.place() if stopped else None)
 

@@ -200,6 +200,12 @@ class Steps:
             assert buckets is not None
             buckets.aside.log(name, value, self.amount or 0.0)
 
+    def end_of_logs(self) -> None:
+        """No step follows that would average what the last one has logged: names that are new are main's values."""
+        buckets = self._replica.buckets
+        if buckets is not None and self._session.rank == 0 and self.counts:
+            self._meter.values.update(buckets.aside.never_averaged())
+
     # Opening
 
     @contextmanager
