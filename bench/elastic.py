@@ -407,7 +407,28 @@ def sharded_figures(
     found["groups_pause_over_replicated"] = ratios(found["groups"], replicated, "pause_median_ms")
     found["groups_idle_over_replicated"] = ratios(found["groups"], replicated, "idle_median_ms")
     found["set_pause_over_torchrun"] = ratios(found["set"], found["torchrun"], "pause_median_ms")
+    found["targets"] = sharded_targets(found)
     return found
+
+
+def sharded_targets(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Each target, the figures it is about, and whether all of them reach it. None: not measured."""
+
+    def target(limit: float, figures: dict[str, float | None], most: bool = True) -> dict[str, Any]:
+        known = [figure for figure in figures.values() if figure is not None]
+        complete = known and len(known) == len(figures)
+        reached = all(f <= limit if most else f >= limit for f in known) if complete else None
+        return {"at_most" if most else "at_least": limit, "found": figures, "reached": reached}
+
+    kinds = ("grow", "shrink")
+    set_pauses = {k: found["set"].get(k, {}).get("pause_median_ms") for k in kinds}
+    throughputs = {s: found[f"{s}_throughput"].get("throughput_vs_fsdp2") for s in ("groups", "set")}
+    return {
+        "groups: pause over that of a replicated model": target(2.0, found["groups_pause_over_replicated"]),
+        "one set: pause in ms": target(2000.0, set_pauses),
+        "one set: pause over torchrun's restart": target(1 / 3, found["set_pause_over_torchrun"]),
+        "steps per second over those of plain FSDP2": target(0.95, throughputs, most=False),
+    }
 
 
 def compare(shoal: dict[str, Any], torchrun: dict[str, Any]) -> dict[str, Any]:
