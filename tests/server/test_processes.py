@@ -103,7 +103,7 @@ def test_cuda_local_rank_is_a_ranks_own_gpu(tmp_path: Path, monkeypatch: pytest.
             for rank in range(3):
                 spec = fleet.running[f"{job}.{rank}"]
                 spec = replace(spec, node={"a100s": "local-a100", "v100s": "local-v100"}[spec.node])
-                env = executor._env(spec, {})
+                env = executor._env(spec)
                 visible, local = env["CUDA_VISIBLE_DEVICES"].split(","), int(env["LOCAL_RANK"])
                 assert len(visible) == int(env["LOCAL_WORLD_SIZE"])
                 assert env["SHOAL_DEVICE"] == f"cuda:{local}"

@@ -41,6 +41,10 @@ def test_a_session_is_passed_on_to_the_agent_and_belongs_to_who_opened_it(tmp_pa
             first = await here.get(f"/sessions/{name}/output")
             assert (first["data"], first["next"], first["exit_code"]) == ("aGVsbG8=", 5, None)
             await here.get(f"/sessions/{name}/output", user="ada", status=404)
+            for data in ("x", "Ò"):
+                await here.post(f"/sessions/{name}/input", json={"data": data}, status=422)
+            await here.post(f"/sessions/{name}/input", json={"data": "bHMK"}, status=204)
+            assert agent.told[-1] == am.SessionInput(name, b"ls\n")
             agent.says(am.SessionEnded(name, 3))
             last = await here.get(f"/sessions/{name}/output?after=5")
             assert (last["data"], last["exit_code"]) == ("", 3)

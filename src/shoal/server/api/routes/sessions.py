@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Response
@@ -36,7 +35,7 @@ async def write(session: SessionId, given: m.ExecInput, s: S, who: W) -> Respons
     """Write to the terminal of the command."""
     try:
         data = base64.b64decode(given.data, validate=True)
-    except binascii.Error:
+    except ValueError:
         raise Invalid("data: is not base64", "data") from None
     s.sessions.find(session, who.user).session.write(data)
     return Response(status_code=204)
