@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -143,9 +144,14 @@ def test_an_evaluation_is_exact_when_a_worker_dies_before_or_after_its_end(ways:
         assert sorted(i for part in row["all"] for i in part) == list(range(31))
 
 
-def test_a_resize_does_not_compile_again(ways: Ways):
-    alone = ways.alone("compiled")
-    found = ways.run("compiled", 2, grow_and_shrink)
+BACKENDS = ["eager", "inductor"] if shutil.which("g++") else ["eager"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_resize_does_not_compile_again(ways: Ways, backend: str):
+    env = {"BACKEND": backend, "TORCHINDUCTOR_CACHE_DIR": str(ways.directory / "inductor")}
+    alone = ways.alone("compiled", **env)
+    found = ways.run("compiled", 2, grow_and_shrink, **env)
     for worker in ("w0", "w1"):
         steps = found[worker][:-1]
         graphs = {size: {row["graphs"] for row in steps if row["size"] == size} for size in (2, 3)}

@@ -32,6 +32,19 @@ class StepKind(Enum):
 
 @dataclass(slots=True)
 class Step:
+    """Its flags follow each other; a step that breaks becomes VOID, or is completed with the gradients it holds.
+
+    | point of the step                     | synced | stepped | counted | resized, broken            |
+    |---------------------------------------|--------|---------|---------|----------------------------|
+    | before the end of its last backward   |        |         |         |                            |
+    | its gradients are complete            | yes    |         |         |                            |
+    | the optimizer step is applied         | yes    | yes     |         |                            |
+    | completed in a recovery               | yes    | any     | yes     | resized                    |
+    | several optimizers: after each sum    | yes    | any     | yes     |                            |
+    | several optimizers: after a recovery  | yes    | any     | yes     | resized and broken         |
+    | VOID                                  | any    | any     | any     | any: nothing of it is used |
+    """
+
     kind: StepKind
     part: Part  # that was drawn last
     samples: int  # of this worker

@@ -301,7 +301,7 @@ def compiled() -> None:
 
     job = shoal.init(checked=True)
     torch.manual_seed(0)
-    model = torch.compile(net(), backend="eager")
+    model = torch.compile(net(), backend=os.environ["BACKEND"])
     model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
     loader = job.loader(Numbers(), batch_size=14)
     for _ in job.epochs(12):
