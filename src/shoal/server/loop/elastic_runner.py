@@ -361,9 +361,16 @@ def name_files(state: CoordinatorState, directory: Path) -> None:
 def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> bool:
     """Whether the worker's script finished while no server was running.
 
-    This is so if the worker had joined the job, ended by itself with exit code 0, and never sent a message to this
-    server.
+    This is so if it ended by itself with exit code 0, without a word since it connected last, as a member of the active
+    generation. A worker that left by a plan (a pause, for example) ends with exit code 0 too, so one that a committed
+    plan lets go has not finished: at worst, what it did since is done again.
     """
-    view = handle.state.workers.get(worker.id)
-    unheard = view is not None and view.met and view.status.seq == 0
-    return unheard and exit_.ok and not exit_.asked_to_end and worker.state != LEAVING
+    state = handle.state
+    view = state.workers.get(worker.id)
+    if view is None or not view.met or view.status.seq or view.status.phase is Phase.LEFT:
+        return False
+    if state.active is None or worker.id not in state.active.members:
+        return False
+    if state.pending is not None and worker.id not in state.pending.plan.members:
+        return False
+    return exit_.ok and not exit_.asked_to_end and worker.state != LEAVING
