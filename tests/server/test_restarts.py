@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.server.loop import restarts
+from shoal.server.loop import elastic_runner, restarts
 from shoal.server.loop.restarts import rest_s
 
 from .fakes import Fleet, Here, run, server
@@ -185,7 +185,8 @@ def test_a_job_that_restarts_to_grow_rests_in_between(
 def test_a_worker_that_has_left_is_killed_soon_though_its_grace_period_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.server.loop.elastic_runner.LEFT_S", 0.05)
+    assert elastic_runner.LEFT_S <= 1.0, "a GPU is to be free within 2 s, whatever the grace period is"
+    monkeypatch.setattr(elastic_runner, "LEFT_S", 0.05)
 
     async def story() -> None:
         fleet = Fleet(2)

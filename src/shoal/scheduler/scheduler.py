@@ -31,7 +31,6 @@ from shoal.core.events import (
 )
 from shoal.core.job import GpuRange, Job
 from shoal.core.plan import (
-    DECIDED,
     GPUS,
     JOB,
     NO_CHANGES,
@@ -58,6 +57,7 @@ from shoal.scheduler.left_over import give_left_over
 from shoal.scheduler.limits.admission import Admission
 from shoal.scheduler.limits.own_order import in_own_order
 from shoal.scheduler.limits.reasons import reason_of
+from shoal.scheduler.limits.rounds import before_all_rounds
 from shoal.scheduler.limits.shared_tickets import with_shared_tickets
 from shoal.scheduler.steps import in_steps, trimmed
 
@@ -213,14 +213,7 @@ class Scheduler:
     ) -> NDArray[np.int64]:
         """The changes of several decisions as one. `forced`: of jobs that lost GPUs to the events of this step."""
         touched = {int(line[JOB]) for part in parts for line in part} | self.unplanned.keys()
-        for job_id in sorted(touched):
-            had = before.get(job_id)
-            late = self.unplanned.pop(job_id, None)
-            if job_id in forced:
-                self.unplanned[job_id] = forced[job_id]
-            elif had is not None:
-                cause = DECIDED if late is None else late.cause
-                self.unplanned[job_id] = Before(had.gpus, had.gpu_type, had.servers, had.placement, cause)
+        self.unplanned = before_all_rounds(touched, before, forced, late=self.unplanned)
         return starts(parts, before, {job_id: self._after(job_id) for job_id in touched})
 
     def release(self, job_id: int) -> None:

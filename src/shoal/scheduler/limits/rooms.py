@@ -174,7 +174,8 @@ def _bar(c: Candidate) -> Bar | None:
     if not blocked:  # it needs more on the types that have room than the first check assumed
         return Bar(next(r for r in c.rooms if r.limits.max_gpus is not None), "max_gpus")
     alone = all(c.need[t] > room.type_limits[t] for room, t in blocked)
-    return Bar(*(blocked[0][0], "max_gpus_of_type", blocked[0][1]), alone=alone)
+    first_room, first_type = blocked[0]
+    return Bar(first_room, "max_gpus_of_type", first_type, alone=alone)
 
 
 def _admit(c: Candidate) -> list[int]:
