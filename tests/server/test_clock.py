@@ -156,9 +156,7 @@ def test_lines_of_a_log_stay_in_order_when_the_clock_is_set_back(
 ) -> None:
     log = keeper.Log(str(tmp_path), 10**6, 2)
     log.take(b"first\n")
-    behind = SimpleNamespace(
-        time=lambda: 0.0, monotonic=time.monotonic, strftime=time.strftime, gmtime=time.gmtime
-    )
+    behind = SimpleNamespace(**{**vars(time), "time": lambda: 0.0})
     monkeypatch.setattr(keeper, "time", behind)
     log.take(b"second\n")
     first, second = read_lines(tmp_path, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.server.home import default_home
-from shoal.server.options import PortInUse, bind, control_host, parse, warn_of_address
+from shoal.server.options import Options, PortInUse, bind, control_host, parse, warn_of_address
 
 
 def test_the_home_is_where_the_xdg_rules_put_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,3 +67,51 @@ def test_other_machines_can_connect_where_they_are_told_to(
     host: str, advertise: str | None, has_engine: bool, listens_at: str
 ) -> None:
     assert control_host(host, advertise, has_engine=has_engine) == listens_at
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "expected"),
+    [
+        ("--gpus 4", "gpus", 4),
+        ("--policy gandiva-fair --policy-option a=1 --policy-option b=x=y", "policy_options", {"a": "1", "b": "x=y"}),
+        ("--no-share", "share", False),
+        ("--allow-host a --allow-host b", "allow_hosts", ("a", "b")),
+        ("--webhook-host h", "webhook_hosts", ("h",)),
+        ("--lease 30", "lease_s", 30.0),
+        ("--upload-limit-mb 7", "upload_limit_bytes", 7_000_000),
+        ("--reset-clock", "reset_clock", True),
+        ('--engine-settings {"kind":"ray"}', "engine", {"kind": "ray"}),
+    ],
+)  # fmt: skip
+def test_an_argument_sets_its_option_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, words: str, field: str, expected: object
+) -> None:
+    monkeypatch.delenv("SHOAL_DATABASE", raising=False)
+    found = parse(["--home", "/x", *words.split()])
+    assert getattr(found, field) == expected
+    names = {field, "policy"} if "--policy " in words else {field}
+    for name in set(Options.__slots__) - names:
+        assert getattr(found, name) == getattr(Options(Path("/x")), name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--gpus -1",
+        "--gpus many",
+        "--explore 1.1",
+        "--port 65536",
+        "--control-port -1",
+        "--lease 1",
+        "--idle-after-s nan",
+        "--upload-limit-mb 0",
+        "--policy-option a=1",
+        "--policy fifo --policy-option a",
+        "--cluster c.yaml --gpus 1",
+    ],
+)
+def test_a_wrong_argument_is_refused_in_one_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(words.split())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].startswith("shoal.server.serve: error: ")

@@ -7,9 +7,10 @@ import ipaddress
 import json
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shoal.core.errors import ShoalError
 from shoal.server.home import default_home
@@ -18,6 +19,8 @@ IDLE_ACTIONS = ("none", "notify", "shrink", "pause")
 DEFAULT_POLICY = "fair-afs"
 UPLOAD_LIMIT_BYTES = 500 * 1000**2
 MIN_LEASE_S, MAX_LEASE_S = 2.0, 7 * 86400.0
+
+N = TypeVar("N", int, float)
 
 
 class PortInUse(ShoalError):
@@ -66,104 +69,86 @@ class Options:
 
 
 def parse(argv: list[str]) -> Options:
-    parser = argparse.ArgumentParser(prog="shoal.server.serve", description="Run a Shoal server.")
-    parser.add_argument("--home", type=Path, default=None, help="directory of all its state")
-    parser.add_argument("--gpus", type=int, help="use N virtual GPUs instead of the real ones")
-    parser.add_argument("--policy", help=f"default: the policy set last, at first {DEFAULT_POLICY}")
-    parser.add_argument("--policy-option", action="append", default=[], metavar="K=V")
-    shared = "co-locate waiting jobs with running ones on one GPU; default: as at the last start"
-    parser.add_argument("--share", action=argparse.BooleanOptionalAction, help=shared)
-    early = "start the next job on a GPU whose job is about to end; default: as at the last start"
-    parser.add_argument("--pre-schedule", action=argparse.BooleanOptionalAction, help=early)
-    explore = "part of the GPU time in which jobs may be measured at other sizes; 0: none"
-    parser.add_argument("--explore", type=float, default=0.02, metavar="PART", help=explore)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument(
-        "--port", type=int, default=0, help="0: the port of the last start if it is free, else any"
-    )
-    parser.add_argument(
-        "--control-port", type=int, default=0, help="port of agents; 0: that of the last start"
-    )
-    parser.add_argument("--advertise", help="address of this machine for others; default: that of --host")
-    parser.add_argument(
-        "--shared", metavar="DIR", help="directory of the jobs' state that all machines share"
-    )
-    parser.add_argument(
-        "--lease", type=float, help="seconds that workers elsewhere go on without this server"
-    )
-    parser.add_argument("--cluster", type=Path, help="cluster file: an agent with virtual GPUs for each node")
-    parser.add_argument("--placement", default="auto", help="where jobs go; see docs/placement.md")
-    database = "URL of a PostgreSQL database, not a file; better in SHOAL_DATABASE, which `ps` does not show"
-    parser.add_argument("--database", default=os.environ.get("SHOAL_DATABASE"), help=database)
-    parser.add_argument(
-        "--allow-host", action="append", default=[], metavar="NAME", help="a further name of this server"
-    )
-    parser.add_argument(
-        "--webhook-host",
-        action="append",
-        metavar="HOST",
-        help="a host or network inside that notifications may go to, besides the public internet",
-    )
-    parser.add_argument(
-        "--idle-after-s", type=float, help="when a job that does not use its GPUs counts as idle"
-    )
-    parser.add_argument("--idle-action", choices=IDLE_ACTIONS, help="what happens to idle jobs")
-    parser.add_argument(
-        "--reset-clock", action="store_true", help="set the server's clock back to the machine's"
-    )
-    parser.add_argument(
-        "--upload-limit-mb", type=int, default=UPLOAD_LIMIT_BYTES // 1000**2, help="largest working directory"
-    )
-    parser.add_argument("--engine-settings", default="{}", metavar="JSON", help=argparse.SUPPRESS)
-    given = parser.parse_args(argv)
-    if not 1 <= given.upload_limit_mb <= 1_000_000:
-        parser.error("--upload-limit-mb must be between 1 and 1000000")
-    if given.gpus is not None and not 0 <= given.gpus <= 100_000:
-        parser.error("--gpus must be between 0 and 100000")
-    if not 0 <= given.explore <= 1:
-        parser.error("--explore must be between 0 and 1")
-    for option, port in {"--port": given.port, "--control-port": given.control_port}.items():
-        if not 0 <= port <= 65535:
-            parser.error(f"{option} must be between 0 and 65535")
-    if given.cluster is not None and given.gpus is not None:
+    parser = _parser()
+    given = vars(parser.parse_args(argv))
+    if "cluster" in given and "gpus" in given:
         parser.error("--cluster has the GPUs of all nodes: leave --gpus out")
-    if given.lease is not None and not MIN_LEASE_S <= given.lease <= MAX_LEASE_S:
-        parser.error(f"--lease must be from {MIN_LEASE_S:g} to {MAX_LEASE_S:g} seconds")
-    if given.idle_after_s is not None and not 1 <= given.idle_after_s <= 1e7:
-        parser.error("--idle-after-s must be between 1 and 10000000")
-    options = {}
-    for pair in given.policy_option:
-        key, eq, value = pair.partition("=")
-        if not eq:
-            parser.error(f"--policy-option {pair!r} is not of the form KEY=VALUE")
-        options[key] = value
-    if options and given.policy is None:
+    if "policy_options" in given and "policy" not in given:
         parser.error("--policy-option needs --policy: name the policy")
-    return Options(
-        (given.home or default_home()).absolute(),
-        gpus=given.gpus,
-        policy=given.policy,
-        policy_options=options,
-        share=given.share,
-        pre_schedule=given.pre_schedule,
-        explore=given.explore,
-        host=given.host,
-        port=given.port,
-        control_port=given.control_port,
-        advertise=given.advertise,
-        lease_s=given.lease,
-        shared=given.shared,
-        cluster=given.cluster,
-        placement=given.placement,
-        database=given.database,
-        allow_hosts=tuple(given.allow_host),
-        reset_clock=given.reset_clock,
-        idle_after_s=given.idle_after_s,
-        idle_action=given.idle_action,
-        webhook_hosts=None if given.webhook_host is None else tuple(given.webhook_host),
-        engine=json.loads(given.engine_settings),
-        upload_limit_bytes=given.upload_limit_mb * 1000**2,
+    given["home"] = given.get("home", default_home()).absolute()
+    given.setdefault("database", os.environ.get("SHOAL_DATABASE"))
+    given["policy_options"] = dict(given.get("policy_options", ()))
+    for names in ("allow_hosts", "webhook_hosts"):
+        if names in given:
+            given[names] = tuple(given[names])
+    return Options(**given)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Each argument has the name of a field of `Options`. What is not given is absent, so the field has its default."""
+    parser = argparse.ArgumentParser(
+        prog="shoal.server.serve", description="Run a Shoal server.", argument_default=argparse.SUPPRESS
     )
+    add, either, repeat = parser.add_argument, argparse.BooleanOptionalAction, "append"
+    as_before = "; default: as at the last start"
+    add("--home", type=Path, help="directory of all its state")
+    add("--gpus", type=_within(0, 100_000), help="use N virtual GPUs instead of the real ones")
+    add("--policy", help=f"default: the policy set last, at first {DEFAULT_POLICY}")
+    add("--policy-option", dest="policy_options", action=repeat, type=_pair, metavar="K=V")
+    add("--share", action=either, help=f"co-locate waiting jobs with running ones on one GPU{as_before}")
+    early = "start the next job on a GPU whose job is about to end"
+    add("--pre-schedule", action=either, help=early + as_before)
+    explore = "part of the GPU time in which jobs may be measured at other sizes; 0: none"
+    add("--explore", type=_within(0.0, 1.0), metavar="PART", help=explore)
+    add("--host", help="address to listen on; default: 127.0.0.1")
+    port = _within(0, 65535)
+    add("--port", type=port, help="0, the default: the port of the last start if it is free, else any")
+    add("--control-port", type=port, help="port of agents; 0, the default: that of the last start")
+    add("--advertise", help="address of this machine for others; default: that of --host")
+    lease = "seconds that workers elsewhere go on without this server"
+    add("--lease", dest="lease_s", type=_within(MIN_LEASE_S, MAX_LEASE_S), help=lease)
+    add("--shared", metavar="DIR", help="directory of the jobs' state that all machines share")
+    add("--cluster", type=Path, help="cluster file: an agent with virtual GPUs for each node")
+    add("--placement", help="where jobs go; see docs/placement.md")
+    database = "URL of a PostgreSQL database, not a file; better in SHOAL_DATABASE, which `ps` does not show"
+    add("--database", help=database)
+    names = "a further name of this server"
+    add("--allow-host", dest="allow_hosts", action=repeat, metavar="NAME", help=names)
+    inside = "a host or network inside that notifications may go to, besides the public internet"
+    add("--webhook-host", dest="webhook_hosts", action=repeat, metavar="HOST", help=inside)
+    add("--idle-after-s", type=_within(1.0, 1e7), help="when a job that does not use its GPUs counts as idle")
+    add("--idle-action", choices=IDLE_ACTIONS, help="what happens to idle jobs")
+    add("--reset-clock", action="store_true", help="set the server's clock back to the machine's")
+    add("--upload-limit-mb", dest="upload_limit_bytes", type=_megabytes, help="largest working directory")
+    add("--engine-settings", dest="engine", type=json.loads, metavar="JSON", help=argparse.SUPPRESS)
+    return parser
+
+
+def _within(least: N, most: N) -> Callable[[str], N]:
+    """A number from `least` to `most`, of their type."""
+    kind = type(least)
+
+    def number(text: str) -> N:
+        try:
+            found = kind(text)
+        except ValueError:
+            found = None
+        if found is None or not least <= found <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least:g} to {most:g}")
+        return found
+
+    return number
+
+
+def _megabytes(text: str) -> int:
+    return _within(1, 1_000_000)(text) * 1000**2
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, eq, value = text.partition("=")
+    if not eq:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form KEY=VALUE")
+    return key, value
 
 
 def bind(host: str, port: int, preferred: int | None) -> socket.socket:

@@ -40,7 +40,7 @@ class Clock:
     def now_s(self) -> float:
         return self.offset_s + self._steady()
 
-    def behind_s(self) -> float:
+    def machine_ahead_s(self) -> float:
         """How far the machine's clock is ahead of this one: it was set since the server started."""
         return self._wall() - self.now_s()
 
@@ -51,7 +51,7 @@ AHEAD_S = 86_400.0
 
 def warn_of_clock(clock: Clock) -> str | None:
     """A warning if the machine's clock was far ahead once: the server's clock never goes back by itself."""
-    ahead_s = -clock.behind_s()
+    ahead_s = -clock.machine_ahead_s()
     if ahead_s <= AHEAD_S:
         return None
     return (

@@ -178,14 +178,14 @@ class Status:
         return m.Check(name="disk", status="ok", message=text)
 
     def _clock_check(self) -> m.Check:
-        behind_s = self._clock.behind_s()
-        if abs(behind_s) < CLOCK_OFF_S:
+        set_by_s = self._clock.machine_ahead_s()
+        if abs(set_by_s) < CLOCK_OFF_S:
             return m.Check(name="clock", status="ok", message="as the machine's")
         warning = warn_of_clock(self._clock)
         if warning is not None:
             text, _, hint = warning.rpartition(": ")
             return m.Check(name="clock", status="warning", message=text, hint=hint)
-        text = f"the machine's clock was set by {behind_s:+.0f} s since the server started"
+        text = f"the machine's clock was set by {set_by_s:+.0f} s since the server started"
         hint = (
             "durations are right, times of day are not: `shoal down --keep-jobs` and `shoal up` correct them"
         )
