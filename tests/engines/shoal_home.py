@@ -87,7 +87,7 @@ class ShoalHome:
     def job(self, name: str) -> m.Job:
         return self.client.job(name)
 
-    def until(self, what: Callable[[], Any], words: str, limit_s: float = 90.0) -> Any:
+    def until(self, what: Callable[[], Any], words: str, limit_s: float = 180.0) -> Any:
         """Poll until this holds. The limit only ends a test that hangs."""
         end_s = time.monotonic() + limit_s
         while True:
