@@ -313,8 +313,8 @@ def killed_machine(home: Any, agents: dict[str, Any], directory: Path) -> dict[s
     began_s = time.perf_counter()
     for process in [agents["b"], *doomed]:
         _kill(process)
-    # At most the step under way may still end with the killed workers. Steps after it are those of the others. (The GPUs
-    # of the killed machine are counted until its lease has ended.)
+    # At most the step under way may still end with the killed workers. Steps after it are those of the others. The GPUs
+    # of the killed machine are counted until its lease has ended.
     step = home.job("survivor").step or 0
     until(lambda: (home.job("survivor").step or 0) > step + 2, "it trains again")
     return {"killed_machine_to_training_s": time.perf_counter() - began_s}
