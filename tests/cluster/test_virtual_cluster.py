@@ -124,6 +124,10 @@ BAD = {
     ),
     "no nodes": ("users: {ada: 1}\n", "1: nodes: this key is missing"),
     "no YAML": ("nodes: [\n", "is not valid YAML"),
+    "more nodes than a machine can run": (
+        "nodes:\n  - {count: 65, gpus: 1}\n",
+        "nodes: at most 64 nodes run on",
+    ),
     "a name that no agent may have": (
         "nodes:\n  - {gpus: 1}\n  - {gpus: 1, name: rack one}\n",
         "name: 'rack one' is not a name of a node",

@@ -28,6 +28,8 @@ KEY = "virtual_cluster"
 TOKEN_S = 600.0
 END_S = 10.0
 """How long an agent may take to end before it is killed."""
+MOST_NODES = 64
+"""Each is a process of this machine, with a warm parent of some hundred megabytes once jobs run there."""
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -36,7 +38,10 @@ class Started(msgspec.Struct, frozen=True):
 
 
 def rows_of(nodes: Sequence[Node], file: Path) -> list[dict[str, Any]]:
-    """For the store. The simulator allows names that no agent can have."""
+    """For the store. The simulator allows names that no agent can have, and any number of nodes."""
+    if len(nodes) > MOST_NODES:
+        words = f"at most {MOST_NODES} nodes run on one machine, not {len(nodes)}: simulate larger clusters with shoal sim"
+        raise InputError(words, file=str(file), field="nodes")
     for node in nodes:
         if NAME.fullmatch(node.name) is None:
             words = "is not a name of a node: use letters, digits, '.', '_' and '-'"

@@ -23,10 +23,10 @@ class EvaluationBatches:
     def __len__(self) -> int:
         return -(-len(self._dataset) // self._batch_size)
 
-    def __getitem__(self, index: int) -> tuple[int, Any]:
+    def __getitem__(self, index: int) -> Any:
         begin = index * self._batch_size
         chosen = range(begin, min(begin + self._batch_size, len(self._dataset)))
-        return index, self._collate([self._dataset[i] for i in chosen])
+        return self._collate([self._dataset[i] for i in chosen])
 
 
 def only(items: list[Any]) -> Any:
@@ -47,14 +47,16 @@ def evaluate_together(
     trainer.callback_handler.eval_dataloader = dataloader
     batches = EvaluationBatches(dataloader.dataset, args.eval_batch_size, dataloader.collate_fn)
     loader = trainer.job.eval_loader(batches, 1, collate_fn=only, num_workers=args.dataloader_num_workers)
-    mine = {}
-    for index, inputs in loader:
-        mine[index] = (find_batch_size(inputs), *_predict(trainer, model, inputs, losses_only, ignore_keys))
+    mine: list[Any] = []
+
+    def step(inputs: Any) -> tuple[Any, ...]:
+        mine.append((find_batch_size(inputs), *_predict(trainer, model, inputs, losses_only, ignore_keys)))
         trainer.control = trainer.callback_handler.on_prediction_step(args, trainer.state, trainer.control)
-    found: dict[int, Any] = {}
-    for part in trainer.job.gather(mine):
-        found.update(part)
-    return _summary(trainer, [found[i] for i in sorted(found)], len(dataloader.dataset), metric_key_prefix)
+        return tuple(mine[-1])
+
+    # A worker whose evaluation does not count has only its own values.
+    found = loader.collect(step) or mine
+    return _summary(trainer, found, len(dataloader.dataset), metric_key_prefix)
 
 
 def _predict(trainer: Any, model: Any, inputs: Any, losses_only: bool, ignore_keys: Any) -> tuple[Any, ...]:
