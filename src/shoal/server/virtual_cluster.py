@@ -40,7 +40,9 @@ class Started(msgspec.Struct, frozen=True):
 def rows_of(nodes: Sequence[Node], file: Path) -> list[dict[str, Any]]:
     """For the store. The simulator allows names that no agent can have, and any number of nodes."""
     if len(nodes) > MOST_NODES:
-        words = f"at most {MOST_NODES} nodes run on one machine, not {len(nodes)}: simulate more with shoal sim"
+        words = (
+            f"at most {MOST_NODES} nodes run on one machine, not {len(nodes)}: simulate more with shoal sim"
+        )
         raise InputError(words, file=str(file), field="nodes")
     for node in nodes:
         if NAME.fullmatch(node.name) is None:
