@@ -31,6 +31,7 @@ MISTAKES_AND_ADVICE = {
     "mean_on_main": "w0 waits for a value of w1",
     "sum_loss": "the loss is a sum over the samples",
     "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
+    "step_on_one": "optimizer.step() was left out on some of them",
     "unregistered_schedule": "the job does not know the schedule StepLR of its optimizer",
     "unregistered_plateau": "the job does not know the schedule ReduceLROnPlateau of its optimizer",
     "mean_before_epochs": "before job.epochs() the workers do not know each other",

@@ -151,7 +151,8 @@ BACKENDS = ["eager", "inductor"] if shutil.which("g++") else ["eager"]
 def test_a_resize_does_not_compile_again(ways: Ways, backend: str):
     env = {"BACKEND": backend, "TORCHINDUCTOR_CACHE_DIR": str(ways.directory / "inductor")}
     alone = ways.alone("compiled", **env)
-    found = ways.run("compiled", 2, grow_and_shrink, **env)
+    # A newcomer compiles its first step, while the others wait for it.
+    found = ways.run("compiled", 2, grow_and_shrink, hang_s=120.0, **env)
     for worker in ("w0", "w1"):
         steps = found[worker][:-1]
         graphs = {size: {row["graphs"] for row in steps if row["size"] == size} for size in (2, 3)}

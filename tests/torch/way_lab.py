@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ class Ways:
     def say(self, name: str) -> None:
         (self.directory / name).touch()
 
-    def job(self, way: str, workers: int, keep_size: bool = False, **env: str) -> LocalJob:
+    def job(
+        self, way: str, workers: int, keep_size: bool = False, hang_s: float = QUICK.hang_s, **env: str
+    ) -> LocalJob:
         return LocalJob(
             [str(self._script)],
             workers,
@@ -42,14 +45,19 @@ class Ways:
             env={"WAY": way, "WAY_DIR": str(self.directory), **env},
             zygote=self._zygote,
             keep_size=keep_size,
-            timing=QUICK,
+            timing=replace(QUICK, hang_s=hang_s),
         )
 
     def run(
-        self, way: str, workers: int, story: Callable[[LocalJob], None] = lambda job: None, **env: str
+        self,
+        way: str,
+        workers: int,
+        story: Callable[[LocalJob], None] = lambda job: None,
+        hang_s: float = QUICK.hang_s,
+        **env: str,
     ) -> Rows:
         """Train to the end, with a story on the way. Returns the rows."""
-        with self.job(way, workers, **env) as job:
+        with self.job(way, workers, hang_s=hang_s, **env) as job:
             job.wait_size(workers)
             story(job)
             self.say("hurry")

@@ -103,7 +103,7 @@ def _raw() -> Iterator[None]:
 
     before = termios.tcgetattr(0)
     try:
-        tty.setraw(0)
+        tty.setraw(0, termios.TCSADRAIN)  # keeps what was typed before the command began
         yield
     finally:
         termios.tcsetattr(0, termios.TCSADRAIN, before)

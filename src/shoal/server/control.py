@@ -451,6 +451,7 @@ class Control:
 
     async def start(self, sock: socket.socket) -> None:
         await self.engine.check()
+        await self.loop.compile_first()
         self.make_admin()
         await self._end_unknown_workers()
         if self.machines is not None:

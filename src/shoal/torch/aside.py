@@ -46,6 +46,7 @@ class Aside:
     ) -> None:
         """Where this worker is in the data, its learning rates, a hash of its `job.state`: the same on all.
 
+        With the learning rates goes whether it applied the last optimizer step.
         `turn`: of more logged values than fit, which ones are sent.
         """
         self.place, self.rates = hash(place) % PLACES, hash(rates) % PLACES
@@ -91,8 +92,9 @@ class Aside:
         self.states_differ = any(workers * squares != sum_ * sum_ for sum_, squares in pairs)
         if self.checks and rates != workers * self.rates:
             raise RuntimeError(
-                "the learning rates differ between the workers: pass schedules to job.wrap(..., schedulers=[...]), "
-                "and step them on every worker, with the same numbers: job.mean(x), job.broadcast(x)"
+                "the learning rates differ between the workers, or optimizer.step() was left out on some of them: pass "
+                "schedules to job.wrap(..., schedulers=[...]), and step them and the optimizer on every worker, by the "
+                "same numbers: job.mean(x), job.broadcast(x)"
             )
         if self.checks and places != workers * self.place:
             raise RuntimeError(

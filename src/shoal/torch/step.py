@@ -316,7 +316,7 @@ class Steps:
         part, place = step.parts[step.backwards], self._order.position
         buckets.aside.set_place(
             (place.epoch, place.cursor, step.syncs),
-            self._replica.state.rates(),
+            (*self._replica.state.rates(), self.stepped or self._replica.several),
             self._replica.box.quick_hash(),
             place.step,
         )

@@ -195,6 +195,18 @@ def changed_model() -> None:
             train(job, model, optimizer, batch)
 
 
+def step_on_one() -> None:
+    """One worker leaves an update out, by its own loss."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, (_, x, y, _) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x).squeeze(2), y).backward()
+            if job.rank == 0 or (epoch, step) != (1, 4):
+                optimizer.step()
+
+
 # Mistakes that the runtime makes right
 
 

@@ -59,7 +59,7 @@ from shoal.server.loop.node_table import TO_COME, NodeTable
 from shoal.server.loop.node_watch import NodeWatch
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.phases import Phases
-from shoal.server.loop.policy_change import rehearsal, with_nodes, with_policy
+from shoal.server.loop.policy_change import first_decisions, rehearsal, with_nodes, with_policy
 from shoal.server.loop.profiles import Profiles
 from shoal.server.loop.reconciler import Reconciler
 from shoal.server.loop.restart import (
@@ -143,16 +143,8 @@ class ControlLoop:
         self.searches = Searches(
             self.profiles, self.outbox, self.warnings, self.take_in, lambda: self.scheduler.policy.elastic
         )
-        made = self._policy()
         #: The scheduler of the last server replaces this one in `start`.
-        self.scheduler: Scheduler = Scheduler(
-            cluster,
-            made,
-            self._placer(made),
-            cool_down_s=cool_down_s,
-            week_begin_s=MONDAY_S,
-            exploration=make_exploration(explore),
-        )
+        self.scheduler: Scheduler = self._new_scheduler()
         self.sharing = Sharing(
             self, self.jobs, self.nodes, self.devices, self.outbox, self.profiles,
             share=share, pre_schedule=pre_schedule,
@@ -300,6 +292,22 @@ class ControlLoop:
         self.warnings.append(text)
         self.outbox.event("policy.changed", text, policy="fifo")
         self.use_policy("fifo", {})
+
+    def _new_scheduler(self) -> Scheduler:
+        policy = self._policy()
+        return Scheduler(
+            self._cluster,
+            policy,
+            self._placer(policy),
+            cool_down_s=self.cool_down_s,
+            week_begin_s=MONDAY_S,
+            exploration=make_exploration(self.explore),
+        )
+
+    async def compile_first(self) -> None:
+        """Before `start`: compile what the first decisions need, while the process does other things."""
+        with contextlib.suppress(Exception):  # the first decision on real jobs reports what is wrong
+            await asyncio.to_thread(first_decisions, self._new_scheduler())
 
     async def compile_policy(self, name: str, options: dict[str, str]) -> None:
         """Let a policy make its first decision on a copy, so that `use_policy` need not wait for its kernels."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from shoal.core.cluster import Cluster
 from shoal.core.errors import ShoalError
-from shoal.core.events import Timer
+from shoal.core.events import Finished, Submitted, Timer
+from shoal.core.job import GpuRange, Job
 from shoal.core.limits import MONDAY_S
+from shoal.core.profile import Profile
 from shoal.placement.placer import Placer
 from shoal.policies.base import Policy
 from shoal.scheduler.exploration.exploration import Exploration
@@ -32,6 +34,22 @@ def rehearsal(
         week_begin_s=MONDAY_S,
     )  # fmt: skip
     return partial(copy.deepcopy(after).step, now_s, [Timer()])
+
+
+def first_decisions(scheduler: Scheduler) -> None:
+    """Let a scheduler that is not used otherwise decide on some jobs of different kinds, so that its kernels exist.
+
+    Compiling them takes a minute on a new installation. Done here, before the server listens, it delays no answer.
+    """
+    users = [*(user.name for user in scheduler.cluster.users), "default"]
+    size = max(node.gpus for node in scheduler.cluster.nodes)
+    speeds = Profile.of("", {gpus: gpus**-0.8 for gpus in range(1, size + 1)})
+    ranges = [GpuRange(1, size), GpuRange(1, 1), GpuRange(size, size), GpuRange(1, size)]
+    for number, gpus in enumerate(ranges):
+        job = Job(f"job {number}", 0.0, gpus, gpus.min, user=users[number % len(users)], iterations=1e6)
+        scheduler.step(float(number), [Submitted(number, job, speeds)])
+    scheduler.step(1e3, [Finished(0, True)])
+    scheduler.step(2e3, [Timer()])
 
 
 def with_policy(
