@@ -54,8 +54,8 @@ def add(
         say("run it here, or what ssh would run there with the token as its input")
         if made.address.startswith(("127.", "localhost", "[::1]")) and host not in ("localhost", "127.0.0.1"):
             say(
-                f"warning: {host} cannot reach {made.address}: start the server with `shoal up --advertise ADDRESS`, the "
-                "address of this machine that others know"
+                f"warning: {host} cannot reach {made.address}: start the server with `shoal up --advertise ADDRESS`, "
+                "the address of this machine that others know"
             )
         return
     _run(host, command, made.token)
