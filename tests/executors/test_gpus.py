@@ -86,10 +86,10 @@ def test_a_worker_sees_the_one_gpu_it_was_given(machine: Any, tmp_path: Any) -> 
     machine(driver(CARDS))
     executor = LocalExecutor()
     spec = WorkerSpec("1.0", tmp_path, "local-a100", 1, ("true",), "/", {"LR": "1"})
-    env = executor._env(spec, {})
+    env = executor._env(spec)
     assert (env["CUDA_VISIBLE_DEVICES"], env["SHOAL_DEVICE"], env["LR"]) == ("GPU-bbb", "cuda:0", "1")
     virtual = LocalExecutor(2)
-    env = virtual._env(WorkerSpec("1.0", tmp_path, "local", 1, ("true",), "/", {}), {})
+    env = virtual._env(WorkerSpec("1.0", tmp_path, "local", 1, ("true",), "/", {}))
     assert (env["CUDA_VISIBLE_DEVICES"], env["SHOAL_DEVICE"]) == ("", "cpu")
 
 
