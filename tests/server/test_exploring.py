@@ -131,7 +131,15 @@ def test_profile_says_what_exploration_would_measure_next_or_why_it_measures_not
                 return found["next_gpus"], found["next_measurement"]
 
             gpus, sentence = await told()
-            assert gpus in (2, 6), "a multiple of its step that two jobs could exchange"
+            for _ in range(
+                100
+            ):  # while the present speeds are little known, a trial may not be worth its cost
+                if gpus is not None:
+                    break
+                turns = iter(range(10))
+                await settle(here, jobs, lambda turns=turns: next(turns, None) is None)
+                gpus, sentence = await told()
+            assert gpus in (2, 6), f"a multiple of its step that two jobs could exchange: {sentence}"
             assert sentence.startswith(f"next at {gpus} GPUs")
             scheduler = here.loop.scheduler
             model, now_s = here.loop.jobs[first].model, here.loop.now_s()
