@@ -71,7 +71,9 @@ def test_a_place_never_has_three_workers(tmp_path: Path) -> None:
             await here.until(lambda: here.gpus(job) == 2)
             await here.post(f"/nodes/{old.node}/uncordon")
             await here.post(f"/nodes/{other}/drain")
-            await here.until(lambda: "leaving" in {w.state for w in here.loop.jobs[job].workers.values()})
+            await here.until(
+                lambda: "leaving" in {w.state for w in here.loop.jobs[job].workers.values()}, train=(job,)
+            )
             await here.post(f"/nodes/{other}/uncordon")
             await here.post(f"/nodes/{old.node}/drain")
             await here.until(lambda: job in here.loop.unmet, train=(job,))
