@@ -76,9 +76,10 @@ def test_the_best_value_that_only_main_sets_outlives_it(ways: Ways):
 def test_a_value_that_only_main_sets_outlives_it_within_an_epoch(ways: Ways):
     ways.say("hurry")
     with ways.job("best_on_main_within_an_epoch", 2) as job:
+        job.wait(lambda e: any("job.state['best'] differed between the workers" in n for n in notes(job)))
+        ways.say("die")
         assert isinstance(job.wait_end(), ev.JobFinished)
         job.wait_gone(30)
-    # The note that the values differed may have died with main.
     assert ways.rows()["w1"] == [{"best": 0.5}]
 
 

@@ -238,6 +238,7 @@ def best_on_main_within_an_epoch() -> None:
             if (epoch, step) == (0, 10) and job.is_main:
                 job.state["best"] = 0.5
             if (epoch, step) == (0, 20) and ME == "w0":
+                until_said("die")
                 os.kill(os.getpid(), 9)
     write(best=job.state["best"])
 
