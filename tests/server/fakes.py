@@ -390,8 +390,12 @@ async def server(
     idle_action: str | None = None,
     shared: str | None = None,
     kill: bool = False,
+    stop_jobs: bool = False,
 ) -> AsyncIterator[Here]:
-    """A server on this home. With `kill` it ends as by kill -9: nothing is saved, nothing is told."""
+    """A server on this home. With `kill` it ends as by kill -9: nothing is saved, nothing is told.
+
+    `stop_jobs`: its jobs end with it and start again with the next one.
+    """
     fleet = fleet or Fleet(gpus)
     options = Options(
         home,
@@ -423,7 +427,7 @@ async def server(
             if kill:
                 await cut_off(control)
             else:
-                control.stop_jobs = False
+                control.stop_jobs = stop_jobs
                 await control.close()
 
 

@@ -29,6 +29,15 @@ def test_where_the_server_is_root_jobs_run_as_their_owners_and_nobody_else_gets_
         async with server(tmp_path) as here:
             _pretend(here, root=True)
             await here.add_user("ada")
+            (told,) = (await here.get("/users/ada"))["warnings"]
+            assert "user ada has no account on the machines, so no job can run for them" in told
+            assert "shoal user set ada --account NAME" in told
+            created = await here.post("/users", json={"name": "bob"}, status=201)
+            assert "user bob has no account" in created["warnings"][0], "said at once"
+            for needs_none in ({"name": "vic", "role": "viewer"}, {"name": "boss", "role": "admin"}):
+                assert (await here.post("/users", json=needs_none, status=201))["warnings"] == []
+            for name in ("bob", "vic", "boss"):
+                await here.call("DELETE", f"/users/{name}", status=204)
             body = {"command": ["train"], "workdir": "/tmp"}
             refused = await here.post("/jobs", user="ada", json=body, status=403)
             assert "user ada has no account on the machines" in refused["error"]["message"]
@@ -43,7 +52,7 @@ def test_where_the_server_is_root_jobs_run_as_their_owners_and_nobody_else_gets_
             refused = await here.post("/users", json={"name": "eve", "same_account": True}, status=422)
             assert "give the account of the user: --account NAME" in refused["error"]["message"]
             changed = await here.call("PATCH", "/users/ada", json={"account": OTHER})
-            assert changed["account"] == OTHER
+            assert (changed["account"], changed["warnings"]) == (OTHER, [])
             fixed = (await here.submit("1", user="ada"))["id"]
             live = (await here.submit("1..2", user="ada"))["id"]
             mine = (await here.submit("1"))["id"]

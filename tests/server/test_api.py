@@ -385,3 +385,19 @@ def test_a_client_that_asks_too_often_is_told_to_wait_and_others_are_not() -> No
     now[0] = 0.1
     assert buckets.take("a")
     assert not buckets.take("a")
+
+
+def test_a_job_is_described_alike_from_memory_and_from_the_store(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            single = (await here.submit("1..2", name="one", env={"LR": "1"}))["id"]
+            await here.post(
+                "/arrays", json={"command": ["train"], "workdir": "/tmp", "array": "0-1"}, status=201
+            )
+            await here.until(lambda: here.state(single) == "running" and not here.loop._inbox)
+            for live in here.loop.jobs.values():
+                row = here.control.store.job(live.id)
+                row.pop("target")
+                assert live.whole_row() == row
+
+    run(story())

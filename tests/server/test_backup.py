@@ -45,6 +45,24 @@ def test_a_restored_backup_gives_no_id_twice_and_removes_no_directory(tmp_path: 
     run(story())
 
 
+def test_a_backup_contains_the_keys_of_webhooks_but_no_tokens_and_no_secrets_of_jobs(tmp_path: Path) -> None:
+    backup = tmp_path / "backup.db"
+
+    async def story() -> None:
+        async with server(tmp_path / "home", webhook_hosts=("127.0.0.0/8",)) as here:
+            hook = await here.post("/webhooks", json={"url": "http://127.0.0.1:1/path"}, status=201)
+            await here.submit("1", env={"PLACE": "in the environment"}, secrets={"KEY": "hunter2"})
+            with sqlite3.connect(tmp_path / "home" / "shoal.db") as source, sqlite3.connect(backup) as target:
+                source.backup(target)
+            content = backup.read_bytes().decode(errors="replace")
+            for found in (hook["secret"], "http://127.0.0.1:1/path", "in the environment"):
+                assert found in content
+            for absent in (here.tokens["admin"], "hunter2"):
+                assert absent not in content
+
+    run(story())
+
+
 def test_an_id_continues_after_the_directories_on_both_databases(database: str, tmp_path: Path) -> None:
     store, home = Store(database), Home(tmp_path / "home")
     home.take()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from shoal.executors.logs import read_lines
 from shoal.server.loop import clock as clock_module
 from shoal.server.loop.clock import Clock
 
-from .fakes import Fleet, run, server
+from .fakes import Fleet, Here, run, server
 
 
 class Machine:
@@ -69,6 +70,55 @@ def test_a_clock_that_is_set_while_no_server_runs_changes_no_length_of_time(
             assert sum(line["received_gpu_s"] for line in shares) == pytest.approx(job["gpu_s"], abs=15)
             events = (await here.get("/events", params={"limit": 1000}))["items"]
             assert [e["at"] for e in events] == sorted(e["at"] for e in events)
+
+    run(story())
+
+
+async def received_and_booked(here: Here) -> tuple[float, float]:
+    """GPU seconds of all users by the ledger, and those of all jobs."""
+    shares, jobs = (await here.get("/shares"))["items"], (await here.get("/jobs"))["items"]
+    return sum(line["received_gpu_s"] for line in shares), sum(job["gpu_s"] for job in jobs)
+
+
+def test_users_receive_nothing_while_a_decision_is_made(tmp_path: Path, machine: Machine) -> None:
+    """The first decision of a new installation may take a minute: jobs have no GPUs before its end."""
+
+    async def story() -> None:
+        async with server(tmp_path, 2) as here:
+            step = here.loop.scheduler.step
+
+            def slow_step(*args: Any, **kwargs: Any) -> Any:
+                machine.passed_s += 500.0
+                return step(*args, **kwargs)
+
+            here.loop.scheduler.step = slow_step  # type: ignore[method-assign]
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            here.loop.scheduler.step = step  # type: ignore[method-assign]
+            machine.passed_s += 1000.0
+            received, booked = await received_and_booked(here)
+            assert booked >= 2000.0
+            assert received == pytest.approx(booked, abs=60)
+
+    run(story())
+
+
+def test_users_receive_nothing_while_no_server_runs_that_has_stopped_its_jobs(
+    tmp_path: Path, machine: Machine
+) -> None:
+    async def story() -> None:
+        fleet = Fleet(2)
+        async with server(tmp_path, fleet=fleet, stop_jobs=True) as here:
+            job = (await here.submit("2"))["id"]
+            await here.until(lambda: here.state(job) == "running")
+            machine.passed_s += 1000.0
+        machine.passed_s += 5000.0
+        async with server(tmp_path, fleet=fleet) as here:
+            await here.until(lambda: here.state(job) == "running")
+            machine.passed_s += 100.0
+            received, booked = await received_and_booked(here)
+            assert booked >= 2200.0
+            assert received == pytest.approx(booked, abs=60)
 
     run(story())
 

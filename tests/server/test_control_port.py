@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -129,6 +131,33 @@ def test_a_job_that_changes_its_key_hinders_neither_the_server_nor_its_own_end(t
         async with server(tmp_path, fleet=fleet) as here:
             assert any(f"the key of job {job} was replaced" in warning for warning in here.loop.warnings)
             assert secrets_of(directory) == {}
+            await here.post(f"/jobs/{job}/cancel")
+            await here.until(lambda: here.state(job) == "cancelled")
+
+    run(story())
+
+
+@pytest.mark.parametrize("what", ["pipe", "endless", "nothing"])
+def test_a_job_that_replaces_its_key_or_removes_its_directory_does_not_keep_the_server_from_starting(
+    tmp_path: Path, what: str
+) -> None:
+    async def story() -> None:
+        fleet = Fleet(1)
+        async with server(tmp_path, fleet=fleet, kill=True) as here:
+            job = (await here.submit("1..1", resize="live"))["id"]
+            await here.until(lambda: here.state(job) == "running", train=(job,))
+        directory = tmp_path / "jobs" / str(job)
+        if what == "nothing":
+            shutil.rmtree(directory)
+        else:
+            (directory / "secret").unlink()
+        if what == "pipe":
+            os.mkfifo(directory / "secret", 0o600)  # to open it would wait for a writer
+        elif what == "endless":
+            with (directory / "secret").open("wb") as file:
+                os.truncate(file.fileno(), 1 << 40)
+            (directory / "secret").chmod(0o600)
+        async with server(tmp_path, fleet=fleet) as here:
             await here.post(f"/jobs/{job}/cancel")
             await here.until(lambda: here.state(job) == "cancelled")
 

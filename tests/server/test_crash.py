@@ -259,6 +259,32 @@ def test_shutting_down_leaves_no_process_and_a_stopped_job_begins_again(real: Re
     real.until(job, "cancelled")
 
 
+def test_shutting_down_ends_a_job_that_stopped_its_keeper_and_hid_a_child(
+    real: RealServer, tmp_path: Path
+) -> None:
+    """The child has neither the environment nor the session by which it could be found, and outlives its parent."""
+    script = """
+        trap '' TERM
+        kill -STOP $PPID
+        (env -i setsid sh -c 'trap "" TERM; echo $$ >> "$0"; while true; do sleep 1; done' "$0" &)
+        echo $$ $PPID >> "$0"
+        while true; do sleep 1; done
+    """
+    file = tmp_path / "pids"
+    job = real.submit("sh", "-c", script, str(file), grace_s=0.3)["id"]
+    real.until(job, "running")
+    pids: list[int] = []
+    while len(pids) < 3:
+        time.sleep(0.02)
+        pids = [int(pid) for pid in file.read_text().split()] if file.exists() else []
+    assert None not in map(start_time, pids), "the job, its keeper and the child"
+    real.down()
+    assert [start_time(pid) for pid in pids] == [None] * 3
+    real.up()
+    real.http.post(f"/jobs/{job}/cancel", json={"grace_s": 0})
+    real.until(job, "cancelled")
+
+
 def test_a_server_whose_home_is_removed_ends_with_all_its_processes(tmp_path: Path) -> None:
     made = RealServer(tmp_path / "home", "--gpus", "1")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +36,7 @@ PENDING, UP, LEAVING, GONE = (
 
 class MemoryEngine:
     title, id_word = "Slurm", "job"
+    clock_ahead_s: float | None = None
 
     def __init__(self) -> None:
         self.machines: dict[str, Machine] = {}
@@ -384,7 +384,7 @@ def test_a_time_limit_is_announced_and_a_replacement_is_requested() -> None:
     world = World(low=1, high=2)
     world.run()
     world.join(used=4)
-    world.engine.set("4711", state=LEAVING, leaving_at_s=time.time() + 100, reason="time limit")
+    world.engine.set("4711", state=LEAVING, leaving_at_s=world.now_s + 100, reason="time limit")
     world.run(6)
     assert world.port.leaves["slurm-1"] == pytest.approx(100, abs=5)
     assert len(world.engine.machines) == 2, "it does not count any more"
@@ -471,7 +471,7 @@ def test_a_time_limit_that_was_extended_makes_the_machine_usable_again() -> None
     world = World(low=1, high=2)
     world.run()
     world.join(used=4)
-    world.engine.set("4711", state=LEAVING, leaving_at_s=time.time() + 100, reason="time limit")
+    world.engine.set("4711", state=LEAVING, leaving_at_s=world.now_s + 100, reason="time limit")
     world.run(6)
     assert "slurm-1" in world.port.leaves
     world.engine.set("4711", state=UP, leaving_at_s=None, reason="")
@@ -491,6 +491,36 @@ def test_what_an_agent_announced_and_the_engine_has_withdrawn_is_taken_back() ->
     assert "slurm-1" in world.port.leaves, "the engine may have answered just before"
     world.run(6)
     assert world.port.leaves == {}, "by now the engine would have announced it too"
+
+
+def test_an_announcement_that_a_reconnected_agent_does_not_know_is_repeated() -> None:
+    world = World(low=1, high=2)
+    world.run()
+    world.join(used=4)
+    world.engine.set("4711", state=LEAVING, leaving_at_s=world.now_s + 100, reason="preempted")
+    world.run(6)
+    world.port.stays("slurm-1")  # as a reconnected agent, which was told nothing
+    world.run(6)
+    assert world.port.leaves == {"slurm-1": pytest.approx(90, abs=5)}
+    world.port.leaves.clear()
+    world.run(6)
+    assert world.port.leaves == {}, "what the agent knows is not announced again"
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "words"),
+    [
+        (-86400.0, "the server's clock is 1 day ahead of Slurm's"),
+        (86400.0, "the server's clock is 1 day behind Slurm's"),
+        (1.0, "within 5 s of Slurm's"),
+    ],
+)
+def test_doctor_tells_how_far_the_engines_clock_is_off(ahead_s: float, words: str) -> None:
+    world = World()
+    world.engine.clock_ahead_s = ahead_s
+    (check,) = [check for check in world.view.checks() if check.name == "engine clock"]
+    assert check.message == words
+    assert check.status == ("ok" if "within" in words else "warning")
 
 
 def test_refused_requests_are_repeated_ever_more_slowly_and_explained() -> None:

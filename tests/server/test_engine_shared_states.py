@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import time
 from pathlib import Path
 
+import httpx
+import msgspec
 import pytest
 
+from shoal.agents.link import MemoryLink
+from shoal.agents.main import versions
+from shoal.agents.shared import answer_probe
 from shoal.core.errors import ShoalError
 from shoal.executors.base import NodeInfo
+from shoal.server.control import Control
+from shoal.server.options import Options
+from shoal.wire import agent_messages as am
 
 from .fakes import Fleet, Here, run, server
 
@@ -85,5 +96,58 @@ def test_a_directory_that_cannot_be_used_is_refused_and_not_remembered(tmp_path:
                 pass
         async with server(tmp_path / "home") as here:
             assert here.control.home.shared is None
+
+    run(story())
+
+
+async def joined(control: Control, name: str, directory: Path | None = None) -> MemoryLink:
+    """An agent that was asked what it shares. On its machine, `directory` is at the path of the probe."""
+    ours, theirs = MemoryLink.pair()
+    assert control.machines is not None
+    control.machines.executor.embed(theirs)
+    node = am.NodeFacts(name, 1, "virtual", True)
+    ours.send(am.AgentHello(name, "run", (node,), 0.0, time.time(), versions=versions()))
+    while not isinstance(asked := await ours.receive(), am.Probe):
+        pass
+    there = asked if directory is None else msgspec.structs.replace(asked, directory=str(directory))
+    ours.send(msgspec.structs.replace(answer_probe(there), directory=asked.directory))
+    while control.machines.executor.services.sharing(name) is None:
+        await asyncio.sleep(0.01)
+    return ours
+
+
+def test_a_machine_with_another_directory_at_the_shared_path_is_named_where_people_look(
+    tmp_path: Path,
+) -> None:
+    shared, copied = tmp_path / "shared", tmp_path / "copied"
+    shared.mkdir()
+
+    async def story() -> None:
+        control = Control(Options(tmp_path / "home", gpus=1, shared=str(shared)))
+        assert control.machines is not None
+        control.make_admin()
+        control._serve_agents(control.machines)
+        await control.loop.start()
+        states = control.home.states
+        shutil.copytree(states, copied)
+        links = [await joined(control, "gpu7"), await joined(control, "gpu8", copied)]
+        transport = httpx.ASGITransport(control.app)
+        admin = {"Authorization": f"Bearer {control.home.admin_token.read_text().strip()}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1/api/v1") as http:
+            nodes = (await http.get("/nodes", headers=admin)).json()["items"]
+            doctor = (await http.get("/doctor", headers=admin)).json()
+        warnings = {n["name"]: n["warnings"] for n in nodes if n["name"] != "local"}
+        words = f"it does not share {states} (what it writes to {states} does not appear here)"
+        assert warnings["gpu7"] == []
+        assert [w.partition(":")[0] for w in warnings["gpu8"]] == [words]
+        (check,) = [check for check in doctor["checks"] if check["name"] == "shared directory"]
+        assert check["status"] == "error"
+        assert f"gpu8: {words}" in check["message"]
+        assert "gpu7" not in check["message"]
+        assert not control.machines.shares_state("gpu8"), "the state of its jobs goes through the server"
+        assert control.machines.shares_state("gpu7")
+        for link in links:
+            link.close()
+        await control.close()
 
     run(story())

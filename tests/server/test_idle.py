@@ -56,7 +56,8 @@ def test_a_job_that_does_not_use_its_gpus_is_named_everywhere(tmp_path: Path) ->
             assert (share["gpus"], share["unused_gpus"]) == (2, 1)
             metrics = await here.get("/metrics")
             assert 'shoal_unused_gpus{user="admin"} 1.0' in metrics
-            assert 'shoal_job_idle_seconds{job="sleeps",user="admin"}' in metrics
+            assert f'shoal_job_idle_seconds{{job="{sleeps}",user="admin"}}' in metrics
+            assert "sleeps" not in metrics, "no token is needed to read them"
             await here.until(lambda: not here.loop.outbox)
             (event,) = (await here.get(f"/events?job={sleeps}&type=job.idle"))["items"]
             assert event["message"] == "it has held 1 GPU for 10 min without using it"

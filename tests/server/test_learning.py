@@ -105,6 +105,10 @@ def test_a_job_begins_with_what_earlier_jobs_of_its_command_taught_also_after_a_
             assert "measured on virtual" in found["basis"]
             measured = {p["gpus"]: p["speed"] for p in found["points"] if p["measured"]}
             assert measured[4] == pytest.approx(40.0, rel=0.05), "0.1 s by four workers"
+            over = await here.get(f"/jobs/{first}/profile")
+            assert over["points"] == found["points"], "of a job that is over, what is on record"
+            assert (over["job"]["name"], over["job"]["state"]) == ("first", "succeeded")
+            assert over["remaining"]["unknown"] == "the job is over"
             other = (await here.submit("1..4", name="other", command=["another"]))["id"]
             assert "assumed" in (await here.get(f"/jobs/{other}/profile"))["basis"]
 

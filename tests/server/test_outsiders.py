@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,33 @@ def test_a_client_behind_a_proxy_is_no_stranger_once_its_token_is_known(tmp_path
     run(story())
 
 
+def test_a_stranger_with_ever_other_tokens_is_limited_and_costs_no_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it says in its headers. Whoever has a token can go on, also from the same address."""
+    monkeypatch.setattr("shoal.server.api.limits.RATE_PER_S", 0.0)
+    monkeypatch.setattr("shoal.server.api.limits.BURST", 3.0)
+
+    async def story() -> None:
+        async with server(tmp_path) as here, listening(here, Connections(10_000)) as (host, port):
+            queries: list[str] = []
+            of_hash = here.control.store.token_of_hash
+            monkeypatch.setattr(
+                here.control.store, "token_of_hash", lambda hash_: queries.append(hash_) or of_hash(hash_)
+            )
+            answers = []
+            async with httpx.AsyncClient(base_url=f"http://{host}:{port}/api/v1") as client:
+                for i in range(5):
+                    headers = {"Authorization": f"Bearer shoal_{i}", "X-Forwarded-For": f"10.1.2.{i}"}
+                    answers.append((await client.get("/status", headers=headers)).status_code)
+                assert answers == [401, 401, 401, 429, 429]
+                assert queries == []
+                headers = {"Authorization": f"Bearer {here.tokens['admin']}"}
+                assert (await client.get("/status", headers=headers)).status_code == 200
+
+    run(story())
+
+
 def test_a_websocket_is_no_way_past_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a library for WebSockets happens to be installed."""
     auto = "uvicorn.protocols.websockets.auto.AutoWebSocketsProtocol"
@@ -239,6 +267,15 @@ def test_a_token_does_not_outlive_its_maker_and_a_viewer_makes_none(tmp_path: Pa
             await here.post("/tokens", json={}, user="vic", status=403)
 
     run(story())
+
+
+def test_a_join_token_does_not_outlive_the_token_of_its_maker(real: RealServer) -> None:
+    short = real.http.post("/tokens", json={"expires_in_s": 100}).json()
+    headers = {"Authorization": f"Bearer {short['token']}"}
+    made = real.http.post("/join-tokens", json={"expires_in_s": 3600}, headers=headers).json()
+    for token in (short, made):
+        token["expires_s"] = datetime.fromisoformat(token["expires_at"]).timestamp()
+    assert made["expires_s"] <= short["expires_s"] + 1.0, "their clocks differ by less than that"
 
 
 @pytest.mark.parametrize("how", ["deleted", "expired"])

@@ -56,6 +56,55 @@ def test_a_spread_job_moves_together_when_there_is_room_if_the_placement_is_one_
     run(story())
 
 
+@pytest.mark.parametrize("taught", [True, False])
+def test_a_spread_job_moves_only_if_its_model_was_measured_on_one_node_and_was_faster_there(
+    tmp_path: Path, taught: bool
+) -> None:
+    """The speeds come from the steps that workers report, as they do in a live cluster."""
+
+    async def story() -> None:
+        async with placed(tmp_path, "moving") as here:
+            jobs, profiles = here.loop.jobs, here.loop.profiles
+
+            def nodes_of(job: int) -> set[str]:
+                return {w.node for w in jobs[job].workers.values()}
+
+            def seconds(nodes: int) -> float:
+                return 1 / profiles.profile(jobs[pair]).speed("gpu", 2, nodes)
+
+            if taught:
+                first = (await here.submit("2", resize="live", model="net", name="first"))["id"]
+                here.fleet.curves[first] = lambda workers: 0.2
+                await here.until(lambda: here.state(first) == "running")
+                await here.until(lambda: profiles.learner(jobs[first]).is_measured(2, "gpu"), train=(first,))
+                here.fleet.step(first, total=1)
+                await here.until(lambda: here.state(first) == "succeeded")
+            left, right, third = [(await here.submit("1", name=n))["id"] for n in ("left", "right", "third")]
+            await here.until(lambda: here.gpus(left) == here.gpus(right) == here.gpus(third) == 1)
+            await over(here, left)
+            pair = (await here.submit("2", resize="live", model="net", name="pair"))["id"]
+            here.fleet.curves[pair] = lambda workers: 0.8 if len(nodes_of(pair)) == 2 else 0.2
+            await here.until(lambda: here.state(pair) == "running")
+            assert len(nodes_of(pair)) == 2
+            await here.until(lambda: seconds(2) == pytest.approx(0.8), train=(pair,))
+            assert seconds(1) == pytest.approx(0.2 if taught else 0.8), (
+                "what is not known is no reason to move"
+            )
+            plans, step = here.loop.scheduler.plans, jobs[pair].progress.step
+            await over(here, right)
+            await here.until(
+                lambda: here.loop.scheduler.plans > plans and jobs[pair].progress.step > step + 20,
+                train=(pair,),
+            )
+            if taught:
+                await here.until(lambda: len(nodes_of(pair)) == 1, train=(pair,))
+                await here.until(lambda: jobs[pair].progress.speed == pytest.approx(5.0), train=(pair,))
+            assert len(jobs[pair].target) == (1 if taught else 2)
+            assert jobs[pair].life.restarts == 0
+
+    run(story())
+
+
 def test_a_job_that_cannot_go_on_elsewhere_is_left_where_it_is(tmp_path: Path) -> None:
     async def story() -> None:
         async with placed(tmp_path, "moving") as here:

@@ -117,6 +117,30 @@ def test_events_are_read_from_a_cursor_by_prefix_and_by_owner(database: str) -> 
     store.close()
 
 
+def test_a_user_is_always_as_the_last_change_left_it(database: str) -> None:
+    store = Store(database)
+    assert store.user("ada") is None
+    with store.change(5.0) as change:
+        change.add_user("ada", "member", 1.0)
+    assert store.user("ada")["tickets"] == 1.0
+    with store.change(5.0) as change:
+        change.update_user("ada", tickets=2.0)
+    assert store.user("ada")["tickets"] == 2.0
+    with store.change(3.0) as change:
+        change.no_later_than(3.0)
+    assert store.user("ada")["created_s"] == 3.0
+    with store.change(6.0) as change:
+        change.delete_user("ada")
+    assert store.user("ada") is None
+
+
+def test_numbers_that_are_not_plain_json_are_read_as_they_were_written(database: str) -> None:
+    store, value = Store(database), {"large": 1 << 100, "whole": 3, "half": 0.5, "text": "ä"}
+    with store.change(1.0) as change:
+        change.put("some", value)
+    assert store.get("some") == value
+
+
 def test_many_rows_are_updated_at_once(database: str) -> None:
     store = Store(database)
     with store.change(1.0) as change:

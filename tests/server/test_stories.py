@@ -434,6 +434,32 @@ def test_a_job_whose_own_workers_are_ending_says_that_it_waits_for_them(tmp_path
     run(story())
 
 
+@pytest.mark.parametrize("code", [7, None])
+def test_a_worker_that_fails_or_loses_its_keeper_while_it_is_told_to_end_is_no_success(
+    tmp_path: Path, code: int | None
+) -> None:
+    """Its keeper cannot say that it was told to end: the command failed just before, or the keeper was killed."""
+
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            here.fleet.stubborn = True
+            cancelled = (await here.submit("1"))["id"]
+            paused = (await here.submit("1", resize="restart"))["id"]
+            await here.until(lambda: here.state(cancelled) == here.state(paused) == "running")
+            await here.post(f"/jobs/{cancelled}/cancel")
+            await here.post(f"/jobs/{paused}/pause")
+            await here.until(lambda: {f"{cancelled}.0", f"{paused}.0"} <= set(here.fleet.told))
+            here.fleet.end(f"{cancelled}.0", code)
+            here.fleet.end(f"{paused}.0", code)
+            await here.until(lambda: here.state(cancelled) == "cancelled")
+            await here.until(lambda: not here.loop.jobs[paused].workers)
+            assert here.state(paused) == "paused"
+            await here.post(f"/jobs/{paused}/resume")
+            await here.until(lambda: f"{paused}.1" in here.fleet.running)
+
+    run(story())
+
+
 def test_cancelling_a_job_that_stands_still_takes_nothing_from_the_owner_of_its_gpus(tmp_path: Path) -> None:
     async def story() -> None:
         fleet = Fleet(2)

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from protocol_world import World
 
 from shoal.wire import coordinator
-from shoal.wire.events import GenerationCommitted, JobPaused, WorkerLost, WorkerRefused
+from shoal.wire.events import Emit, GenerationCommitted, JobFailed, JobPaused, WorkerLost, WorkerRefused
 from shoal.wire.messages import Kind, Phase
 from shoal.wire.state import CoordinatorState, Timing
 
@@ -294,6 +294,22 @@ def test_pause_in_the_middle_of_a_transfer_saves_what_the_holders_hold():
     assert not world.training()
 
 
+def test_a_job_that_was_resumed_and_loses_all_workers_continues_from_its_pause():
+    world = trained(2)
+    world.set_target([])
+    world.peace(30)
+    world.set_target(world.new_names(1))
+    world.peace(30)
+    world.kill(world.state.active.members[0])
+    world.set_target(world.new_names(1))
+    seen = set()
+    for _ in range(20):
+        world.peace(1)
+        seen |= {w.member.plan.restore for w in world.workers.values() if w.member.plan}
+    assert seen == {"paused"}
+    assert world.state.active is not None
+
+
 def test_a_coordinator_without_memory_believes_its_workers():
     world = trained(3)
     number, members = world.state.active.number, world.state.active.members
@@ -405,3 +421,12 @@ def test_a_state_saved_by_the_released_version_0_1_is_restored():
     assert state.pending.plan.newcomers == ("w2",)
     assert (state.workers["w0"].announced, state.workers["w0"].back_by_s) == (True, 35.0)
     assert CoordinatorState.from_dict(state.to_dict(), now_s=5.0) == state
+
+
+def test_a_script_that_ends_before_it_joins_fails_with_its_own_error_first():
+    state = CoordinatorState("job")
+    coordinator.set_target(state, ["w0"], 0.0)
+    effects = coordinator.exited(state, "w0", "ended with exit code 1: ValueError: no DeepSpeed", 1.0)
+    (failed,) = [e.event for e in effects if isinstance(e, Emit) and isinstance(e.event, JobFailed)]
+    assert failed.why.startswith("ended with exit code 1: ValueError: no DeepSpeed (")
+    assert "a command that never calls it needs a fixed number of GPUs" in failed.why

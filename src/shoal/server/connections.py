@@ -64,6 +64,7 @@ class Place:
 
     def __init__(self, connections: Connections, address: str, close: Callable[[], None]) -> None:
         self._connections, self._close = connections, close
+        self.address = address
         self._user: str | None = None
         self._number = connections.strangers.enter(address, close)
 

@@ -56,6 +56,7 @@ from shoal.server.services.jobs import Jobs
 from shoal.server.services.join_tokens import JoinTokens, refused_name
 from shoal.server.services.limits_use import LimitsUse
 from shoal.server.services.nodes import Nodes
+from shoal.server.services.past_profile import PastProfiles
 from shoal.server.services.policy import PolicyInForce
 from shoal.server.services.reasons import Reasons
 from shoal.server.services.sessions import Sessions
@@ -191,6 +192,7 @@ class Control:
             why=Why(loop, profiles, sharing.explanations, reasons, what_if),
             what_if=what_if,
             history=History(loop, store),
+            past_profiles=PastProfiles(profiles.estimator),
             shares=shares,
             policy=PolicyInForce(loop, store),
             nodes=nodes,

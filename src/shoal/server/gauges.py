@@ -100,7 +100,7 @@ class Gauges:
 
     def _idle(self) -> Values:
         jobs = self._loop.jobs.values()
-        return {(j.user, j.name): idle_s for j in jobs if (idle_s := self._idle_s(j)) is not None}
+        return {(j.user, str(j.id)): idle_s for j in jobs if (idle_s := self._idle_s(j)) is not None}
 
     def _colocated(self) -> Counter[tuple[str, ...]]:
         jobs = [job for job in self._loop.jobs.values() if job.colocated]

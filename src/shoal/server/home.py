@@ -61,6 +61,16 @@ class Running:
     address: str
     version: str
 
+    @classmethod
+    def read(cls, path: Path) -> Running:
+        found = json.loads(path.read_text())
+        return cls(
+            pid=int(found["pid"]),
+            start_time=int(found["start_time"]),
+            address=str(found["address"]),
+            version=str(found["version"]),
+        )
+
     @property
     def alive(self) -> bool:
         return start_time(self.pid) == self.start_time
@@ -185,8 +195,8 @@ class Home:
     def running(self) -> Running | None:
         """The server that runs on this home, if any."""
         try:
-            found = Running(**json.loads(self.server.read_text()))
-        except (OSError, ValueError, TypeError):
+            found = Running.read(self.server)
+        except (OSError, ValueError, KeyError, TypeError):
             return None
         return found if found.alive else None
 

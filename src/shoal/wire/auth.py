@@ -24,6 +24,7 @@ from pathlib import Path
 
 from shoal import __version__
 from shoal.wire.messages import MAX_MESSAGE_BYTES, PROTOCOL, WireError
+from shoal.wire.regular_file import open_regular
 
 MAGIC = b"SHOAL"
 NONCE_BYTES = 32
@@ -68,8 +69,8 @@ def read_key(path: str | Path) -> JobKey:
     """Read a job's key from a file. Only its owner may be able to read the file."""
     path = Path(path)
     try:
-        mode = path.stat().st_mode
-        text = path.read_bytes()
+        with open_regular(path) as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read(MAX_MESSAGE_BYTES)
     except OSError as error:
         raise AuthError(f"cannot read the job's secret: {error}") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):

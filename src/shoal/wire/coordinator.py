@@ -82,8 +82,8 @@ def exited(
     effects = losses.remove(state, view, why)
     if by_itself and not view.met and state.issued == 0 and not view.stopping:
         # The script itself does not start: another attempt would fail again.
-        hint = "only an elastic script can have a range of GPUs (any other command: a fixed number)"
-        failed = ev.JobFailed(worker, f"{why} before it reached shoal.torch.init(): {hint}")
+        hint = "a command that never calls it needs a fixed number of GPUs"
+        failed = ev.JobFailed(worker, f"{why} (it had not reached shoal.torch.init(); {hint})")
         effects += ending.end_job(state, "failed", failed)
     return effects + _advance(state, now_s)
 

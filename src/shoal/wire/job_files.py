@@ -8,13 +8,15 @@ machines. A worker that shares the directory writes the file itself and asks whe
     worker -> control   FetchFile      control -> worker   FileAnswer, frames of bytes, an empty frame, FileEnd
     worker -> control   CheckFile      control -> worker   FileAnswer
 
-A location is `job:NAME`, a file of the job, or a path that the user chose.
+A location is `job:NAME`, a file of the job, or a path that the user chose. The control plane opens a path only if the
+job may read all that the control plane may read: otherwise a job could ask it for the files of others.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import io
 import os
@@ -28,6 +30,7 @@ from typing import IO, Any
 
 from shoal.wire.channel import AsyncChannel, Channel
 from shoal.wire.messages import CheckFile, FetchFile, FileAnswer, FileEnd, Message, StoreFile, WireError
+from shoal.wire.regular_file import open_regular
 
 FILES = "files"
 """The purpose of these connections."""
@@ -66,8 +69,9 @@ def tail_of(file: IO[bytes]) -> tuple[int, str]:
 class JobFiles:
     """The control plane's end for one job, whose files are in `directory`. The directory exists already."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, opens_paths: Callable[[], bool] = lambda: False) -> None:
+        """`opens_paths`: whether the job may read all that this process may read."""
+        self.directory, self._opens_paths = directory, opens_paths
         for left_over in directory.glob(".*.receiving"):  # the last control plane was killed
             left_over.unlink(missing_ok=True)
 
@@ -111,7 +115,7 @@ class JobFiles:
             channel.send(FileAnswer(False, "the job did not save its state there"))
             return
         try:
-            file = await asyncio.to_thread(open, path, "rb")
+            file = await asyncio.to_thread(self._open, request.location)
         except OSError as error:
             channel.send(FileAnswer(False, f"{error.strerror}: {path}"))
             return
@@ -125,10 +129,15 @@ class JobFiles:
             await channel.send_frame(b"")
             channel.send(FileEnd(size, digest.hexdigest()))
 
+    def _open(self, location: str) -> IO[bytes]:
+        if own_name(location) is None and not self._opens_paths():
+            raise PermissionError(errno.EACCES, "the control plane opens no paths for this job")
+        return open_regular(self._path(location))
+
     def _check(self, request: CheckFile) -> FileAnswer:
         path = self._path(request.location)
         try:
-            with open(path, "rb") as file:
+            with self._open(request.location) as file:
                 same = tail_of(file) == (request.size_bytes, request.tail_sha256)
         except OSError as error:
             return FileAnswer(False, f"{error.strerror}: {path}")

@@ -70,6 +70,7 @@ class Listener:
         for sock in self._sockets:
             asyncio.get_running_loop().remove_reader(sock)
             sock.close()
+        self.strangers.close_all()  # a task that is cancelled before it began closes nothing itself
         for task in list(self.connections):
             task.cancel()
         await asyncio.gather(*self.connections, return_exceptions=True)

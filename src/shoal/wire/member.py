@@ -200,6 +200,11 @@ class Member:
     def state_complete(self, step: int) -> None:
         self.partial, self.done = False, step
 
+    def restored(self, step: int) -> None:
+        """All members have the state after `step` steps, which may be an earlier one."""
+        self.done = step
+        self._count_anew()
+
     def _count_anew(self) -> None:
         """All members enter a generation at one point: what they enter in it can be compared from there on."""
         self.arrived, self.exchanges = self.done, 0

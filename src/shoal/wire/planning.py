@@ -53,6 +53,8 @@ def _complete(state: CoordinatorState, plan: Plan, members: list[WorkerView]) ->
     if plan.kind is Kind.PAUSE:
         step = max((v.status.step for v in leavers), default=0)
         state.paused = next((v.status.saved for v in leavers if v.status.saved), None)
+        if state.paused is not None:  # also after it has resumed, until a later checkpoint
+            state.checkpoint, state.checkpoint_step = state.paused, step
         effects.append(Emit(ev.JobPaused(state.paused or "", step)))
     else:
         state.unannounced = plan.kind

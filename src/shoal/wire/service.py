@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,6 +36,8 @@ WORKER, CLIENT = "worker", "client"
 """The purpose of a connection. It is part of the handshake, so that a client cannot pose as a worker."""
 
 TICK_S = 0.5
+PLACES, PLACES_OF_WORKER = 32, 4
+"""Connections that one job may have at once: so many, and so many more for each of its workers."""
 
 
 class WorkerStarter(Protocol):
@@ -57,6 +59,7 @@ class JobHandle:
         on_change: Callable[[dict[str, Any]], bool | None] | None,
         on_request: Callable[[Resize | Ask], Answer] | None,
         files: JobFiles | None,
+        was_started: Callable[[str], bool],
     ) -> None:
         #: What the coordinator knows. Read it; only the methods of this class change it.
         self.state = state
@@ -67,6 +70,8 @@ class JobHandle:
         self._channels: dict[str, AsyncChannel] = {}
         self._closed: dict[str, asyncio.Event] = {}
         self._queues: list[asyncio.Queue[ev.JobEvent]] = []
+        self._was_started = was_started
+        self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._saved: dict[str, Any] | None = None
         #: Effects of a state that could not be saved yet.
@@ -86,9 +91,9 @@ class JobHandle:
     def stop(self, why: str) -> None:
         self._run(coordinator.stop(self.state, why, time.monotonic()))
 
-    def exited(self, worker: str, why: str) -> None:
+    def exited(self, worker: str, why: str, *, by_itself: bool = True) -> None:
         """The process of a worker has ended. Returns at once; see `take_in_exit`."""
-        task = asyncio.get_running_loop().create_task(self.take_in_exit(worker, why))
+        task = asyncio.get_running_loop().create_task(self.take_in_exit(worker, why, by_itself=by_itself))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -146,11 +151,25 @@ class JobHandle:
                     for queue in self._queues:
                         queue.put_nowait(event)
 
+    @contextlib.contextmanager
+    def place(self) -> Iterator[None]:
+        """For one connection. One job must not use up the files of the process that serves all."""
+        most = PLACES + PLACES_OF_WORKER * len(self.state.workers)
+        if self._connections >= most:
+            raise WireError(f"job {self.job!r} has {most} connections already")
+        self._connections += 1
+        try:
+            yield
+        finally:
+            self._connections -= 1
+
     async def _serve_worker(self, channel: AsyncChannel) -> None:
         hello = await channel.receive()
         if not isinstance(hello, Hello):
             raise WireError("expected Hello")
         worker = hello.worker
+        if worker not in self.state.workers and not self._was_started(worker):
+            raise WireError(f"worker {worker[:100]!r} was never started")
         if worker in self.state.workers and not self.state.workers[worker].alive:
             raise WireError(f"worker {worker!r} has been counted as lost")
         if worker in self._channels:
@@ -225,6 +244,8 @@ class ControlService:
         on_change: Callable[[dict[str, Any]], bool | None] | None = None,
         on_request: Callable[[Resize | Ask], Answer] | None = None,
         files: Path | None = None,
+        opens_paths: Callable[[], bool] = lambda: False,
+        was_started: Callable[[str], bool] = lambda worker: True,
     ) -> JobHandle:
         """Add a job.
 
@@ -232,6 +253,8 @@ class ControlService:
         False, the state could not be saved: the effects are not carried out, and it is called again.
 
         `files` is the directory in which the job's workers may keep files: `job:NAME` in `pause_path`, for example.
+        `opens_paths`: whether its workers may read all that this process may read (see `job_files`).
+        `was_started`: whether there ever was a worker of this name, which the coordinator's state does not have.
         """
         if job in self.jobs:
             raise ValueError(f"job {job!r} is already here")
@@ -240,7 +263,13 @@ class ControlService:
         else:
             state = CoordinatorState(job, pause_path, timing=timing or Timing())
         handle = self.jobs[job] = JobHandle(
-            self, state, secret, on_change, on_request, JobFiles(files) if files is not None else None
+            self,
+            state,
+            secret,
+            on_change,
+            on_request,
+            JobFiles(files, opens_paths) if files is not None else None,
+            was_started,
         )
         return handle
 
@@ -283,9 +312,10 @@ class ControlService:
         handle = self.jobs.get(request.job)
         if handle is None:
             return
-        if request.purpose == WORKER:
-            await handle._serve_worker(channel)
-        elif request.purpose == FILES:
-            await handle._serve_files(channel)
-        else:
-            await handle._serve_client(channel)
+        with handle.place():
+            if request.purpose == WORKER:
+                await handle._serve_worker(channel)
+            elif request.purpose == FILES:
+                await handle._serve_files(channel)
+            else:
+                await handle._serve_client(channel)

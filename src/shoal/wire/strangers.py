@@ -34,6 +34,11 @@ class Strangers:
     def leave(self, place: int) -> None:
         self._places.pop(place, None)
 
+    def close_all(self) -> None:
+        for _, close in self._places.values():
+            close()
+        self._places.clear()
+
     def _evict(self) -> None:
         most, _ = Counter(address for address, _ in self._places.values()).most_common(1)[0]
         oldest = next(place for place, (address, _) in self._places.items() if address == most)

@@ -52,10 +52,13 @@ class Gate:
     def __init__(self, store: Store, now_s: Callable[[], float]) -> None:
         self._store, self._now_s = store, now_s
         self._known: dict[str, Row] = {}
+        #: Of all tokens: whoever has none of them costs no query.
+        self._hashes: set[str] | None = None
 
     def forget(self) -> None:
         """Tokens or roles have changed."""
         self._known.clear()
+        self._hashes = None
 
     def who(self, authorization: str) -> Who:
         """The user of an `Authorization` header."""
@@ -63,19 +66,23 @@ class Gate:
         if scheme.lower() != "bearer" or not token or len(token) > 200:
             raise Unauthorized
         hashed = hash_of(token.strip())
-        row = self._known.get(hashed)
-        if row is None:
-            row = self._store.token_of_hash(hashed)
-            if row is None:
-                raise Unauthorized
-            if len(self._known) >= MOST_CACHED:
-                self._known.clear()
-            self._known[hashed] = row
+        row = self._known.get(hashed) or self._read(hashed)
         now_s = self._now_s()
         if row["expires_s"] is not None and now_s >= row["expires_s"]:
             raise Unauthorized
         self._touch(row, now_s)
         return Who(row["user"], Role(row["role"]), row["id"], row["expires_s"])
+
+    def _read(self, hashed: str) -> Row:
+        if self._hashes is None:
+            self._hashes = {row["hash"] for row in self._store.tokens()}
+        row = self._store.token_of_hash(hashed) if hashed in self._hashes else None
+        if row is None:
+            raise Unauthorized
+        if len(self._known) >= MOST_CACHED:
+            self._known.clear()
+        self._known[hashed] = row
+        return row
 
     def is_valid(self, who: Who) -> bool:
         """Whether the token and the role of an open stream are still what they were."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from fastapi import HTTPException, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.server.api.auth import Gate
+from shoal.server.api.auth import Gate, Who
 from shoal.server.api.errors import answer
 from shoal.server.connections import place_of
 from shoal.server.services.errors import Unauthorized
@@ -26,8 +26,14 @@ def too_large(most_bytes: int) -> str:
     return f"the request is larger than {most_bytes} bytes"
 
 
+def address_of(scope: Scope) -> str:
+    """That of the connection: the one that the request names is whatever a stranger likes."""
+    place = place_of(scope)
+    return place.address if place is not None else (scope.get("client") or ("",))[0]
+
+
 class Buckets:
-    """A token bucket per client. Clients not seen for longest are forgotten."""
+    """A token bucket per client: a valid token, or an address without one. Those not seen for longest are forgotten."""
 
     def __init__(self, rate_per_s: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate_per_s, self.burst, self._clock = rate_per_s, burst, clock
@@ -94,8 +100,8 @@ class Limits:
         await refusal(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Response | None:
-        token = headers.get(b"authorization", b"").decode("latin-1")
-        if not self._buckets.take(token[:300] or (scope.get("client") or ("",))[0]):
+        who = self._who(headers)
+        if not self._buckets.take(f"token {who.token}" if isinstance(who, Who) else address_of(scope)):
             text = f"more than {self._buckets.rate_per_s:.0f} requests per second"
             return answer(429, "busy", text, "wait a moment")
         host = headers.get(b"host", b"").decode("latin-1")
@@ -103,17 +109,21 @@ class Limits:
             hint = "use its address, or start the server with --allow-host NAME"
             return answer(421, "wrong_host", f"this server does not go by the name {host[:100]!r}", hint)
         if scope["path"].startswith(self._prefix):
-            try:
-                user = self._gate.who(token).user
-            except Unauthorized as error:
-                return answer(error.status, error.code, str(error), error.hint)
+            if isinstance(who, Unauthorized):
+                return answer(who.status, who.code, str(who), who.hint)
             if (place := place_of(scope)) is not None:
-                place.proved(user)
+                place.proved(who.user)
         length = headers.get(b"content-length", b"")
         most = self._most_bytes(scope)
         if length.isdigit() and int(length) > most:
             return answer(413, "too_large", too_large(most), "put large things into files")
         return None
+
+    def _who(self, headers: dict[bytes, bytes]) -> Who | Unauthorized:
+        try:
+            return self._gate.who(headers.get(b"authorization", b"").decode("latin-1"))
+        except Unauthorized as error:
+            return error
 
     def _most_bytes(self, scope: Scope) -> int:
         """Only working directories may be large. Their route checks who sends them before it reads any of it."""

@@ -174,9 +174,10 @@ class EngineDriver:
         """Tell the cluster when the machine goes away, or that it stays after all."""
         if machine.state is MachineState.LEAVING and machine.leaving_at_s is not None:
             told_s = self._announced_s.get(machine.id)
-            if told_s is None or abs(told_s - machine.leaving_at_s) > DEADLINE_MOVED_S:
+            moved = told_s is None or abs(told_s - machine.leaving_at_s) > DEADLINE_MOVED_S
+            if moved or self._is_forgotten(machine):
                 self._announced_s[machine.id] = machine.leaving_at_s
-                in_s = max(machine.leaving_at_s - time.time(), 0.0)
+                in_s = max(machine.leaving_at_s - self.now_s(), 0.0)
                 self.port.leaving(machine.agent, in_s, machine.reason or f"{self.engine.title} takes it back")
             return
         was_told = self._announced_s.pop(machine.id, None) is not None
@@ -185,6 +186,11 @@ class EngineDriver:
         # At two polls: the agent may have learned of it between the engine's answer and now.
         if machine.state is MachineState.UP and (was_told or (seems_wrong and seemed_wrong)):
             self.port.stays(machine.agent)
+
+    def _is_forgotten(self, machine: Machine) -> bool:
+        """Whether the cluster was told so and does not know it any more, because the agent has connected again."""
+        agent = self.port.agents().get(machine.agent)
+        return agent is not None and agent.connected and agent.leaves_in_s is None
 
     def _agent_is_wrong(self, machine: Machine) -> bool:
         """Whether the agent announced an end that is near by now, although the engine knows of none.

@@ -63,7 +63,7 @@ def _clock(agent: AgentFacts) -> list[Finding]:
     off_s = agent.wall_offset_s
     if abs(off_s) < CLOCK_OFF_S:
         return []
-    text = f"its clock is {_duration(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} the server's"
+    text = f"its clock is {clock_words(abs(off_s))} {'ahead of' if off_s > 0 else 'behind'} the server's"
     hint = "synchronise it (chronyd or ntpd); Shoal's own durations and log order do not depend on it"
     return [Finding("clocks", agent.name, text, hint)]
 
@@ -92,7 +92,7 @@ def _version(agent: AgentFacts, package: str, usual: str | None) -> list[Finding
     return [Finding(f"{package} on nodes", agent.name, text, hint)]
 
 
-def _duration(seconds: float) -> str:
+def clock_words(seconds: float) -> str:
     for unit_s, unit in ((86400.0, "day"), (3600.0, "hour"), (60.0, "minute")):
         if seconds >= 2 * unit_s or (unit_s == 86400.0 and seconds >= unit_s):
             return counted(round(seconds / unit_s, 1), unit)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.server.api.models import Check
 from shoal.server.engine.driver import EngineDriver
+from shoal.server.engine.findings import CLOCK_OFF_S, clock_words
 
 UNKNOWN_GPUS = 1 << 20
 """What an engine that has not answered yet might provide."""
@@ -63,7 +64,18 @@ class DriverView:
             hint = f"correct it, then `shoal down --keep-jobs` and `shoal up --engine {d.settings.kind} ...`"
             message = d.rules.explain(d.now_s()) or d.rules.trouble
             checks.append(Check(name="engine requests", status="warning", message=message, hint=hint))
-        return [*checks, self._ports_check()]
+        return [*checks, *self._clock_check(), self._ports_check()]
+
+    def _clock_check(self) -> list[Check]:
+        ahead_s, title = self._driver.engine.clock_ahead_s, self.title
+        if ahead_s is None:
+            return []
+        name = "engine clock"
+        if abs(ahead_s) < CLOCK_OFF_S:
+            return [Check(name=name, status="ok", message=f"within {CLOCK_OFF_S:.0f} s of {title}'s")]
+        text = f"the server's clock is {clock_words(abs(ahead_s))} {'behind' if ahead_s > 0 else 'ahead of'} {title}'s"
+        hint = f"synchronise both (chronyd or ntpd); Shoal goes by {title}'s clock for its deadlines"
+        return [Check(name=name, status="warning", message=text, hint=hint)]
 
     def _ports_check(self) -> Check:
         d = self._driver

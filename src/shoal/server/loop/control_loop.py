@@ -220,6 +220,7 @@ class ControlLoop:
         self.stopping = True  # nothing is decided any more
         if stop_jobs:
             await shutdown.stop_jobs(self.jobs, self.runners, self.executor, self.outbox)
+            self.live_ledger.pause(self.now_s())
         self.node_watch.close()
         self._inbox.close()
         self.reconciler.close()
@@ -261,7 +262,7 @@ class ControlLoop:
         self.outbox.snapshot_due()
         record_trials(plan, self.jobs, self.outbox)
         self.reconcile_next(*self._targets.apply(plan, self.policy_name, causes_of(taken)))
-        self.live_ledger.observe(self.scheduler, now_s)
+        self.live_ledger.observe(self.scheduler, self.now_s())  # jobs get their GPUs now, not when it began
         self._inbox.wake_at(plan.wake_s, now_s)
         phases.end("targets")
         # 3. decide which jobs share a GPU
@@ -307,7 +308,9 @@ class ControlLoop:
     async def compile_first(self) -> None:
         """Before `start`: compile what the first decisions need, while the process does other things."""
         with contextlib.suppress(Exception):  # the first decision on real jobs reports what is wrong
-            await asyncio.to_thread(first_decisions, self._new_scheduler())
+            scheduler = self._new_scheduler()
+            await asyncio.to_thread(first_decisions, scheduler)
+            await asyncio.to_thread(LiveLedger(None, scheduler.cluster, 0.0).observe, scheduler, 1.0)
 
     async def compile_policy(self, name: str, options: dict[str, str]) -> None:
         """Let a policy make its first decision on a copy, so that `use_policy` need not wait for its kernels."""

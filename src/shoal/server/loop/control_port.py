@@ -6,6 +6,7 @@ the workers of the earlier version still know the old port and speak the old pro
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,8 @@ class ControlPort:
             address = await self._service.start(host, 0)
             for job in jobs.values():
                 if job.resize is Resize.LIVE and job.workers:  # its workers know the old address only
-                    write_atomically(directory_of(job.id) / "control", address + "\n")
+                    with contextlib.suppress(OSError):  # a job that removed its directory has itself to blame
+                        write_atomically(directory_of(job.id) / "control", address + "\n")
         self._previous = frozenset(previous["workers"])
         with self._store.change(now_s) as change:
             change.put("control_port", int(address.rpartition(":")[2]))

@@ -52,5 +52,5 @@ class Dependencies:
         return [
             job
             for job in self._jobs.values()
-            if not job.is_over and any(one["job"] == job_id for one in job.spec.get("after") or ())
+            if any(one["job"] == job_id for one in job.spec.get("after") or ()) and not job.is_over
         ]

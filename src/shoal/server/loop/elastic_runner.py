@@ -67,7 +67,11 @@ class ElasticRunner(CoordinatorEvents):
         self._keep(asyncio.to_thread(new_certificate, "none"))
         for job in self.parts.jobs.values():
             if job.coordinator is not None and job.resize is Resize.LIVE:
-                self._handle(job)
+                try:
+                    self._handle(job)
+                except OSError as error:
+                    self.end(job, f"cannot prepare its directory: {error.strerror}")
+                    continue
                 self._joined_s |= {w.id: w.started_s for w in job.workers.values() if w.state == ACTIVE}
         await self._port.open(self._host, self.parts.jobs, self.parts.home.job, self.loop.now_s())
         self.parts.addresses.here = self.service.address
@@ -96,9 +100,16 @@ class ElasticRunner(CoordinatorEvents):
                 restore=job.coordinator,
                 on_change=lambda state: self._record(job, state),
                 files=self.parts.home.state(job.id, begins=job.coordinator is None),
+                opens_paths=lambda: self._reads_all(job),
+                was_started=lambda worker: worker in job.workers,
             )
             name_files(handle.state, directory)
         return self.service.jobs[key]
+
+    def _reads_all(self, job: LiveJob) -> bool:
+        """Whether its workers run under the server's account, with nothing hidden from them."""
+        account = self.parts.account_of(job.user)
+        return isinstance(account, OwnAccount) and not account.shared
 
     def _record(self, job: LiveJob, state: dict[str, Any]) -> bool:
         """Write the coordinator's state before its orders are sent. False if the disk is full."""

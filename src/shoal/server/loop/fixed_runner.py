@@ -266,7 +266,9 @@ class FixedRunner(RunnerBase):
         # A job that saves its own checkpoints begins again on another machine. That is no failure of its command.
         lost_with_node = exit_.node_lost and job.resize is Resize.RESTART
         not_begun = not exit_.began and exit_.code is None
-        job.asked_to_end = job.asked_to_end or exit_.asked_to_end or not_begun or lost_with_node
+        # Nobody may know that it was told to end: its keeper was killed, or its command failed just before.
+        ended_as_told = exit_.asked_to_end or (worker.state == LEAVING and not exit_.ok)
+        job.asked_to_end = job.asked_to_end or ended_as_told or not_begun or lost_with_node
         job.exit_code, job.signal = exit_.code, exit_.signal
         if not_begun and job.ending is None:
             if not exit_.asked_to_end and job.again_s is None and job.life.state is not JobState.STOPPING:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shoal.agents.certificate import new_certificate
 from shoal.wire.auth import AuthError, JobKey, new_secret, read_key, write_secret
+from shoal.wire.regular_file import read_regular
 
 
 class JobKeys:
@@ -36,11 +37,12 @@ class JobKeys:
         if path.exists() or path.is_symlink():
             try:
                 read_key(path)
-                return path.read_text()
-            except (AuthError, ValueError) as error:
+                return read_regular(path).decode()
+            except (AuthError, OSError, ValueError) as error:
                 self._warnings.append(f"the key of job {job_id} was replaced: {error}")
                 with contextlib.suppress(FileNotFoundError):
                     path.unlink()
         certificate, private = new_certificate(f"shoal job {job_id}")
+        path.parent.mkdir(mode=0o700, exist_ok=True)  # the job may have removed its directory
         write_secret(path, new_secret(), certificate + private)
         return path.read_text()

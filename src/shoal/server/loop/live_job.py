@@ -227,6 +227,12 @@ class LiveJob:
             "signal": self.signal,
         }
 
+    def whole_row(self) -> dict[str, Any]:
+        """Its row in the store, without its target."""
+        fixed = ("name", "user", "spec", "given", "model", "array", "array_index")
+        row = {name: getattr(self, name) for name in fixed} | self.row()
+        return row | {"resize": self.resize.value, "submitted_s": self.life.submitted_s}
+
     def _memory(self) -> dict[str, Any]:
         return {saved: getattr(self, name) for name, saved in _SAVED.items()}
 

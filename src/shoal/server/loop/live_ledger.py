@@ -73,6 +73,11 @@ class LiveLedger:
                 entitled=scheduler.policy.entitled(),
             )
 
+    def pause(self, now_s: float) -> None:
+        """No job has GPUs, and nobody is due any, until the next `observe`."""
+        self.ledger.settle(now_s)
+        self.ledger.rate[:] = 0.0
+
     def state(self, now_s: float) -> dict[str, Any]:
         self.ledger.settle(now_s)
         return {

@@ -25,6 +25,7 @@ from shoal.server.loop.searches import Searches
 from shoal.server.loop.sharing.sharing import Sharing
 from shoal.server.metrics import Metrics
 from shoal.server.store.store import Store
+from shoal.wire.regular_file import read_regular
 
 #: Holds the GPUs of an interactive job, whose command runs in a session.
 HOLDER = ("sleep", "infinity")
@@ -376,7 +377,7 @@ def last_words(directory: Path) -> list[str]:
 
 def secrets_of(directory: Path) -> dict[str, str]:
     try:
-        found = json.loads((directory / "secrets.json").read_text())
+        found = json.loads(read_regular(directory / "secrets.json"))
     except (OSError, ValueError):  # a job under the server's account may have changed it
         return {}
     return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}

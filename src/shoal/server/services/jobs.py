@@ -23,7 +23,7 @@ from shoal.server.services.reasons import Reasons
 from shoal.server.store.store import Row, Store
 
 #: Jobs of a list to describe before other tasks of the event loop get a turn.
-SLICE = 25
+SLICE = 100
 #: Workers of one job to show, the newest.
 MOST_WORKERS = 200
 
@@ -96,7 +96,8 @@ class Jobs:
         return items
 
     def by_id(self, job_id: int, *, workers: bool = True) -> m.Job:
-        row = self._store.job(job_id)
+        live = self.live(job_id)
+        row = live.whole_row() if live is not None else self._store.job(job_id)
         assert row is not None
         return self.describe(row, workers=workers)
 

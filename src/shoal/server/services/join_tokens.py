@@ -39,13 +39,18 @@ class JoinTokens:
             raise Conflict("this server's executor has no agents, so no machine can join it")
         return self._machines
 
-    async def create(self, expires_in_s: float, actor: str) -> m.JoinTokenCreated:
+    async def create(
+        self, expires_in_s: float, actor: str, latest_s: float | None = None
+    ) -> m.JoinTokenCreated:
+        """The join token expires at `latest_s` at the latest."""
         machines = self._known
         try:
             await machines.wait_until_listening()
         except (OSError, ShoalError) as error:
             raise Conflict(f"no machine can join: {error}") from None
-        token_id, token = machines.make_token(expires_in_s)
+        # The clock of tokens, unlike that of join tokens, may not be the machine's: compare how long they last.
+        left_s = expires_in_s if latest_s is None else latest_s - self._now_s()
+        token_id, token = machines.make_token(min(expires_in_s, left_s))
         with self._store.change(self._now_s(), actor=actor) as change:
             change.event("node.token", f"join token {token_id} was made", data={"token": token_id})
         stored = machines.registry.tokens[token_id]

@@ -23,6 +23,14 @@ MOST_AHEAD = 5
 _CONDITIONS = ("NotBefore", "Dependency", "ExceedsLimit", "QuotaExhausted")
 
 
+def ref_of(job: m.Job) -> m.JobRef:
+    """A job that is over, in an answer about it."""
+    return m.JobRef(
+        id=job.id, name=job.name, user=job.user, state=job.state, gpus=0, target_gpus=0,
+        min_gpus=job.min_gpus, max_gpus=job.max_gpus, step_gpus=job.step_gpus,
+    )  # fmt: skip
+
+
 class Why:
     def __init__(
         self, loop: LoopView, profiles: Profiles, sharing: Explanations, reasons: Reasons, what_if: WhatIf
@@ -59,13 +67,9 @@ class Why:
     def over(self, job: m.Job) -> m.Why:
         """Of a job that has ended."""
         how = f": {job.message}" if job.message else ""
-        ref = m.JobRef(
-            id=job.id, name=job.name, user=job.user, state=job.state, gpus=0, target_gpus=0,
-            min_gpus=job.min_gpus, max_gpus=job.max_gpus, step_gpus=job.step_gpus,
-        )  # fmt: skip
         is_ = "was " if job.state is JobState.CANCELLED else ""
         sentence = f"{job.name} {is_}{job.state.value}{how}"
-        return m.Why(job=ref, reason=None, sentence=sentence, policy=self._loop.policy_name)
+        return m.Why(job=ref_of(job), reason=None, sentence=sentence, policy=self._loop.policy_name)
 
     def _sentence(self, job: LiveJob, reason: m.Reason | None, may_see: bool) -> str:
         state = job.life.state.value

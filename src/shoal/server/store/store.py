@@ -10,12 +10,15 @@ a reader sees is what the last transaction left. SQLite runs in WAL mode; Postgr
 
 from __future__ import annotations
 
+import functools
+import json
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
@@ -37,6 +40,7 @@ _ADD_WORKER = t.workers.insert()
 _UPDATE_WORKER = t.workers.update().where(t.workers.c.id == sa.bindparam("_id"))
 _ADD_EVENT = t.events.insert().returning(t.events.c.id, sort_by_parameter_order=True)
 _JOB = sa.select(t.jobs).where(t.jobs.c.id == sa.bindparam("_id"))
+_USER = sa.select(t.users).where(t.users.c.name == sa.bindparam("_name"))
 
 
 #: Columns in seconds that are no moments, and the end of a token, which lies in the future.
@@ -58,6 +62,8 @@ class Change:
         self._connection = connection
         self.actor, self.now_s = actor, now_s
         self.events: list[Row] = []
+        #: Those of which rows were added, changed or deleted.
+        self.tables: set[sa.Table] = set()
 
     def add_job(self, **values: Any) -> int:
         return self.add_jobs([values])[0]
@@ -98,6 +104,7 @@ class Change:
         sooner = t.tokens.c.expires_s - (t.tokens.c.created_s - now_s)
         self._connection.execute(t.tokens.update().where(late).values(expires_s=sooner))
         for table in t.metadata.sorted_tables:
+            self.tables.add(table)
             for column in table.c:
                 if column.name.endswith("_s") and column.name not in DURATIONS:
                     clamped = table.update().where(column > now_s).values({column.name: now_s})
@@ -170,15 +177,18 @@ class Change:
 
     def insert(self, table: sa.Table, **values: Any) -> int | None:
         """Add a row that was created now. Gives its number, if the table counts its rows."""
+        self.tables.add(table)
         result = self._connection.execute(table.insert().values(**values, created_s=self.now_s))
         return _new_key(result) if "id" in table.c else None
 
     def update(self, table: sa.Table, key: str | int, **values: Any) -> None:
         """Change the row with this primary key."""
+        self.tables.add(table)
         (primary,) = table.primary_key
         self._connection.execute(table.update().where(primary == key).values(**values))
 
     def delete(self, table: sa.Table, where: sa.ColumnElement[bool]) -> None:
+        self.tables.add(table)
         self._connection.execute(table.delete().where(where))
 
     def add_user(self, name: str, role: str, tickets: float, **more: Any) -> None:
@@ -213,10 +223,16 @@ class Change:
         self._connection.execute(t.idempotency.insert().values(**row))
 
     def _upsert(self, table: sa.Table, keys: list[str], row: Row) -> None:
-        dialect = sqlite if self._connection.dialect.name == "sqlite" else postgresql
-        statement = dialect.insert(table).values(**row)
-        rest = {k: statement.excluded[k] for k in row if k not in keys}
-        self._connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=rest))
+        statement = _upsert_into(table, self._connection.dialect.name, tuple(keys), tuple(row))
+        self._connection.execute(statement, row)
+
+
+@functools.cache
+def _upsert_into(table: sa.Table, dialect: str, keys: tuple[str, ...], columns: tuple[str, ...]) -> sa.Insert:
+    statement = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    rest = {k: statement.excluded[k] for k in columns if k not in keys}
+    upsert: sa.Insert = statement.on_conflict_do_update(index_elements=keys, set_=rest)
+    return upsert
 
 
 class Store:
@@ -241,6 +257,7 @@ class Store:
             raise _translate(error, where) from None
         self._thread = threading.get_ident()
         self.on_events: Callable[[list[Row]], None] = lambda rows: None
+        self._users: dict[str, Row] = {}  # as they are in the table: each submission asks for one
         #: The id of the newest event.
         self.last_event_id = self.last_event()[0]
 
@@ -259,6 +276,8 @@ class Store:
                 change.flush_events()
         except sa.exc.DBAPIError as error:
             raise _translate(error, str(self.url.database)) from error
+        if t.users in change.tables:
+            self._users.clear()
         if change.events:
             self.last_event_id = change.events[-1]["id"]
             self.on_events(change.events)
@@ -446,7 +465,9 @@ class Store:
         return self._rows(sa.select(t.users).order_by(t.users.c.created_s, t.users.c.name))
 
     def user(self, name: str) -> Row | None:
-        return self._row(sa.select(t.users).where(t.users.c.name == name))
+        if name not in self._users:
+            self._users |= {row["name"]: row for row in self._rows(_USER, {"_name": name})}
+        return self._users.get(name)
 
     def has_jobs_of(self, user: str) -> bool:
         return self._row(sa.select(t.jobs.c.id).where(t.jobs.c.user == user).limit(1)) is not None
@@ -486,10 +507,22 @@ def _new_key(result: sa.CursorResult[Any]) -> int:
     return int(key[0])
 
 
+def _from_json(text: str) -> Any:
+    """msgspec is several times faster. Only the standard library reads infinity and integers of 128 bits."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)
+
+
 def _engine(url: sa.URL) -> sa.Engine:
     if url.get_backend_name() == "postgresql":
         return sa.create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
-    engine = sa.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False})
+    engine = sa.create_engine(
+        url,
+        json_deserializer=_from_json,
+        connect_args={"timeout": BUSY_TIMEOUT_S, "check_same_thread": False},
+    )
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: Any) -> None:

@@ -183,6 +183,11 @@ class Array(BaseModel, json_schema_extra=shown(ex.ARRAY)):
     first: int = Field(description="Number of its first job.")
     last: int = Field(description="Number of its last job.")
 
+    @property
+    def unfinished(self) -> int:
+        """Number of its jobs that are not over."""
+        return sum(count for state, count in self.jobs.items() if not JobState(state).is_final)
+
 
 class SpeedPoint(BaseModel):
     gpus: int

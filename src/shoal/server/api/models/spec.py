@@ -339,6 +339,8 @@ class Scale(Given, json_schema_extra=shown({"min": 1, "max": 4})):
             raise ValueError("give either pin, or min and max")
         if self.pin is None and self.min is None and self.max is None:
             raise ValueError("give min, max or pin")
+        if self.min is not None and self.max is not None and self.min > self.max:
+            raise ValueError(f"min {self.min} is above max {self.max}")
         return self
 
 

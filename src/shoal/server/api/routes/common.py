@@ -28,6 +28,7 @@ from shoal.server.services.join_tokens import JoinTokens
 from shoal.server.services.limits_use import LimitsUse
 from shoal.server.services.naming import printable
 from shoal.server.services.nodes import Nodes
+from shoal.server.services.past_profile import PastProfiles
 from shoal.server.services.policy import PolicyInForce
 from shoal.server.services.reasons import Reasons
 from shoal.server.services.sessions import Sessions
@@ -76,6 +77,7 @@ class Services:
     accounts: Accounts
     sessions: Sessions
     history: History
+    past_profiles: PastProfiles
     shares: Shares
     policy: PolicyInForce
     nodes: Nodes

@@ -165,4 +165,6 @@ async def why(
 @router.get("/jobs/{job}/profile", response_model=m.Profile)
 async def profile(job: JobId, s: S, who: W) -> m.Profile:
     """What is known of its speed by share, and of its remaining work."""
-    return s.jobs.profile(s.jobs.find_live(job, who.only))
+    row = s.jobs.find(job, who.only)
+    live = s.jobs.live(row["id"])
+    return s.past_profiles.show(s.jobs.describe(row)) if live is None else s.jobs.profile(live)

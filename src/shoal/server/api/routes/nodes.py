@@ -44,9 +44,9 @@ async def list_join_tokens(s: S, who: W) -> m.JoinTokenList:
 
 @router.post("/join-tokens", status_code=201, response_model=m.JoinTokenCreated)
 async def create_join_token(new: m.JoinTokenCreate, s: S, who: W) -> m.JoinTokenCreated:
-    """Make a token with which one agent can join."""
+    """Make a token with which one agent can join. It expires no later than the token that makes it."""
     who.must_administer()
-    return await s.join_tokens.create(new.expires_in_s, who.user)
+    return await s.join_tokens.create(new.expires_in_s, who.user, latest_s=who.expires_s)
 
 
 @router.delete("/join-tokens/{token}", status_code=204)

@@ -27,8 +27,22 @@ def _user(s: Services, row: Row) -> m.User:
         group=row["group"],
         limits=plain_limits(row),
         use=s.limits_use.of([row["name"]]),
-        warnings=[*s.limits_use.warnings(row, [row["name"]]), *s.accounts.warnings(row["name"])],
+        warnings=[
+            *s.limits_use.warnings(row, [row["name"]]),
+            *s.accounts.warnings(row["name"]),
+            *_no_account(s, row),
+        ],
     )
+
+
+def _no_account(s: Services, row: Row) -> list[str]:
+    """Why no job of this user can run, if so. Viewers submit none."""
+    try:
+        if row["role"] != m.Role.VIEWER.value:
+            s.accounts.must_have_one(row["name"])
+    except Forbidden as error:
+        return [str(error)]
+    return []
 
 
 def _group(s: Services, row: Row) -> m.Group:
@@ -147,6 +161,7 @@ async def add_token(new: m.TokenCreate, s: S, who: W) -> m.TokenCreated:
         raise Forbidden("only an admin may make tokens for others")
     s.users.find(user)
     row, token = s.tokens.add(user, new.label, new.expires_in_s, who.user, latest_s=who.expires_s)
+    s.gate.forget()
     return m.TokenCreated(**_token(row).model_dump(), token=token)
 
 
