@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -100,6 +101,37 @@ def test_helpers_with_a_cleared_environment_end_with_a_killed_keeper(
     assert len(pids) == 2
     assert not any(map(lives, pids))
     assert ended.why == "its keeper was killed"
+
+
+def test_the_guard_remembers_the_processes_of_a_keeper_that_has_just_died(tmp_path: Path) -> None:
+    with subprocess.Popen(["bash", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        helper = int(parent.stdout.readline())
+        guarded = guard.Guarded(tmp_path, parent.pid, os.pidfd_open(parent.pid), 0.0, None)
+        guarded.look()
+        parent.kill()
+        parent.wait()
+        guarded.look()  # before the end of the keeper is noticed
+        guarded.clean_up()
+    os.close(guarded.pidfd)
+    while lives(helper):
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("groups", ["cgroup"], indirect=True)
+def test_helpers_that_leave_the_control_group_end_with_a_killed_keeper(
+    groups: Cgroups, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.executors.local.INTERVAL_S", 0.05)
+    outside = groups.of(tmp_path / "w") or groups.make(tmp_path / "w")
+    script = (
+        f"echo 0 > {outside.parent}/cgroup.procs && echo left >> PIDS; env -i setsid sleep 1000 & "
+        "echo $! >> PIDS; echo $$ >> PIDS; sleep 1; echo ready >> PIDS; kill -KILL $PPID; sleep 1000"
+    )
+    _, pids = run_story(groups, tmp_path, script, stop=False)
+    assert "left" in (tmp_path / "pids").read_text()
+    assert len(pids) == 2
+    assert not any(map(lives, pids))
 
 
 @pytest.mark.parametrize("forged", ["{}", '{"code": "x"}', '{"code": 0, "signal": null}', "[", ""])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -118,21 +119,29 @@ def test_the_environment_is_what_was_given_and_is_not_seen_in_ps_or_on_disk(tmp_
     async def story() -> None:
         os.environ["SHOAL_TEST_LEAK"] = "leak"
         place = Place(tmp_path)
-        worker = place.start("sh", "-c", "env; exec sleep 100", env={"KEY": "hunter2", "RANK": "3"})
+        worker = place.start(
+            *("sh", "-c", "env; exec sleep 100"),
+            env={"KEY": "hunter2", "RANK": "3"},
+            secret_files={"SHOAL_SECRET_FILE": "swordfish"},
+        )
         await place.until(lambda: any("RANK=3" in t for t in place.text(worker)))
         env = dict(line.partition("=")[::2] for line in place.text(worker))
         assert env["KEY"] == "hunter2"
         assert env["CUDA_VISIBLE_DEVICES"] == ""
         assert "SHOAL_TEST_LEAK" not in env
-        assert (
-            "hunter2" not in subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
-        )
-        for file in place.at(worker).iterdir():
-            if file.is_file() and not file.name.startswith("log."):
-                assert b"hunter2" not in file.read_bytes()
+        processes = subprocess.run(["ps", "axww"], capture_output=True, text=True, check=True).stdout
+        assert "hunter2" not in processes
+        assert "swordfish" not in processes
+        secret = Path(env["SHOAL_SECRET_FILE"])
+        assert secret.read_text() == "swordfish"
+        assert (secret.stat().st_mode & 0o777, secret.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+        for file in place.at(worker).rglob("*"):
+            if file.is_file() and file != secret and not file.name.startswith("log."):
+                assert not re.search(b"hunter2|swordfish", file.read_bytes()), file
         del os.environ["SHOAL_TEST_LEAK"]
         place.executor.stop(worker, kill=True)
         await place.exit()
+        await place.until(lambda: not secret.exists())
 
     run(story)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import random
 import time
 from datetime import UTC, datetime
@@ -13,7 +15,24 @@ from typing import Any
 import pytest
 
 from shoal.executors import keeper
-from shoal.executors.logs import position_at, read_lines
+from shoal.executors.keeper_files import read_ended
+from shoal.executors.logs import position_at, read_lines, tail_position
+
+
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_what_a_job_puts_in_the_place_of_its_output_is_not_read(tmp_path: Path, what: str):
+    (tmp_path / "token").write_text("of another\n")
+    directory = tmp_path / "worker"
+    directory.mkdir()
+    for name in ("log.0", "exit"):
+        if what == "link":
+            (directory / name).symlink_to(tmp_path / "token")
+        else:
+            os.mkfifo(directory / name)  # to open it would wait for a writer
+    assert read_lines(directory, 0) == []
+    assert tail_position(directory, 5) == 0
+    assert position_at(directory, 1.0) == 0
+    assert read_ended(directory) is None
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -100,6 +119,32 @@ def test_a_keeper_on_a_full_disk_ends_the_line_that_it_could_not_finish(tmp_path
     lost = 5 * (len("first") + keeper.STAMP_BYTES) - 40
     assert texts[0] == "first"
     assert texts[2:] == [f"[{lost} bytes of output were lost: the disk was full]", "second"]
+
+
+def test_output_that_was_lost_until_the_end_is_mentioned_when_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kept = keeper.Keeper(str(tmp_path), {"log_file_bytes": 1000, "log_files": 10})
+    os.umask(kept.umask)
+
+    class FullDisk(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "full")
+
+    def written_when_there_is_room(path: str, value: object) -> None:
+        kept.log.file.close()
+        kept.log.file = (tmp_path / "log.0").open("ab", buffering=0)
+
+    monkeypatch.setattr(keeper, "write_json", written_when_there_is_room)
+    kept.log.file.close()
+    kept.log.file = FullDisk(tmp_path / "log.0", "ab")
+    kept.log.take(b"the last words\n")
+    kept.log.end()
+    assert read_lines(tmp_path, 0) == []
+    kept.status = 0
+    kept.record_end()
+    kept.log.file.close()
+    assert "bytes of output were lost: the disk was full]" in read_lines(tmp_path, 0)[0].text
 
 
 def test_a_clock_that_is_set_while_a_job_runs_moves_none_of_its_lines(

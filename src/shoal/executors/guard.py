@@ -5,8 +5,8 @@
 - When a keeper was killed, the processes that it kept are killed: those of the worker's control group, those that were
   below the keeper when the guard looked last, and those that carry the worker's mark (`orphans`).
 
-Without control groups, a process escapes if it clears its environment and is started within `INTERVAL_S` before the
-keeper is killed.
+Without control groups, and of a job that may leave its own, a process escapes if it clears its environment and is
+started within `INTERVAL_S` before the keeper is killed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ class Guarded:
 
         `children`: of all processes, if they are known. To read them takes milliseconds.
         """
-        if self.cgroup is None:
-            self.below = _with_start_times(keeper.descendants(self.pid, children))
+        # Also with a control group: a job that may write to another group, as root may, can move processes there.
+        below = _with_start_times(keeper.descendants(self.pid, children))
+        if keeper.start_time(self.pid) is not None:  # else its processes have another parent by now
+            self.below = below
         if _is_stopped(self.pid):
             self._signal(signal.SIGCONT)
         if self.kill_at_s is not None and time.monotonic() >= self.kill_at_s:

@@ -32,10 +32,11 @@ class JobWorkers:
         directory: Path,
         argv: list[str],
         env: dict[str, str],
-        on_exit: Callable[[str, str], None],
+        on_exit: Callable[[str, str, bool], None],
         *,
         warm: bool,
     ) -> None:
+        """`on_exit` gets the worker, why it ended, and whether it ended by itself: nothing killed it."""
         shutil.rmtree(directory, ignore_errors=True)  # of an earlier run with the same worker ids
         self._executor, self._directory, self._on_exit = executor, directory, on_exit
         self._command, self._warm = (sys.executable, *argv), warm
@@ -96,7 +97,7 @@ class JobWorkers:
             why = f"killed by {exit_.signal}"
         else:
             why = f"ended with code {exit_.code}" if exit_.code is not None else exit_.why
-        self._on_exit(exit_.worker, why)
+        self._on_exit(exit_.worker, why, exit_.code is not None)
 
     async def end_all(self) -> None:
         """Kill all workers and wait until they have ended."""

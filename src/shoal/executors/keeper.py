@@ -2,9 +2,8 @@
 
 It starts the command, writes its output to capped log files with a time stamp on each line, stops it on request, and
 records on disk how it ended. If the control plane dies and comes back, the worker has kept running, its output is
-complete, and its exit code is known. This file uses the standard library only and runs as
-
-    python -I -S keeper.py DIRECTORY LOCK_FD < specification (JSON: command, workdir, env, grace_s, ...)
+complete, and its exit code is known. This file uses the standard library only. `run_keeper.py` runs it as a process,
+which reads a specification (JSON: command, workdir, env, grace_s, ...) from its standard input.
 
 Files in DIRECTORY: `started` (JSON, written when the command runs), `exit` (JSON, written when all processes have
 ended), `log.OFFSET` (output; OFFSET is the position of the file's first byte in the whole output), `sessions` (a
@@ -27,8 +26,7 @@ import subprocess
 import sys
 import time
 
-if __name__ == "__main__":  # it runs as a file, without packages
-    sys.path.append(os.path.dirname(os.path.abspath(__file__)))
+if __name__ == "keeper":  # `run_keeper.py` imports it without its package
     from hidden import hide  # type: ignore[import-not-found]
     from session_port import SessionPort, kill_below  # type: ignore[import-not-found]
 else:
@@ -80,12 +78,14 @@ def boot_id() -> str:
         return ""
 
 
-def write_json(path: str, value: object) -> None:
+def write_json(path: str, value: object, *, synced: bool = True) -> None:
+    """Write it completely or not at all. `synced`: it survives the machine, not only this process."""
     temporary = f"{path}.new"
     with open(temporary, "w") as file:
         json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
+        if synced:
+            file.flush()
+            os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
@@ -354,6 +354,7 @@ class Keeper:
         write_json(
             os.path.join(self.directory, "started"),
             started | keeper | clock | {"grace_s": self.spec["grace_s"]},
+            synced=False,  # after a crash of the machine nothing of it is true
         )
 
     def could_not_start(self, error: OSError) -> None:
@@ -428,19 +429,22 @@ class Keeper:
 
     def reap(self) -> bool:
         """Whether no process is left below. A scan of /proc may miss a process that forks; waitpid does not."""
+        had_ended = self.status is not None
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return True
             if pid == 0:
-                return False
+                break
             self.sessions.ended(pid, status)
             if pid == self.pid:
                 self.status = os.waitstatus_to_exitcode(status)
-                send_signal(descendants(), signal.SIGTERM)
-                if self.kill_at is None:
-                    self.kill_at = time.monotonic() + AFTERMATH_S
+        if self.status is not None and not had_ended:
+            send_signal(descendants(), signal.SIGTERM)
+            if self.kill_at is None:
+                self.kill_at = time.monotonic() + AFTERMATH_S
+        return False
 
     def drain(self, output: int) -> None:
         while True:
@@ -462,6 +466,7 @@ class Keeper:
         self.lease_ended = self.lease_ended and status == -signal.SIGKILL
         why = LEASE_WHY if self.lease_ended else "it was told to end" if self.told else ""
         self.finish(code, name, why)
+        self.log.end()  # on a full disk `finish` waited for room: now there is room for the note about lost output
 
     def finish(self, code: int | None, name: str | None, why: str) -> None:
         now = {"steady_s": time.monotonic(), "boot": boot_id()}
@@ -488,7 +493,3 @@ def main() -> None:
     os.dup2(devnull, 0)
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     Keeper(directory, spec).run()
-
-
-if __name__ == "__main__":
-    main()

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.executors import keeper
+from shoal.wire.regular_file import read_regular
 
 DEFAULT_GRACE_S = 10.0
 """Of a worker whose file `started` is missing."""
@@ -68,7 +69,7 @@ _File = TypeVar("_File", Started, Ended)
 
 def _read(path: Path, form: type[_File]) -> _File | None:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=form)
+        return msgspec.json.decode(read_regular(path), type=form)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
@@ -153,7 +154,7 @@ def open_files(pid: int | str) -> list[str]:
 def is_kept(directory: Path) -> bool:
     """Whether the keeper of the worker in this directory lives."""
     try:
-        fd = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return False
     try:

@@ -423,8 +423,9 @@ def _private_files(worker: WorkerSpec, account: Account) -> dict[str, str]:
 
 
 def _start_cold(directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[bytes]:
+    run_keeper = os.path.join(os.path.dirname(keeper.__file__), "run_keeper.py")
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", keeper.__file__, str(directory), str(lock)],
+        [sys.executable, "-I", "-S", run_keeper, str(directory), str(lock)],
         stdin=spec_fd,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from shoal.executors.keeper_files import clock_set_s
+from shoal.wire.regular_file import open_regular, read_regular
 
 STAMP = "%Y-%m-%dT%H:%M:%S.%fZ"
 LONGEST_STAMP = 40
@@ -56,7 +57,7 @@ def _read_lines(directory: Path, begin: int, max_bytes: int) -> list[Line]:
             stat = path.stat()
             if start + stat.st_size <= begin:
                 continue
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 at = max(begin, start)
                 file.seek(at - start)
                 data = file.read(max_bytes)
@@ -90,7 +91,7 @@ def tail_position(directory: Path, lines: int) -> int:
         return end_position(directory)
     for start, path in reversed(segments(directory)):
         try:
-            data = path.read_bytes()
+            data = read_regular(path)
         except OSError:
             continue
         count = data.count(b"\n")
@@ -137,7 +138,7 @@ def _bisect(path: Path, since_s: float) -> int:
 
 def _line_at(path: Path, offset: int) -> tuple[int, Line] | None:
     """(offset, line) of the first whole line that begins at `offset` or later."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(max(offset - 1, 0))
         if offset > 0:
             file.readline()

@@ -13,6 +13,8 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+from shoal.wire.regular_file import read_regular
+
 MARK = "SHOAL_MARK"
 MARK_BYTES = 16
 END_S = 2.0
@@ -29,7 +31,7 @@ def new_mark(directory: Path) -> str:
 def kill_orphans(directory: Path) -> None:
     """Kill the processes that carry the mark of the worker in this directory."""
     try:
-        text = (directory / "mark").read_text()
+        text = read_regular(directory / "mark").decode()
     except (OSError, ValueError):  # a job under this account may have changed it
         return
     if len(text) < 2 * MARK_BYTES:

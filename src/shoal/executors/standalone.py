@@ -175,6 +175,7 @@ class LocalJob:
             pause_path=str(self.directory / "paused.pt"),
             on_request=self.request,
             files=self.directory,
+            opens_paths=lambda: True,  # all of it runs under one account, on one machine
         )
         self.processes.env["SHOAL_CONTROL"] = address
         (self.directory / "address").write_text(address)
@@ -193,9 +194,9 @@ class LocalJob:
         """Start another control service at the same address, with or without the saved state."""
         self._run(self._start_service(state))
 
-    def _exited(self, worker: str, why: str) -> None:
+    def _exited(self, worker: str, why: str, by_itself: bool) -> None:
         if not self._ended:
-            self.handle.exited(worker, why)
+            self.handle.exited(worker, why, by_itself=by_itself)
 
     # Changing the job
 
@@ -314,6 +315,8 @@ class LocalJob:
         match event:
             case ev.WorkerLost(was_member=True) | ev.JobStranded() if self._keep_size and self.size:
                 self._replace_lost()
+            case ev.WorkerLost() if self._keep_size and self.size and self.handle.state.active is None:
+                self._replace_lost()  # before the first step, every worker is needed
             case ev.JobStranded(why=why):
                 self.handle.stop(why)
             case ev.StragglerFound(worker=worker) if self._replace_stragglers and worker in self._present():
