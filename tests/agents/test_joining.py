@@ -18,6 +18,7 @@ from shoal.agents.fleet import AgentExecutor
 from shoal.agents.join_tokens import JoinToken
 from shoal.agents.joining import Membership
 from shoal.agents.link import Link, StreamLink
+from shoal.agents.main import _token
 from shoal.agents.registry import AgentRegistry
 from shoal.wire import agent_messages as am
 from shoal.wire.auth import AuthError
@@ -206,6 +207,44 @@ def test_an_agent_of_another_wire_protocol_is_told_the_servers_version_and_the_s
         await later.close()
 
     run(tmp_path, story)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"])
+def test_an_agent_that_dials_the_port_of_the_api_is_told_which_port_to_use(
+    tmp_path: Path, answer: bytes
+) -> None:
+    async def story(here: World) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read(1)
+            writer.write(answer)
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as api:
+            here.address = f"127.0.0.1:{api.sockets[0].getsockname()[1]}"
+            with pytest.raises((AgentError, OSError)) as found:
+                await here.member("a", here.token()).connect()
+        is_http = answer.startswith(b"HTTP")
+        assert isinstance(found.value, AgentError if is_http else OSError), "what is no API may be back soon"
+        assert (f"{here.address} speaks HTTP" in str(found.value)) is is_http
+        assert ("`shoal node add HOST`" in str(found.value)) is is_http
+
+    run(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("recorded", "is_kept"), [("the same", True), ("", True), ("of another control plane", False)]
+)
+def test_an_agent_that_was_killed_as_it_wrote_keeps_its_credential(
+    tmp_path: Path, recorded: str, is_kept: bool
+) -> None:
+    """Without it, it would count as another agent of the same name, and wait until its own workers' lease has ended."""
+    token = JoinToken("f" * 64, "0" * 48)
+    (tmp_path / "token").write_text(str(token))
+    (tmp_path / "credential").write_text("its own")
+    (tmp_path / "fingerprint").write_text(token.fingerprint if recorded == "the same" else recorded)
+    assert _token(tmp_path / "token", tmp_path) == token
+    assert (tmp_path / "credential").exists() is is_kept
+    assert (tmp_path / "fingerprint").read_text() == token.fingerprint
 
 
 def test_what_a_stranger_says_of_itself_cannot_change_a_terminal(tmp_path: Path) -> None:

@@ -181,6 +181,31 @@ def test_a_second_agent_is_refused_while_the_first_is_connected_and_while_its_wo
     assert [e.node.gpus for e in story.events if isinstance(e, fl.NodeUp)] == [2, 4]
 
 
+def test_a_second_agent_is_refused_for_good_once_the_first_has_spoken_since() -> None:
+    story = world()
+    first, second = story.machines
+
+    def refused_for_good() -> bool:
+        story.connect(second)
+        assert second.connection is not None
+        hello = second.connection.to_fleet.popleft()
+        assert isinstance(hello, am.AgentHello)
+        (refusal,) = story.fleet.hello(hello, second.instance, story.fleet_now(), 0.0)
+        assert isinstance(refusal, fl.Refuse)
+        assert "another agent named a is connected" in refusal.why
+        story.agent_notices(second)
+        return refusal.final
+
+    assert not refused_for_good(), "the first may have crashed, and be this one before"
+    story.advance(TIMING.heartbeat_s)
+    story.fleet.excuse(TIMING.heartbeat_s)
+    assert not refused_for_good(), "nothing was heard of the first"
+    story.advance(TIMING.heartbeat_s)
+    story.renew(first)
+    story.exchange()
+    assert refused_for_good()
+
+
 def test_the_end_is_reported_after_the_whole_output() -> None:
     story = world()
     machine = story.machines[0]

@@ -39,6 +39,8 @@ log = logging.getLogger("shoal.agents")
 LOG_INTERVAL_S = 0.2
 USAGE_INTERVAL_S = 10.0
 RETRY_S, LONGEST_RETRY_S = 0.2, 5.0
+#: Each try waits so many times as long as the one before. A server that restarts is away for some seconds.
+SLOWER = 1.5
 SILENT_HEARTBEATS = 4
 """The control plane answers each heartbeat. After so many without an answer the agent connects again."""
 
@@ -129,7 +131,7 @@ class Agent:
                 except (OSError, EOFError, WireError) as error:
                     self._say(logging.INFO, f"no connection to the control plane: {error or 'it closed'}")
                 await asyncio.sleep(retry_s * random.uniform(0.5, 1.0))
-                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+                retry_s = min(SLOWER * retry_s, LONGEST_RETRY_S)
         finally:
             self._ports.close()
             self._executor.close()
@@ -239,7 +241,7 @@ class Agent:
             elif isinstance(effect, st.Do):
                 self._carry_out(effect.order)
             elif isinstance(effect, st.SetLease):
-                _replace(lease_path(self._directory), str(effect.until_s))
+                replace_file(lease_path(self._directory), str(effect.until_s))
             elif isinstance(effect, st.SaveCredential):
                 self._save_credential(effect.credential)
             elif effect.final:
@@ -340,7 +342,8 @@ def _lock(directory: Path) -> int:
     return lock
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """An agent that is killed meanwhile leaves the file as it was."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text)
     os.replace(temporary, path)

@@ -21,7 +21,10 @@ def make_certificate(certificate: Path, key: Path) -> None:
     signed, private = new_certificate("shoal control plane")
     with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(private)
-    certificate.write_bytes(signed)
+    # The certificate last, and at once: where it is, both are complete.
+    temporary = certificate.with_suffix(".new")
+    temporary.write_bytes(signed)
+    os.replace(temporary, certificate)
 
 
 def new_certificate(common_name: str) -> tuple[bytes, bytes]:

@@ -186,9 +186,10 @@ class AgentExecutor:
 
     def adopt(self, worker: str, directory: Path) -> None:
         """Take over a worker that an earlier process started. Call it before `listen`."""
-        try:
+        node = ""
+        with contextlib.suppress(OSError):
             node = (directory / "node").read_text()
-        except OSError:  # `start` writes it before it sends the command
+        if not node:  # `start` writes it before it sends the command
             why = "it was ended before it began"
             self._obey([fs.WorkerExit(am.Exited(worker, why=why, began=False))])
             return

@@ -28,6 +28,7 @@ INSTALL = f"install version {__version__} of Shoal on its machine, as on the ser
 ANY_INSTANCE = ""
 KEEPER_MARGIN_S = 5.0
 """How long keepers may take to see that the lease has ended and to kill their workers."""
+MOST_RIVALS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +149,8 @@ class Agent:
     leased: bool = True
     heard_s: float = -math.inf
     run: str = ""
+    #: When other agents of its name were refused for the first time, by their run.
+    rivals: dict[str, float] = field(default_factory=dict)
     leaves: tuple[float, str] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)
     #: Workers that the control plane does not know and that have not ended yet: they may use any of its GPUs.
@@ -296,7 +299,7 @@ class FleetState:
         for other in self.agents.values():  # a lost agent of another name may have had one of these nodes
             other.nodes = tuple(node for node in other.nodes if node.name not in offered)
         agent.instance, agent.run, agent.nodes, agent.leaves = instance, hello.run, hello.nodes, None
-        agent.versions, agent.leased = hello.versions, leased
+        agent.versions, agent.leased, agent.rivals = hello.versions, leased, {}
         agent.told_clocks(hello.clock_s, hello.wall_s, wall_s)
         agent.link, agent.heard_s = Link.CONNECTED, now_s
         self._grant_lease(agent, now_s)
@@ -341,7 +344,7 @@ class FleetState:
         if agent is None:
             return None
         if agent.link is Link.CONNECTED and (agent.instance, agent.run) != (instance, hello.run):
-            return Refuse(f"another agent named {hello.agent} is connected: give this one another --name")
+            return self._refuse_rival(agent, hello.run, now_s)
         other = agent.instance not in (ANY_INSTANCE, instance)
         if other and agent.link is not Link.LOST and agent.may_have_live_workers:
             left_s = max(agent.alive_until_s - now_s, 0.0)
@@ -350,6 +353,15 @@ class FleetState:
                 f"workers of another agent named {hello.agent} may be alive {until}: wait, or use another --name"
             )
         return None
+
+    def _refuse_rival(self, agent: Agent, run: str, now_s: float) -> Refuse:
+        """The connection may be that of the same agent before its machine crashed. It is not if the agent speaks on."""
+        if len(agent.rivals) >= MOST_RIVALS:
+            agent.rivals.clear()
+        since_s = agent.rivals.setdefault(run, now_s)
+        is_alive = agent.heard_s >= since_s + self.timing.heartbeat_s
+        why = f"another agent named {agent.name} is connected: give this one another --name"
+        return Refuse(why, final=is_alive)
 
     def _compare_workers(self, agent: Agent, hello: am.AgentHello) -> list[Effect]:
         """Compare the workers that the agent has with those that it should have."""
@@ -429,6 +441,7 @@ class FleetState:
         """The control plane itself was suspended or starved for so long: the agents were not silent."""
         for agent in self.agents.values():
             agent.heard_s += late_s
+            agent.rivals = {run: since_s + late_s for run, since_s in agent.rivals.items()}
 
     def _lose(self, agent: Agent, why: str) -> list[Effect]:
         agent.link, agent.outbox = Link.LOST, {}

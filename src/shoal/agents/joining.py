@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
+import ssl
 from pathlib import Path
 
 from shoal import __version__
 from shoal.agents.agent import AgentError
 from shoal.agents.join_tokens import JoinToken, hash_secret, token_id
-from shoal.agents.link import AGENT, JOIN, Link, StreamLink
+from shoal.agents.link import AGENT, CONNECT_TIMEOUT_S, JOIN, Link, StreamLink
 from shoal.wire.auth import AuthError, OtherProtocol
+from shoal.wire.channel import parse_address
 
 
 class Membership:
@@ -37,6 +40,13 @@ class Membership:
             if self._own:
                 return await self._dial(self._own, self._name, AGENT)
             return await self._join(self._token.secret)
+        except ssl.SSLError:
+            if not await _speaks_http(self._address):
+                raise
+            raise AgentError(
+                f"--join: {self._address} speaks HTTP, so it is the port of the API, or another program: agents have a "
+                "port of their own, and `shoal node add HOST` prints the command with it"
+            ) from None
         except OtherProtocol as error:
             raise AgentError(
                 f"the control plane at {self._address} has another version of Shoal than this machine "
@@ -89,3 +99,17 @@ class Membership:
             os.fsync(file.fileno())
         os.replace(temporary, self._file)
         self._own = credential
+
+
+async def _speaks_http(address: str) -> bool:
+    """Whether whatever listens there answers as a web server does."""
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(*parse_address(address))
+            try:
+                writer.write(b"GET /healthz HTTP/1.0\r\n\r\n")
+                return await reader.readexactly(5) == b"HTTP/"
+            finally:
+                writer.close()
+    except (OSError, EOFError, TimeoutError):
+        return False

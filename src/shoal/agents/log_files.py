@@ -7,6 +7,7 @@ from pathlib import Path
 
 from shoal.executors.local import LOG_FILE_BYTES, LOG_FILES
 from shoal.executors.logs import segments
+from shoal.wire.regular_file import open_regular
 
 
 def read_output(directory: Path, begin: int, max_bytes: int) -> tuple[int, bytes]:
@@ -18,7 +19,7 @@ def read_output(directory: Path, begin: int, max_bytes: int) -> tuple[int, bytes
     found = segments(directory)
     for index, (start, path) in enumerate(found):
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 position = max(begin, start)
                 file.seek(position - start)
                 data = file.read(max_bytes)

@@ -15,7 +15,7 @@ from pathlib import Path
 from platform import python_version
 
 from shoal import __version__
-from shoal.agents.agent import Agent, AgentError, lease_path, node_facts
+from shoal.agents.agent import Agent, AgentError, lease_path, node_facts, replace_file
 from shoal.agents.join_tokens import JoinToken, TokenError
 from shoal.agents.joining import Membership
 from shoal.agents.leaving_file import watch_leaving_file
@@ -107,9 +107,11 @@ def _token(file: Path | None, state: Path) -> JoinToken:
         return JoinToken(kept.read_text().strip(), "")
     except (OSError, TokenError, UnicodeDecodeError) as error:
         raise AgentError(f"{file}: {error}") from None
-    if kept.exists() and kept.read_text().strip() != token.fingerprint:
-        credential.unlink(missing_ok=True)  # it was for another control plane
-    kept.write_text(token.fingerprint)
+    before = kept.read_text().strip() if kept.exists() else ""
+    if before != token.fingerprint:
+        if before:
+            credential.unlink(missing_ok=True)  # it was for another control plane
+        replace_file(kept, token.fingerprint)
     return token
 
 
@@ -123,7 +125,20 @@ def versions() -> dict[str, str]:
 
 def _own_address(join: str) -> str:
     """The address by which this machine reaches the server."""
-    host, _, port = join.rpartition(":")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, int(port)))
-        return str(probe.getsockname()[0])
+    host, port = parse_address(join)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        raise AgentError(f"--join: the name {host!r} cannot be resolved here: {error}") from None
+    why = ""
+    for family, kind, _, _, server in found:
+        try:
+            with socket.socket(family, kind) as probe:
+                probe.connect(server)  # sends nothing: the kernel only picks the way
+                return str(probe.getsockname()[0])
+        except OSError as error:
+            why = error.strerror or str(error)
+    raise AgentError(
+        f"there is no way to {host} of --join from here: {why}; "
+        "if this is temporary, give this machine's own address with --address"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from shoal.agents.trees import TreeError
 from shoal.executors.base import Executor, Exit, GpuUsage, NodeChange, NodeInfo, RunAs, WorkerSpec
 from shoal.executors.logs import Line
+
+log = logging.getLogger("shoal.agents")
 
 Prepare = Callable[[str, str, RunAs], Coroutine[Any, Any, Path]]
 
@@ -57,12 +60,19 @@ class PreparingExecutor:
     async def _start(self, worker: WorkerSpec) -> None:
         try:
             directory = await self._prepare(job_of(worker.worker), worker.tree, worker.account)
-        except TreeError as error:
+        except Exception as error:  # whatever it is, the worker must not stay without a beginning and an end
+            if not isinstance(error, TreeError):
+                log.exception("the working directory of worker %s was not prepared", worker.worker)
             self._never_began(worker.worker, f"its working directory is not available: {error}")
             return
         del self._preparing[worker.worker]
         env = worker.env | {"PWD": str(directory)}
-        self.inner.start(replace(worker, workdir=str(directory), env=env))
+        try:
+            self.inner.start(replace(worker, workdir=str(directory), env=env))
+        except Exception as error:
+            log.exception("worker %s was not started", worker.worker)
+            self._never_began(worker.worker, f"it cannot be started: {error}")
+            return
         if worker.worker in self._may_go:
             self._may_go.discard(worker.worker)
             self.inner.go(worker.worker)

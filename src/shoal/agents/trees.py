@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import hashlib
 import itertools
+import logging
 import os
 import secrets
 import shutil
@@ -24,6 +25,8 @@ from weakref import WeakValueDictionary
 from shoal.executors.accounts import Account, account_for, base_directory, make_base
 from shoal.executors.base import OwnAccount, RunAs
 from shoal.wire import agent_messages as am
+
+log = logging.getLogger("shoal.agents")
 
 CACHE_BYTES = 20 * 1000**3
 UNUSED_S = 86400.0
@@ -153,7 +156,10 @@ class Workdirs:
                 await asyncio.to_thread(unpack, archive, path, owner)
             except (OSError, tarfile.TarError) as error:
                 raise TreeError(f"cannot unpack it here: {error}") from None
-            await self._evict(archive.parent)
+            try:
+                await self._evict(archive.parent)
+            except OSError:
+                log.exception("unused working directories were not deleted")
         return path
 
     async def _evict(self, archives: Path) -> None:
