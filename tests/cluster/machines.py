@@ -14,10 +14,7 @@ import psutil
 import pytest
 from live_cluster import Cluster, eventually
 
-needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or subprocess.run(["unshare", "--pid", "--fork", "true"]).returncode != 0,
-    reason="namespaces need root and unshare",
-)
+needs_namespaces = pytest.mark.usefixtures("namespaces")
 
 
 class Machine:

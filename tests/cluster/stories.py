@@ -71,6 +71,13 @@ def no_gpu_is_used_twice(home: ShoalHome, *jobs: str) -> None:
     assert len(used) == len(set(used)), used
 
 
+def no_gpu_has_two_live_workers(home: ShoalHome, job: str) -> None:
+    """At any moment, also while workers begin and end."""
+    live = home.workers(job)
+    places = [(w.node, w.gpu) for w in home.job(job).workers if w.id in live]
+    assert len(places) == len(set(places)), (places, live)
+
+
 def _places(home: ShoalHome, job: str) -> dict[str, tuple[str, int]]:
     """Node and GPU of each worker, the GPU as the worker's environment has it."""
     node_of = {worker.id: worker.node for worker in home.job(job).workers}
@@ -133,7 +140,7 @@ def resume(home: ShoalHome, job: str, step: int) -> None:
     before = {line.worker for line in home.client.logs(job)}
     home.shoal("resume", job)
     home.until(lambda: (home.job(job).step or 0) > step, f"{job} goes on from where it was")
-    assert home.job(job).restarts == 0
+    assert home.job(job).restarts == 0, [event.message for event in home.client.events(job=job)]
     new = {line.worker for line in home.client.logs(job)} - before
     firsts = {worker: steps[0] for worker in new if (steps := _steps(home, job, worker))}
     assert firsts

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.absent import need_ray
 from engines.ray_cluster import RayCluster
 from engines.shoal_home import ShoalHome
 from shoal.server.api.models import Check
@@ -24,7 +25,7 @@ UP = ("--engine", "ray", "--gpus-per-node", "2", "--gpus", "2", "--idle", "5s")
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[RayCluster]:
-    pytest.importorskip("ray", reason="NO RAY TESTS: pip install 'shoal[ray]'")
+    need_ray()
     started = RayCluster(types=("A100", "A100"))
     yield started
     started.stop()
@@ -106,3 +107,18 @@ def test_without_ray_and_without_a_cluster_shoal_up_says_what_to_do(home: ShoalH
     done = home.up("--engine", "ray", code=2)
     assert "pip install 'shoal[ray]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_when_rays_head_dies_the_server_answers_and_says_so(ray: RayCluster, home: ShoalHome) -> None:
+    """The last test here: the cluster has no head afterwards."""
+    home.up(*UP, "--ray-address", ray.address, "--nodes", "1..1")
+    home.train("bert", "1")
+    home.trains_on("bert")
+    ray.kill_head()
+    home.trains_on("bert")
+    home.until(lambda: engine_check(home).status == "error", "doctor says that Ray does not answer")
+    assert "Ray" in engine_check(home).message
+    home.shoal("run", "-d", "--name", "later", "--gpus", 1, "--", "true")
+    assert home.shoal("ps").returncode == 0
+    done = home.shoal("down", "-y", "--timeout", "100s", code=1)
+    assert "could not return all machines" in done.stderr

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from engines.shoal_home import ShoalHome
-from engines.slurm_cluster import SlurmCluster, why_not
+from engines.slurm_cluster import SlurmCluster, need_slurm
 
 from . import stories
 
@@ -20,22 +21,32 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
-    if reason := why_not():
-        pytest.skip(f"NO SLURM TESTS: {reason}")
+    need_slurm()
     started = SlurmCluster(types=("a100", "a100"))
     yield started
     started.stop()
 
 
 @pytest.fixture
-def home(slurm: SlurmCluster) -> Iterator[ShoalHome]:
+def home_of() -> Iterator[Callable[[SlurmCluster], ShoalHome]]:
     # Short: the workers of a job have sockets below it.
     directory = Path(tempfile.mkdtemp(prefix="sh-"))
-    # As root, without the commands that become another user first: nobody else may read this Python.
-    made = ShoalHome(directory / "home", slurm.environ | {"PATH": os.environ["PATH"]})
-    yield made
-    made.shoal("down", "-y", code=None)
+    made: list[ShoalHome] = []
+
+    def make(slurm: SlurmCluster) -> ShoalHome:
+        # As root, without the commands that become another user first: nobody else may read this Python.
+        made.append(ShoalHome(directory / "home", slurm.environ | {"PATH": os.environ["PATH"]}))
+        return made[-1]
+
+    yield make
+    for home in made:
+        home.shoal("down", "-y", code=None)
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def home(slurm: SlurmCluster, home_of: Callable[[SlurmCluster], ShoalHome]) -> ShoalHome:
+    return home_of(slurm)
 
 
 #: Each machine takes all CPUs of its node, so that there are two of them.
@@ -127,13 +138,22 @@ def test_a_node_that_slurm_loses_never_gives_one_gpu_two_live_workers(
     before = home.workers("bert")
     on = {w: node for w, (node, _) in home.gpus_of("bert").items()}
     slurm.kill_node("g2")
+    assert stories.alive([*before.values()]) == [*before.values()], "workers do not end with slurmd"
+    agents = home.agents()
     try:
         home.until(lambda: home.job("bert").gpus == 2, "bert left the node that Slurm lost")
         home.trains_on("bert")
         lost = [w for w in before if w not in home.gpus_of("bert")]
         assert len({on[w] for w in lost}) == 1
+        assert home.agents() == agents, "the agent of the lost node runs on too"
     finally:
         slurm.start_node("g2")
+
+    def is_whole_again() -> bool:
+        stories.no_gpu_has_two_live_workers(home, "bert")
+        return home.job("bert").gpus == 4
+
+    home.until(is_whole_again, "bert has both nodes again")
     home.size("bert", 4)
     home.trains_on("bert")
     stories.no_gpu_is_used_twice(home, "bert")
@@ -141,6 +161,28 @@ def test_a_node_that_slurm_loses_never_gives_one_gpu_two_live_workers(
     home.down()
     assert not slurm.jobs()
     stories.nothing_is_left(home)
+
+
+def test_a_job_gets_a_machine_of_the_type_that_it_asks_for(
+    home_of: Callable[[SlurmCluster], ShoalHome], tmp_path: Path
+) -> None:
+    slurm = SlurmCluster(types=("a100", "v100"))
+    try:
+        home = home_of(slurm)
+        home.up(*UP, "--nodes", "0..2")
+        for gpu_type, at in {"v100": "g2", "a100": "g1"}.items():
+            job = {"name": gpu_type, "gpus": 1, "gpu_types": [gpu_type], "command": ["sleep", "1000"]}
+            (tmp_path / "job.yaml").write_text(json.dumps(job))
+            home.shoal("submit", "-d", "-y", "-f", tmp_path / "job.yaml")
+            home.until(lambda name=gpu_type: home.job(name).state == "running", f"{gpu_type} runs")
+            (worker,) = home.job(gpu_type).workers
+            (node,) = [n for n in home.nodes() if n.name == worker.node]
+            assert node.gpu_type == gpu_type
+            assert f" is up on {at}" in (node.engine or "")
+        home.down()
+        assert not slurm.jobs()
+    finally:
+        slurm.stop()
 
 
 BAD = {

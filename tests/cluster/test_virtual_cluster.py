@@ -36,9 +36,14 @@ def up(cluster: Cluster, text: str | None = None, *options: object) -> None:
 
 
 def train(cluster: Cluster, name: str, gpus: int, gain: float = 1.0, **how) -> None:
-    command = [sys.executable, SCRIPTS / "typed.py", gain]
+    command = [sys.executable, SCRIPTS / "typed.py", gain, slow_file(cluster)]
     words = ("run", "-d", "--name", name, "--gpus", gpus, "--resize", "live", "--", *command)
     cluster.shoal(*words, code=0, timeout=90, **how)
+
+
+def slow_file(cluster: Cluster) -> Path:
+    """While it exists, steps take four times as long."""
+    return cluster.home.parent / "slow"
 
 
 def fixed(cluster: Cluster, name: str, gpus: int) -> None:
@@ -92,6 +97,19 @@ def test_a_cluster_file_becomes_nodes_that_a_job_spans_and_down_leaves_nothing(c
 
     cluster.shoal("down", "-y", code=0, timeout=120)
     assert [p.cmdline() for p in cluster.processes()] == []
+
+
+def steps_of(cluster: Cluster, name: str) -> list[tuple[int, str]]:
+    """Each step in the log of a job, with the type of GPU that it was made on."""
+    log = cluster.shoal("logs", name, code=0).stdout
+    return [(int(step), gpu_type) for step, gpu_type in re.findall(r"step (\d+) at \S+ on (\w+)", log)]
+
+
+def is_whole(steps: list[tuple[int, str]]) -> bool:
+    """Whether every step is there. The last lines of a machine may be on their way."""
+    found = sorted(step for step, _ in steps)
+    assert len(found) == len(set(found)), f"steps were made twice: {found}"
+    return found == list(range(found[0], found[0] + len(found))) and found[0] <= 1
 
 
 def worker_pids(cluster: Cluster, name: str) -> set[int]:
@@ -197,21 +215,26 @@ def test_users_whose_jobs_gain_unequally_trade_gpus_and_their_jobs_change_machin
     assert re.search(r"\+\S+ fast, -\S+ slow$", shown["ada"]), shown
     assert re.search(r"\+\S+ slow, -\S+ fast$", shown["bob"]), shown
 
-    # A job that was on both machines kept its state: its steps go on where it is now.
-    def places(name: str) -> set[str]:
-        return set(re.findall(r"at (\S+) on \w+", cluster.shoal("logs", name, code=0).stdout))
+    # A job that trained on both types was moved with its state: no step is lost or made twice.
+    def types_of(name: str) -> set[str]:
+        return {gpu_type for _, gpu_type in steps_of(cluster, name)}
 
-    moved = eventually(lambda: [n for n in jobs if len(places(n)) > 1], 60, "a migration")
+    moved = eventually(lambda: [n for n in jobs if len(types_of(n)) > 1], 60, "a migration")
     reached = {name: show(cluster, name)["step"] or 0 for name in jobs}
-    assert all(reached[name] > 0 for name in moved)
     for name in moved:
         await_steps(cluster, name, after=reached[name])
         assert show(cluster, name)["restarts"] == 0
+        eventually(lambda name=name: is_whole(steps_of(cluster, name)), 60, f"the log of each step of {name}")
     # The same jobs under the policy that resizes: it gives every user its part of both types too.
     reached = {name: show(cluster, name)["step"] or 0 for name in jobs}
     cluster.shoal("policy", "set", "fair-afs", "--option", "quantum_s=5", code=0)
+    before = traded()
     for name in jobs:
         await_steps(cluster, name, after=reached[name])
+    eventually(lambda: traded()["ada"]["fast"] > before["ada"]["fast"] + 1, 120, "a trade under fair-afs")
+    found = traded()
+    assert found["ada"]["slow"] < before["ada"]["slow"], "ada pays with slow GPUs"
+    assert found["bob"]["fast"] < before["bob"]["fast"]
 
 
 THREE_NODES = "nodes: [{count: 3, gpus: 2, type: v100, name: n}]\n"
@@ -268,3 +291,84 @@ def test_each_placement_of_the_simulator_places_and_moves_jobs_that_train(cluste
     await_steps(cluster, "b2", "b1")
     assert len(set(nodes_of(cluster, "b2"))) == 1
     assert nodes_of(cluster, "b1")
+
+    # A job that spans two nodes moves onto one when there is room: others of its command were faster on one node.
+    eventually(lambda: measured_on(cluster, "b2", 2), 60, "the speed on one node")
+    end(cluster, "b2", "b1")
+    cluster.shoal("down", "-y", "--keep-jobs", code=0, timeout=120)
+    up(cluster, None, "--placement", "moving", "--policy", "max-min")
+    for name, gpus in {"a": 1, "b": 1, "c": 1, "d": 2}.items():
+        fixed(cluster, name, gpus)
+    end(cluster, "b")  # one GPU is free on the node of a, and one on that of c
+    slow_file(cluster).touch()
+    train(cluster, "apart", 2)
+    eventually(lambda: 0 < (show(cluster, "apart")["speed"] or 0) < 2, 90, "its speed on two nodes")
+    assert len(set(nodes_of(cluster, "apart"))) == 2
+    reached = show(cluster, "apart")["step"]
+    end(cluster, "a")
+    eventually(lambda: len(set(nodes_of(cluster, "apart"))) == 1, 60, "the move onto one node")
+    slow_file(cluster).unlink()
+    await_steps(cluster, "apart", after=reached + 4)
+    assert show(cluster, "apart")["restarts"] == 0
+
+    # Split stride: a gang that spans two nodes takes turns with small jobs, and all of them get their share.
+    end(cluster, "c", "d", "apart")
+    cluster.shoal("node", "drain", "-y", "n2", code=0)
+    cluster.shoal("policy", "set", "gandiva-fair", "--option", "quantum_s=3", code=0)
+    jobs = {"gang": 4, "small1": 1, "small2": 1}
+    for name, gpus in jobs.items():
+        train(cluster, name, gpus)
+    reached = dict.fromkeys(jobs, 0)
+    for _ in range(2):
+        for name, step in reached.items():
+            words = cluster, name, jobs[name], step
+            eventually(lambda words=words: trains_whole(*words), 120, f"a turn of {name}")
+        reached = {name: show(cluster, name)["step"] for name in jobs}
+    turns = [
+        e["data"] for e in cluster.json("events", "--type", "job.target")["items"] if e["job_name"] == "gang"
+    ]
+    assert {turn["to_gpus"] for turn in turns} == {0, 4}, (
+        "it has all its GPUs or none, and others have a turn"
+    )
+    for name in jobs:
+        eventually(lambda name=name: is_whole(steps_of(cluster, name)), 60, f"the log of each step of {name}")
+
+
+TWO_RACKS = """\
+nodes:
+  - {count: 2, gpus: 1, type: v100, rack: r1, name: a}
+  - {count: 2, gpus: 1, type: v100, rack: r2, name: b}
+"""
+#: Those that know racks. Optimus takes the freest nodes wherever they are.
+PLACEMENTS = {
+    "keep-and-pack": ("--policy", "max-min"),
+    "liquid": ("--policy", "fifo", "--placement", "liquid"),
+    "liquid-batch": ("--policy", "fifo", "--placement", "liquid-batch:max_plans=200"),
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_a_job_of_two_nodes_stays_in_one_rack(cluster, placement):
+    """One GPU is taken: a job of two that gets the next free ones is in two racks."""
+    up(cluster, TWO_RACKS, *PLACEMENTS[placement])
+    fixed(cluster, "single", 1)
+    fixed(cluster, "pair", 2)
+    rack_of = {n["name"]: n["rack"] for n in cluster.json("node", "ls")["items"]}
+    (alone,) = nodes_of(cluster, "single")
+    nodes = nodes_of(cluster, "pair")
+    assert len(set(nodes)) == 2
+    assert {rack_of[node] for node in nodes} == {"r1", "r2"} - {rack_of[alone]}
+
+
+def trains_whole(cluster: Cluster, name: str, gpus: int, after: int) -> bool:
+    """Whether the job has made steps after this one. Its workers train all together, at each moment, or not at all."""
+    job = show(cluster, name)
+    nodes = [w["node"] for w in job["workers"] if w["state"] == "active"]
+    assert len(nodes) in (0, gpus), nodes
+    assert len(set(nodes)) in (0, -(-gpus // 2)), nodes
+    return (job["step"] or 0) > after
+
+
+def measured_on(cluster: Cluster, name: str, gpus: int) -> bool:
+    """Whether the speed of a job's model with so many GPUs is measured."""
+    return any(p["gpus"] == gpus and p["measured"] for p in cluster.json("profile", name)["points"])

@@ -16,6 +16,7 @@ HEALTH = {
     "health_check_period_ms": 500,
     "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 6,
+    "gcs_rpc_server_reconnect_timeout_s": 10,
 }
 
 
@@ -47,6 +48,12 @@ class RayCluster:
     def kill_node(self, name: str) -> None:
         """SIGKILL of a raylet. It is reaped: as a zombie it would keep its actors alive."""
         process = self._nodes.pop(name).all_processes["raylet"][0].process
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def kill_head(self) -> None:
+        """SIGKILL of the head's GCS, which knows all nodes and actors. Ray's own processes end some seconds later."""
+        process = self._cluster.head_node.all_processes["gcs_server"][0].process
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
 

@@ -18,8 +18,10 @@ from pathlib import Path
 
 import pytest
 
+from .absent import skip
+
 USER = 65534
-COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol")
+COMMANDS = ("sbatch", "squeue", "sinfo", "scancel", "scontrol", "sdiag")
 CONF = """\
 ClusterName=t
 SlurmctldHost=localhost(127.0.0.1)
@@ -64,6 +66,13 @@ NodeName=g1 Name=gpu Type={a} File={dir}/dev/g1-gpu[0-3]
 NodeName=g2 Name=gpu Type={b} File={dir}/dev/g2-gpu[0-3]
 """
 
+#: A command that tells all Unix times so much later.
+SHIFTED = """\
+#!/bin/bash
+set -o pipefail
+{real} "$@" | perl -pe 's/\\b(\\d{{10}})\\b/$1 + {ahead_s}/ge'
+"""
+
 
 def why_not() -> str | None:
     """Why a cluster cannot be started here. None: it can."""
@@ -73,6 +82,11 @@ def why_not() -> str | None:
             f"{', '.join(absent)} not installed: apt-get install -y --no-install-recommends slurm-wlm munge"
         )
     return None if os.geteuid() == 0 else "slurmd starts jobs of other users only as root"
+
+
+def need_slurm() -> None:
+    if reason := why_not():
+        skip(f"NO SLURM TESTS: {reason}")
 
 
 def _find(program: str) -> str | None:
@@ -147,6 +161,15 @@ class SlurmCluster:
             [path, *argv], stdout=log, stderr=log, env=self.environ
         )
         log.close()
+
+    def set_clock_ahead(self, ahead_s: int) -> None:
+        """Put the controller's clock ahead of all others, as squeue and sdiag tell its time to the user."""
+        for name in ("squeue", "sdiag"):
+            shim, real = self.dir / "bin" / name, self.dir / "bin" / f"real-{name}"
+            if not real.exists():
+                shim.rename(real)
+            shim.write_text(SHIFTED.format(real=real, ahead_s=ahead_s))
+            shim.chmod(0o755)
 
     def start_node(self, node: str) -> None:
         self._start("slurmd", "-D", "-N", node, "-f", str(self.conf), name=node)

@@ -25,7 +25,9 @@ from shoal.engines.base import (
     RequestRefused,
 )
 from shoal.engines.ray import RayEngine
+from shoal.engines.ray_launcher import describe_node
 
+from .absent import need_ray
 from .ray_cluster import HEAD, RayCluster
 
 pytestmark = pytest.mark.slow
@@ -50,10 +52,34 @@ while True:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    pytest.importorskip("ray", reason="NO RAY TESTS: pip install 'shoal[ray]'")
+    need_ray()
     started = RayCluster()
     yield started
     started.stop()
+
+
+LABELS = {
+    "Ray's own label": ({"ray.io/accelerator-type": "A100"}, {}, "a100"),
+    "Ray's own label, before ours": ({"ray.io/accelerator-type": "A100", "gpu": "V100"}, {}, "a100"),
+    "our label, before what Ray detected": ({"gpu": "V100"}, {"accelerator_type:T4": 1.0}, "v100"),
+    "what Ray detected": ({}, {"accelerator_type:T4": 1.0}, "t4"),
+    "nothing": (None, {}, ""),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_the_gpu_type_is_that_of_the_labels_or_what_ray_detected(case: str) -> None:
+    labels, resources, gpu_type = LABELS[case]
+    node = {
+        "NodeID": "n1",
+        "NodeName": "10.0.0.7",
+        "NodeManagerHostname": "g7",
+        "NodeManagerAddress": "10.0.0.7",
+        "Labels": labels,
+        "Resources": {"CPU": 8.0, "GPU": 4.0, **resources},
+    }
+    found = describe_node(node)
+    assert (found["gpu_type"], found["gpus"]) == (gpu_type, 4)
 
 
 def engine(cluster: RayCluster, home: str = "abc1") -> RayEngine:

@@ -101,7 +101,7 @@ class Machine:
     domain: str = ""
     #: The engine's own words, for example why the request is pending or how the machine was lost.
     reason: str = ""
-    #: When the machine goes away, in Unix time.
+    #: When the machine goes away, by `time.monotonic` of this process: wall clocks may be wrong.
     leaving_at_s: float | None = None
     #: False: the engine has lost contact with the node. The agent may still run there.
     responds: bool = True
@@ -128,6 +128,10 @@ class Engine(Protocol):
     title: str
     #: What the engine calls the id of a machine, such as `job`.
     id_word: str
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        """The engine's wall clock minus that of this machine. None: it is not known."""
 
     async def version(self) -> str:
         """The engine's version, such as `22.05.8`. Raises EngineUnavailable if the engine does not answer."""

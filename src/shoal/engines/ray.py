@@ -34,6 +34,8 @@ class RayEngine:
     """Implements `Engine`. The launcher is started with the first call, and again if it died."""
 
     title, id_word = "Ray", "actor"
+    #: Ray announces no deadlines.
+    clock_ahead_s: float | None = None
 
     def __init__(
         self,

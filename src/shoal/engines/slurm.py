@@ -28,6 +28,7 @@ from shoal.engines.base import (
     machine_prefix,
 )
 from shoal.engines.commands import Finished, run_command
+from shoal.engines.slurm_clock import ControllerClock
 from shoal.engines.slurm_nodes import Node, parse_nodes
 from shoal.engines.slurm_script import agent_name, batch_script
 
@@ -86,6 +87,7 @@ class _Row:
     state: str
     node: str
     reason: str
+    #: When the job ends at the latest, in Unix time of the controller.
     end_s: float | None
     #: What the agent printed last before it failed.
     last_words: str
@@ -95,7 +97,7 @@ _FORMAT = "%i|%j|%T|%N|%r|%e|%k"
 
 
 class SlurmEngine:
-    """Implements `Engine` by the commands sbatch, squeue, sinfo, scontrol and scancel."""
+    """Implements `Engine` by the commands sbatch, squeue, sinfo, sdiag, scontrol and scancel."""
 
     title, id_word = "Slurm", "job"
 
@@ -112,6 +114,11 @@ class SlurmEngine:
         self._environ = dict(os.environ if environ is None else environ, SLURM_TIME_FORMAT="%s")
         self._machines: dict[str, Machine] = {}
         self._polled = False
+        self._clock = ControllerClock()
+
+    @property
+    def clock_ahead_s(self) -> float | None:
+        return self._clock.ahead_s
 
     async def version(self) -> str:
         await self._slurm("scontrol", "ping")
@@ -187,6 +194,7 @@ class SlurmEngine:
 
     async def poll(self) -> list[Machine]:
         rows = await self._own_jobs()
+        await self._read_clock(rows.values())
         left = {m.node for m in self._machines.values() if m.node}  # a requeued job has left its node
         nodes = await self._nodes({row.node for row in rows.values() if row.node} | left)
         for job_id, row in rows.items():
@@ -284,6 +292,14 @@ class SlurmEngine:
             rows[job_id] = _Row(job_id, name, state, node, reason, end_s, last_words)
         return rows
 
+    async def _read_clock(self, rows: Collection[_Row]) -> None:
+        """Ask slurmctld for its time if one of its deadlines is to be compared with it."""
+        if not self._clock.is_fresh and any(row.end_s is not None for row in rows):
+            try:
+                self._clock.read((await self._run("sdiag")).out)
+            except EngineUnavailable:
+                self._clock.read("")  # a site may have no sdiag for users: this machine's clock has to do
+
     async def _nodes(self, names: set[str]) -> dict[str, Node]:
         if not names:
             return {}
@@ -295,17 +311,14 @@ class SlurmEngine:
     async def _seen(self, machine: Machine, row: _Row, state: MachineState, node: Node | None) -> Machine:
         """The machine with what squeue and sinfo say of it."""
         reason, leaving_at_s = "", None
+        now_s, ends_at_s = time.monotonic(), row.end_s and self._clock.monotonic(row.end_s)
         if state is MachineState.PENDING:
             reason = row.reason if row.state == "PENDING" else row.state.capitalize()
-        elif (
-            state is MachineState.UP
-            and row.end_s is not None
-            and row.end_s - time.time() <= self._options.warn_s
-        ):
-            state, leaving_at_s = MachineState.LEAVING, row.end_s
+        elif state is MachineState.UP and ends_at_s and ends_at_s - now_s <= self._options.warn_s:
+            state, leaving_at_s = MachineState.LEAVING, ends_at_s
             reason = "the job reaches its time limit or is being preempted"
         elif state is MachineState.LEAVING:
-            leaving_at_s = machine.leaving_at_s or time.time()
+            leaving_at_s = machine.leaving_at_s or now_s
         responds = node is None or node.responds
         if node and not responds and state is not MachineState.PENDING:
             reason = f"node {node.name} is {node.state}"

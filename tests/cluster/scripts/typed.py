@@ -14,7 +14,8 @@ GAIN = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
 SPREAD = sys.argv[2] if len(sys.argv) > 2 else os.devnull + "/none"
 
 job = shoal.init()
-print(f"at {os.environ['SHOAL_HOST']} on {os.environ['SHOAL_GPU_TYPE']}", flush=True)
+PLACE = f"at {os.environ['SHOAL_HOST']} on {os.environ['SHOAL_GPU_TYPE']}"
+print(PLACE, flush=True)
 model = torch.nn.Linear(2, 1)
 model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.01))
 data = torch.utils.data.TensorDataset(torch.zeros(1_000_000, 2), torch.zeros(1_000_000, 1))
@@ -24,3 +25,5 @@ for x, y in job.loader(data, batch_size=4):
     step_s = 0.2 / (GAIN if os.environ["SHOAL_GPU_TYPE"] == "fast" else 1.0)
     time.sleep(step_s * (4 if os.path.exists(SPREAD) else 1))
     optimizer.step()
+    if job.is_main:
+        print(f"step {job.position.step} {PLACE}", flush=True)
