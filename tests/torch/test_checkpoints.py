@@ -131,7 +131,7 @@ class Sum:
 def meeting_of(session: FakeSession) -> MagicMock:
     """All members have the same values."""
     meeting = MagicMock()
-    meeting.exchange = lambda make: [make()] * session.world_size
+    meeting.exchange = lambda point, make: [make()] * session.world_size
     return meeting
 
 

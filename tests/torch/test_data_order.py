@@ -94,6 +94,12 @@ def test_progress_counts_the_steps_of_all_epochs():
     assert DataOrder(FakeSession(), 0, print).progress()["total_steps"] == 0
 
 
+def test_a_script_that_counts_no_epochs_is_not_at_its_last_step_all_the_time():
+    order = make_order(FakeSession(), length=20)
+    order.advance(8)
+    assert (order.progress()["step"], order.progress()["total_steps"]) == (1, 0)
+
+
 def test_facts_carry_the_position_and_the_rule():
     one, other = make_order(FakeSession(), max_batch_size=64), make_order(FakeSession(), max_batch_size=64)
     one.advance(8)
@@ -127,6 +133,9 @@ class FakeDriver:
 
     def begin_pass(self) -> None:
         self.calls.append("begin")
+
+    def check_pass(self) -> None:
+        self.calls.append("check")
 
     def end_pass(self) -> None:
         self.calls.append("end")
@@ -167,13 +176,13 @@ def test_a_pass_yields_each_sample_once_between_its_steps():
     batches = [batch.tolist() for batch in loader]
     assert sorted(i for batch in batches for i in batch) == list(range(10))
     assert [len(batch) for batch in batches] == [4, 4, 2]
-    assert driver.calls == ["begin", "open 4", "open 4", "open 2", "end"]
+    assert driver.calls == ["begin", "open 4", "open 4", "open 2", "check", "end"]
 
 
 def test_a_pass_is_over_when_the_worker_has_left_its_generation():
     loader, driver = make_loader(boundaries=1)
     assert len(list(loader)) == 1
-    assert driver.calls == ["begin", "open 4", "end"]
+    assert driver.calls == ["begin", "open 4", "check", "end"]
 
 
 def test_a_rehearsal_is_one_step_without_a_pass():

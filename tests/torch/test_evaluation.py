@@ -40,7 +40,7 @@ class Others:
     def __init__(self, rounds: list) -> None:
         self.rounds, self.evaluated_samples, self.evaluators = rounds, None, ()
 
-    def exchange(self, make) -> list:
+    def exchange(self, point: str, make) -> list:
         return sorted([make(), *self.rounds.pop(0)], key=lambda pair: pair[0])
 
 

@@ -11,7 +11,7 @@ import socket
 import threading
 
 import pytest
-from elastic_lab import Lab, seen, until
+from elastic_lab import PROBE, Lab, seen, until
 
 import shoal.torch as shoal
 import torch
@@ -54,6 +54,35 @@ def test_a_newcomer_that_does_not_fit_is_refused_and_the_job_continues(lab: Lab,
         job.wait_size(2)
         job.resize(3)
         assert why in refused(job, lab)
+
+
+DIES_AT_ITS_START = """
+import os, pathlib, runpy, signal
+mark = pathlib.Path(os.environ["PROBE_DIR"], "killed" + os.environ["SHOAL_WORKER"] * {every_worker})
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+runpy.run_path({probe!r}, run_name="__main__")
+"""
+
+
+def test_a_worker_that_is_killed_as_it_starts_is_replaced_like_any_lost_worker(lab: Lab):
+    script = lab.directory / "killed_once.py"
+    script.write_text(DIES_AT_ITS_START.format(every_worker=False, probe=str(PROBE)))
+    lab.say("hurry")
+    with lab.job(2, script, epochs=2, keep_size=True) as job:
+        job.wait_size(2)
+        assert isinstance(job.wait_end(), ev.JobFinished)
+    assert seen(lab.rows()) == {e: list(range(240)) for e in range(2)}
+
+
+def test_workers_that_are_all_killed_as_they_start_end_the_job(lab: Lab):
+    script = lab.directory / "killed_always.py"
+    script.write_text(DIES_AT_ITS_START.format(every_worker=True, probe=str(PROBE)))
+    with lab.job(2, script, epochs=2, keep_size=True) as job:
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFailed)
+        assert "workers die repeatedly" in end.why
 
 
 def test_an_exception_in_one_workers_step_ends_the_job_with_that_traceback_once(lab: Lab):

@@ -187,3 +187,34 @@ def test_a_gradient_with_a_graph_of_its_own_is_taken_as_it_is():
     model(torch.ones(1, 2), left=True).pow(2).sum().backward(create_graph=True)
     buckets.install()
     assert model.left.weight.grad.tolist() == [[3.0, 3.0]]
+
+
+@pytest.mark.parametrize("left", [True, False], ids=["reached again", "not reached again"])
+def test_a_gradient_from_before_counts_once_in_a_sum_over_workers_with_weight_1(left: bool):
+    model = Branches()
+    buckets = GradientBuckets(model)
+    x = torch.ones(1, 2)
+    buckets.arm(None, sum_of_one, 1.0, first=True, last=True, earlier=0.25)
+    model(x, left=True).sum().backward()
+    buckets.install()
+    assert model.left.weight.grad.tolist() == [[1.0, 1.0]]
+    buckets.arm(None, sum_of_one, 1.0, first=True, last=True, earlier=0.25)
+    model(x, left=left).sum().backward()
+    buckets.install()
+    # This worker's part of the sum: a quarter of what is from before, and its own gradient.
+    assert model.left.weight.grad.tolist() == [[1.25 if left else 0.25] * 2]
+
+
+def test_a_gradient_from_before_is_refused_where_its_weight_is_not_known_yet():
+    model = Branches()
+    buckets = GradientBuckets(model)
+    for left in (True, False):
+        buckets.arm(None, sum_of_one, 3.0, first=True, last=True, earlier=None)
+        model(torch.ones(1, 2), left=left).sum().backward()
+        buckets.install()
+        model.zero_grad(set_to_none=False)
+    for left in (True, False):
+        model.left.weight.grad = torch.ones(1, 2)
+        buckets.arm(None, sum_of_one, 3.0, first=True, last=True, earlier=None)
+        with pytest.raises(RuntimeError, match=r"call optimizer\.zero_grad\(\) in each"):
+            model(torch.ones(1, 2), left=left).sum().backward()

@@ -9,10 +9,13 @@ import pytest
 from elastic_lab import until
 from way_lab import MISTAKES, Ways, grow, notes
 
+import shoal.torch as shoal
+import torch
 from shoal.executors.standalone import LocalJob
 from shoal.executors.zygote import Zygote
 from shoal.wire import events as ev
 from shoal.wire.messages import Kind
+from torch import nn
 
 
 @pytest.fixture
@@ -23,12 +26,16 @@ def ways(tmp_path: Path, zygote: Zygote) -> Ways:
 MISTAKES_AND_ADVICE = {
     "plain_loader": "Train on `for batch in job.loader(dataset, ...)` instead of a DataLoader",
     "plain_range": "Write `for epoch in job.epochs(n)` instead of range(n)",
+    "own_mesh": "or give fully_shard the job's mesh: fully_shard(module, mesh=job.mesh())",
     "plateau_on_main": "scheduler 0 of job.wrap differs between the workers: last_epoch 1 on w0, 0 on w1",
     "stop_on_main": "the script of w0 ended after step 20, and w1 went on to step 21",
     "break_on_one": "the workers are at different batches",
     "return_on_one": "the script of w1 ended after step 15, and w0 went on to step 16",
     "break_to_evaluate": "w1 waits for a value of w0",
     "mean_on_main": "w0 waits for a value of w1",
+    "break_in_evaluation": "the workers are at different points: w0 is at the end of a pass over the eval_loader of 20 "
+    "samples, w1 is at job.mean. Call these on every worker, in the same order, and leave a loop over an eval_loader",
+    "different_reductions": "the workers are at different points: w0 is at job.sum, w1 is at job.mean",
     "sum_loss": "the loss is a sum over the samples",
     "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
     "step_on_one": "optimizer.step() was left out on some of them",
@@ -43,6 +50,27 @@ MISTAKES_AND_ADVICE = {
 def test_a_mistake_ends_the_job_with_an_error_that_says_what_to_do(ways: Ways, way: str):
     ways.say("hurry")
     assert MISTAKES_AND_ADVICE[way] in ways.fail(way, 2)
+
+
+@pytest.mark.parametrize("within", [True, False], ids=["within it", "after its last batch"])
+def test_a_model_that_is_changed_in_the_last_epoch_is_found_unless_the_training_is_over(within: bool):
+    job = shoal.init()
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = job.loader(list(range(8)), batch_size=4)
+
+    def train() -> None:
+        for _ in job.epochs(1):
+            for _ in loader:
+                if within:
+                    model[1] = nn.Linear(3, 1)
+            model.half()  # to export it, for example
+
+    if within:
+        with pytest.raises(RuntimeError, match=r"was changed after job.wrap\(\): 1.weight, 1.bias"):
+            train()
+    else:
+        train()
 
 
 def test_a_schedule_that_newcomers_do_not_know_is_an_error_at_their_first_different_rate(ways: Ways):

@@ -43,7 +43,7 @@ def make(**session) -> tuple[Reconfiguration, MagicMock]:
         next_contributors=(0, 1),
         **session,
     )
-    parts.replica.several = False
+    parts.replica.several = parts.replica.is_broken = False
     parts.session.pause_to_save.return_value = None
     parts.session.leave.side_effect = SystemExit
     parts.handover.configure_mock(final=False, window_due=False, catching_up=False)
@@ -91,6 +91,18 @@ def test_nothing_changes_at_a_boundary_without_agreement_or_between_two_micro_ba
         parts.session.agreed, parts.steps.stepped = agreed, stepped
         change.boundary()
         assert not parts.session.switch.called
+
+
+def test_a_sharded_model_that_broke_between_two_steps_halts_there_and_uses_its_group_no_more():
+    change, parts = make()
+    parts.replica.is_broken = True
+    parts.replica.shard_set = MagicMock()
+    parts.replica.shard_set.recover.return_value = True
+    parts.session.recover.return_value = Plan(3, Kind.RECOVER, ("w0",), 1, ("w0",), resume=7), False
+    change.boundary()
+    assert parts.session.halt.call_args == call(False)
+    assert not parts.check.run_if_due.called
+    assert not parts.replica.shard_set.copy_if_due.called
 
 
 def test_a_switch_with_newcomers_sends_the_state_and_plans_the_data_for_them():
@@ -195,8 +207,9 @@ def test_a_newcomer_whose_plan_is_dropped_waits_for_the_next_one():
     parts.session.next_place.side_effect = [Place(GROW), Place(first)]
     parts.session.join.return_value = None
 
-    def enter(plan: Plan) -> None:
+    def enter(plan: Plan) -> bool:
         parts.session.joined = True
+        return False
 
     parts.session.enter.side_effect = enter
     change.join()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from shoal.torch.session import Session
-from shoal.torch.worker import Groups
+from shoal.torch.worker import Groups, Worker
 from shoal.wire.member import Member
 from shoal.wire.messages import Kind, Order, Phase, Plan
 
@@ -175,3 +175,56 @@ def test_a_single_member_decides_without_a_vote():
     session.decide_alone(asked.append)
     assert session.agreed
     assert asked == [2]
+
+
+def test_a_generation_that_was_dropped_at_the_last_moment_is_not_entered():
+    """Another worker is lost after the group of the survivors has formed and before all have entered it."""
+    session, worker = joined()
+    session.halt(holds=False)
+    worker.member.order(Order(2, dead=1))
+    worker.plan(Plan(2, Kind.RECOVER, ("w0", "w1"), 1, ("w0", "w1"), resume=0), seq=3)
+    dropped = worker.entering
+    assert dropped is not None
+    worker.entering = None
+    assert session.enter(dropped) is None
+    assert worker.member.phase is Phase.HALTED
+
+
+def test_a_worker_drops_a_plan_that_it_was_about_to_enter():
+    plan = Plan(2, Kind.RECOVER, ("w0",), 1, ("w0",))
+    worker = SimpleNamespace(
+        entering=plan,
+        _stores={},
+        _groups={},
+        receiver=SimpleNamespace(forget=lambda number: None),
+    )
+    Worker._drop(worker, 3)  # type: ignore[arg-type]
+    assert worker.entering is plan
+    Worker._drop(worker, 2)  # type: ignore[arg-type]
+    assert worker.entering is None
+
+
+def test_after_a_return_to_an_earlier_step_the_coordinator_compares_from_there():
+    session, worker = joined()
+    for step in (1, 2, 3):
+        session.arrived(step)
+        session.applied()
+    session.restored(1)
+    status = worker.member.status()
+    assert (status.step, status.arrived) == (1, 1)
+
+
+def test_a_finished_worker_waits_for_a_control_plane_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = FakeWorker("w0")
+    worker.link.up = threading.Event()
+    session, heard = Session(worker), []  # type: ignore[arg-type]
+    monkeypatch.setattr(session, "wait_for_quit", lambda: heard.append(worker.link.up.is_set()))
+    worker.member.phase = Phase.ACTIVE
+    session.await_end()
+    assert not heard, "only a finished worker waits"
+    worker.member.phase = Phase.FINISHED
+    ending = threading.Thread(target=session.await_end)
+    ending.start()
+    worker.link.up.set()
+    ending.join(20)
+    assert heard == [True]

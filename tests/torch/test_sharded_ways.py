@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from test_sharded import change, members
 from way_lab import SHARDED_WAYS, Ways, grow, notes
 
 import torch
+from shoal.executors.standalone import LocalJob
 from shoal.executors.zygote import Zygote
 from shoal.wire import events as ev
 
@@ -20,6 +22,8 @@ MISTAKES_AND_ADVICE = {
     "stop_on_one": "leave their loops together: if job.any(flag): break",
     "too_few_samples": "1 samples in batches of 10 do not give each of the 2 workers the same number of batches",
     "changed_model": "was changed after job.shard(): extra.weight, extra.bias",
+    "average_of_rows": "job.state['average'] holds rows of a sharded tensor (DTensor), whose owner changes with the "
+    "workers: keep whole tensors in it",
     "no_zero_grad": "call optimizer.zero_grad() in each",
 }
 
@@ -101,3 +105,20 @@ def test_a_worker_lost_between_two_epochs_costs_no_sample_of_the_steps_done_agai
     found = ways.rows()
     assert found["w0"][-1]["step"] == alone[-1]["step"] == 30
     assert found["w0"][-1]["final"] == pytest.approx(alone[-1]["final"], abs=1e-4)
+
+
+@pytest.mark.parametrize("group", [1, 2], ids=["set", "groups"])
+def test_an_average_of_whole_weights_is_that_of_one_process_over_resizes(ways: Ways, group: int):
+    alone = ways.alone("averaged_weights")[-1]["final"]
+
+    def story(job: LocalJob) -> None:
+        change(job, [*members(job), *job.new_workers(group)])
+        change(job, list(members(job))[group:])
+
+    found = ways.run("averaged_weights", 2, story, GROUP=str(group if group > 1 else 0))
+    finals = {worker: rows[-1]["final"] for worker, rows in found.items() if "final" in rows[-1]}
+    assert len(finals) == 2
+    assert "w0" not in finals, "newcomers have the average, too"
+    for final in finals.values():
+        assert final == pytest.approx(alone, abs=1e-4)
+    assert {row["size"] for rows in found.values() for row in rows if "size" in row} == {2, 2 + group}

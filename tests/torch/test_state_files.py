@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import threading
@@ -18,7 +19,7 @@ from shoal.wire import job_files
 from shoal.wire.auth import new_secret
 from shoal.wire.channel import Channel
 from shoal.wire.job_files import FILES, FRAME_BYTES, FileClient, own_name
-from shoal.wire.messages import FileAnswer, FileEnd, StoreFile, WireError
+from shoal.wire.messages import CheckFile, FileAnswer, FileEnd, StoreFile, WireError
 from shoal.wire.service import ControlService
 
 
@@ -33,6 +34,7 @@ class Control:
 
     def __init__(self, directory: Path) -> None:
         self.secret, self.directory, self.port = new_secret(), directory, 0
+        self.opens_paths = True  # as for a job under the account of the control plane
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.start()
@@ -44,7 +46,9 @@ class Control:
         self.service = ControlService(NoProcesses())
         self.address = await self.service.start(port=self.port)
         self.port = int(self.address.rpartition(":")[2])
-        self.handle = self.service.add("job", self.secret, files=self.directory)
+        self.handle = self.service.add(
+            "job", self.secret, files=self.directory, opens_paths=lambda: self.opens_paths
+        )
 
     def do(self, work):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
@@ -133,7 +137,7 @@ def test_a_path_of_the_user_is_used_and_a_copy_kept_if_only_this_node_has_it(
     monkeypatch.setattr(job_files.JobFiles, "_path", lambda self, location: self.directory / "no" / "file")
     assert files.save(str(tmp_path / "mine.pt"), write) == "job:checkpoint.pt"
     assert (control.directory / "checkpoint.pt").read_bytes() == DATA
-    assert "is on this node only" in control.notes[0]
+    assert "the control plane does not see" in control.notes[0]
 
 
 def test_a_worker_reads_only_files_of_its_job_and_where_its_state_was_saved(control: Control, tmp_path: Path):
@@ -143,6 +147,39 @@ def test_a_worker_reads_only_files_of_its_job_and_where_its_state_was_saved(cont
         client.fetch(str(tmp_path / "mine.pt"))
     control.handle.state.checkpoint = str(tmp_path / "mine.pt")
     assert client.fetch(str(tmp_path / "mine.pt")).read() == b"state"
+
+
+def test_the_control_plane_opens_no_path_for_a_job_that_may_not_read_all_that_it_may(
+    control: Control, tmp_path: Path
+):
+    """A worker can claim that its state was saved anywhere."""
+    control.opens_paths = False
+    (tmp_path / "token").write_bytes(b"of another")
+    control.handle.state.checkpoint = str(tmp_path / "token")
+    with pytest.raises(job_files.NotKept, match="opens no paths for this job"):
+        FileClient(control.open).fetch(str(tmp_path / "token"))
+    answers = []
+    for name in ("token", "nothing"):
+        with contextlib.closing(control.open()) as channel:
+            channel.send(CheckFile(str(tmp_path / name), 10, "0"))
+            answers.append(channel.receive().why.partition(":")[0])
+    assert answers[0] == answers[1], "it does not tell which files exist"
+    assert control.files().save(str(tmp_path / "mine.pt"), write) == "job:checkpoint.pt"
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "directory"])
+def test_what_a_job_puts_in_the_place_of_its_file_is_not_read(control: Control, tmp_path: Path, what: str):
+    place = control.directory / "paused.pt"
+    if what == "link":
+        (tmp_path / "token").write_bytes(b"of another")
+        place.symlink_to(tmp_path / "token")
+    elif what == "pipe":
+        os.mkfifo(place)  # to open it would wait for a writer
+    else:
+        place.mkdir()
+    with pytest.raises(job_files.NotKept, match=r"cannot read job:paused\.pt"):
+        FileClient(control.open).fetch("job:paused.pt")
+    assert not FileClient(control.open).sees("job:paused.pt", 1, "0")
 
 
 @pytest.mark.parametrize(

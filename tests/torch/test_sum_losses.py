@@ -11,6 +11,8 @@ from shoal.torch.sum_losses import is_sum, refusing_sums
 X, Y = torch.randn(4, 3, requires_grad=True), torch.tensor([0, 1, 2, 0])
 T = torch.rand(4, 3)
 
+SCALER = torch.amp.GradScaler("cpu")
+
 LOSSES = {
     "cross entropy, summed": (functional.cross_entropy(X, Y, reduction="sum"), True),
     "cross entropy, a mean": (functional.cross_entropy(X, Y), False),
@@ -24,6 +26,12 @@ LOSSES = {
     "two sums": ((X - T).square().sum() + X.abs().sum(), True),
     "a sum divided by the number of tokens": (functional.cross_entropy(X, Y, reduction="sum") / 4, False),
     "a mean with a sum of squared weights": (functional.cross_entropy(X, Y) + X.square().sum(), False),
+    "a sum that a GradScaler has scaled": (SCALER.scale((X - T).square().sum()), True),
+    "a sum that the script has scaled": (1024 * (X - T).square().sum(), True),
+    "a mean that a GradScaler has scaled": (SCALER.scale((X - T).square().mean()), False),
+    "a mean from a sum that a GradScaler has scaled": (SCALER.scale((X - T).square().sum() / 4), False),
+    "a sum times the share of a sample": ((X - T).square().sum() * 0.25, False),
+    "a product of two sums": (X.square().sum() * X.abs().sum(), False),
     "a masked mean": ((X * T).sum() / T.sum(), False),
 }
 

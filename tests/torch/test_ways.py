@@ -29,14 +29,25 @@ def test_token_weights_are_exact_over_uneven_parts_at_any_size(ways: Ways, kind:
     assert {row["size"] for row in found["w0"][:-1]} == {2, 3}
 
 
-def test_alternating_updates_of_two_models_are_those_of_one_process_over_resizes(ways: Ways):
-    alone = ways.alone("gan")[-1]
-    found = ways.run("gan", 2, grow_and_shrink)
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_alternating_updates_of_two_models_are_those_of_one_process_over_resizes(ways: Ways, loss: str):
+    alone = ways.alone("gan", LOSS=loss)[-1]
+    found = ways.run("gan", 2, grow_and_shrink, LOSS=loss)
     for worker in ("w0", "w1"):
         final = found[worker][-1]
         assert final["final"] == pytest.approx(alone["final"], abs=1e-4)
         assert (final["step"], final["count"]) == (alone["step"], alone["count"])
         assert final["rates"] == alone["rates"], "the schedules of job.wrap have travelled"
+    assert {row["size"] for row in found["w0"][:-1]} == {2, 3}
+
+
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+def test_gradients_that_a_script_adds_up_over_batches_are_those_of_one_process(ways: Ways, loss: str):
+    alone = ways.alone("by_hand", LOSS=loss)[-1]
+    found = ways.run("by_hand", 2, grow_and_shrink, LOSS=loss)
+    for worker in ("w0", "w1"):
+        assert found[worker][-1]["final"] == pytest.approx(alone["final"], abs=1e-4)
+        assert found[worker][-1]["step"] == alone["step"]
     assert {row["size"] for row in found["w0"][:-1]} == {2, 3}
 
 
@@ -115,6 +126,21 @@ def test_logged_values_are_means_over_the_workers(ways: Ways):
         assert min(abs(value - loss) for loss in alone.values()) < 1e-6, "it is the mean loss of some step"
 
 
+@pytest.mark.parametrize("weight", ["samples", "squares"])
+def test_means_of_a_micro_batch_are_weighted_by_what_each_worker_has_of_it(ways: Ways, weight: str):
+    alone = [row["mean"] for row in ways.alone("micro_means", WEIGHT=weight)]
+    assert alone[1::2] == [31.0] * 3
+    ways.say("hurry")
+    with ways.job("micro_means", 2, WEIGHT=weight) as job:
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        logged = [v for _, e in job.events if isinstance(e, ev.Measured) for v in e.report.values.values()]
+    assert len(ways.rows()) == 2
+    for rows in ways.rows().values():
+        assert [row["mean"] for row in rows] == pytest.approx(alone)
+    assert set(logged) == {31.0}
+
+
 def test_any_number_of_logged_values_is_reported_also_those_of_the_last_step(ways: Ways):
     ways.say("hurry")
     with ways.job("many_logs", 2) as job:
@@ -123,7 +149,7 @@ def test_any_number_of_logged_values_is_reported_also_those_of_the_last_step(way
         last = {k: v for _, e in job.events if isinstance(e, ev.Measured) for k, v in e.report.values.items()}
     assert last.pop("final") == 7.0
     assert last.pop("loss") > 0
-    assert last == {f"value {i}": 0.5 for i in range(40)}
+    assert last == dict.fromkeys(("count", "flag", *(f"value {i}" for i in range(40))), 0.5)
 
 
 def test_a_mean_after_an_evaluation_is_weighted_by_the_samples_of_the_evaluation(ways: Ways):

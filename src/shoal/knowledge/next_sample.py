@@ -56,7 +56,8 @@ def variance_gains(fit: SpeedFit, candidates: Floats, table: Floats) -> tuple[Fl
     tried = _relative_rows(fit, candidates)
     wanted = _relative_rows(fit, table)
     spread = np.linalg.solve(fit.information, tried.T)
-    gains = np.sum((wanted @ spread) ** 2, axis=0) / (1.0 + np.sum(tried * spread.T, axis=1))
+    # The sum of (wanted @ spread)^2 over the table, without a matrix of table times candidates.
+    gains = np.sum(spread * (wanted.T @ wanted @ spread), axis=0) / (1.0 + np.sum(tried * spread.T, axis=1))
     total = float(np.sum(wanted * np.linalg.solve(fit.information, wanted.T).T))
     return gains, total
 

@@ -125,7 +125,7 @@ class StateCheck:
         if equal is None:
             return  # it broke for another reason, which the next step finds
         if not equal[0]:
-            self._resolve(self._meeting.exchange(self._entries))
+            self._resolve(self._meeting.exchange("a comparison of job.state", self._entries))
         if bits and not equal[1]:
             raise RuntimeError(
                 f"generation {generation}: the members' states differ: "
@@ -184,7 +184,7 @@ class StateCheck:
             )
         box = self._replica.box
         values_of_main = self._meeting.exchange(
-            lambda: {k: v for k, v in box.capture().items() if k in given}
+            "a correction of job.state", lambda: {k: v for k, v in box.capture().items() if k in given}
         )
         if self._session.rank != 0:
             box.restore(values_of_main[0])

@@ -230,11 +230,9 @@ class DataOrder:
         if self._batches is None:
             return {**report, "total_steps": 0, "batch_size": 0}
         length, batch = self.length, self.batch_size
-        if length is None:
+        if length is None or not self.epochs:  # nobody knows how often the script reads the data
             return {**report, "total_steps": 0, "batch_size": batch}
-        left = 0
-        if self.epochs:
-            left = max(0, self.epochs - position.epoch - 1) * self._steps_of(length, batch)
+        left = max(0, self.epochs - position.epoch - 1) * self._steps_of(length, batch)
         if position.epoch < self.epochs:
             left += self._steps_of(max(0, length - position.cursor), batch)
         return {**report, "total_steps": position.step + left, "batch_size": batch}

@@ -179,7 +179,7 @@ class EvaluationLoader:
                 meeting.evaluated_samples += length(parts.get(self._me, []))
                 batches = self._batches(parts, fills_up=take is not None)
                 yield from self._load(batches, counts=bool(parts.get(self._me)))
-                found = meeting.exchange(lambda: (self._me, give()))
+                found = meeting.exchange(self._end_of_pass, lambda: (self._me, give()))
                 if self._only_tastes():
                     return
                 if take is not None:
@@ -233,6 +233,10 @@ class EvaluationLoader:
     @property
     def _me(self) -> str:
         return self._session.name
+
+    @property
+    def _end_of_pass(self) -> str:
+        return f"the end of a pass over the eval_loader of {len(self.dataset)} samples"
 
     def _load(self, batches: list[list[int]], counts: bool) -> Iterator[tuple[Any, int, int]]:
         """An empty batch has a sample that does not count."""

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn, Protocol
 
+from shoal.torch.advice import advice_for
+
 
 class Reporter(Protocol):
     """A `Session`."""
@@ -33,6 +35,8 @@ def report_exit(session: Reporter, finish: Callable[[], None]) -> None:
             session.fail(why)
 
     def failed(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if advice := advice_for(error):
+            error.add_note(advice)  # the last line of what is reported and printed
         fail("".join(traceback.format_exception(kind, error, trace)))
         previous(kind, error, trace)
 

@@ -112,6 +112,8 @@ class GradientBuckets:
         self._group: Any = None
         self._sync: Sync = all_reduce
         self._weight = self._share = 1.0
+        self._earlier: float | None = 1.0
+        self._looks_before = False
         self._last = True
         self._scaled = True
         self._when_begun: Callable[[], None] | None = None
@@ -161,13 +163,22 @@ class GradientBuckets:
                 slot.param.grad = slot.view
 
     def arm(
-        self, group: Any, sync: Sync, weight: float, first: bool, last: bool, share: float | None = None
+        self,
+        group: Any,
+        sync: Sync,
+        weight: float,
+        first: bool,
+        last: bool,
+        share: float | None = None,
+        earlier: float | None = 1.0,
     ) -> None:
         """The next backward is summed in this group. `first`, `last`: of the step's micro-batches.
 
         `weight` is that of its gradients, `share` that of batch-norm statistics: this worker's share of the samples.
+        `earlier` as for `reweigh`.
         """
-        self._group, self._sync, self._weight, self._last = group, sync, weight, last
+        self._group, self._sync, self._last = group, sync, last
+        self.reweigh(weight, earlier)
         self._share, self._scaled, self._when_begun = weight if share is None else share, False, None
         self._armed, self._observing, self._closed, self._queued = True, False, False, False
         self._next, self.works = 0, []
@@ -176,9 +187,17 @@ class GradientBuckets:
             for slot in bucket.slots:
                 slot.taken, slot.holds = False, slot.holds and not first
 
-    def reweigh(self, weight: float) -> None:
-        """Set the weight of the next backward's gradients."""
-        self._weight = weight
+    def reweigh(self, weight: float, earlier: float | None = 1.0) -> None:
+        """Set the weight of the next backward's gradients.
+
+        A gradient from before, to which backward adds, is a sum of all workers already. Each multiplies it by
+        `earlier`, so that it counts once in the next sum. None: the factor is not known yet, so there must be none.
+        """
+        self._weight, self._earlier = weight, earlier
+        if earlier != 1.0 and not self._looks_before:
+            self._looks_before = True
+            for param in self.params:
+                param.register_hook(lambda _, param=param: self._before(param))
 
     def let_go(self) -> None:
         """The buckets receive the others' sums now: no gradient may be a view of them."""
@@ -213,6 +232,21 @@ class GradientBuckets:
             raise RuntimeError(
                 "a frozen parameter was unfrozen after job.wrap(): let it require gradients there, "
                 "and keep its learning rate at 0 until it is wanted"
+            )
+
+    def _before(self, param: Tensor) -> None:
+        """Backward adds to this parameter's gradient next."""
+        if self._armed and not self._observing:
+            self._count_once(param)
+
+    def _count_once(self, param: Tensor) -> None:
+        if param.grad is None or self._earlier == 1.0:
+            return
+        if self._earlier is not None:
+            param.grad.detach().mul_(self._earlier)
+        elif param.grad.any():
+            raise RuntimeError(
+                "the gradients of the last step are still there: call optimizer.zero_grad() in each"
             )
 
     def _hook(self, param: Tensor) -> None:
@@ -277,6 +311,7 @@ class GradientBuckets:
         """Parameters that this backward did not reach may have a gradient from before."""
         for slot in bucket.slots:
             if not slot.taken:
+                self._count_once(slot.param)
                 self._take(slot)
 
     def _pack_extra(self, extra: Tensor) -> None:

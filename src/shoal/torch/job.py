@@ -393,24 +393,27 @@ class Job:
 
     def sum(self, value: Any) -> Any:
         """The sum of all workers' values: numbers, or tensors of one shape."""
-        return sum_of(self.parts.meeting.exchange_of_script(lambda: value, parts=True), value)
+        return sum_of(self.parts.meeting.exchange_of_script("job.sum", lambda: value, parts=True), value)
 
     def mean(self, value: Any, weight: Any = None) -> Any:
         """The mean of all workers' values: numbers, or tensors of one shape.
 
-        `weight` is what this worker's value counts, by default: in a step, its part of the batch (in samples, or in
-        what the loader's `weight` counts); after a pass over a `job.eval_loader`, the samples that it had there.
+        `weight` is what this worker's value counts, by default: in a step, its part of the present batch or micro-batch
+        (in samples, or in what the loader's `weight` counts); after a pass over a `job.eval_loader`, the samples that
+        it had there.
         """
         mine = float(weight) if weight is not None else self._weight_of_mean()
-        return mean_of(self.parts.meeting.exchange_of_script(lambda: (mine, value), parts=True), value)
+        return mean_of(
+            self.parts.meeting.exchange_of_script("job.mean", lambda: (mine, value), parts=True), value
+        )
 
     def any(self, flag: Any) -> bool:
         """Whether the flag is true on any worker."""
-        return any(self.parts.meeting.exchange_of_script(lambda: bool(flag)))
+        return any(self.parts.meeting.exchange_of_script("job.any", lambda: bool(flag)))
 
     def gather(self, value: Any) -> list[Any]:
         """Every worker's value, in the order of ranks. Values may differ in size."""
-        return self.parts.meeting.exchange_of_script(lambda: value, parts=True)
+        return self.parts.meeting.exchange_of_script("job.gather", lambda: value, parts=True)
 
     def broadcast(self, value: Any) -> Any:
         """Rank 0's value. Give a function to let only rank 0 compute it: `job.broadcast(lambda: evaluate(model))`.
@@ -429,7 +432,7 @@ class Job:
                 made.append(value() if callable(value) else value)
             return made[0]
 
-        return self.parts.meeting.exchange_of_script(make)[0]
+        return self.parts.meeting.exchange_of_script("job.broadcast", make)[0]
 
     def weigh(self, amount: Any) -> None:
         """What this worker's gradient of this step counts, in relation to the others': its tokens, for example.
@@ -444,13 +447,14 @@ class Job:
         evaluated = self.parts.meeting.evaluated_samples
         if evaluated is not None:
             return float(evaluated)
-        amount = self.parts.steps.amount
+        amount = self.parts.steps.amount_of_value
         return amount if amount is not None else 1.0
 
     def log(self, **values: Any) -> None:
         """Values to report (the last of each is kept): numbers, or tensors of one element.
 
-        What is logged in a step is the mean over the workers; outside of one, the value of rank 0.
+        What is logged in a step is the mean over the workers, also of whole numbers and flags. What is logged outside
+        of one is the value of rank 0.
         """
         if self.parts.steps.counts:
             for name, value in values.items():

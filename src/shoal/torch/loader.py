@@ -52,6 +52,10 @@ class Driver(Protocol):
 
     def begin_pass(self) -> None: ...
 
+    def check_pass(self) -> None:
+        """After the last batch of a pass, which the script has not left."""
+        ...
+
     def end_pass(self) -> None: ...
 
     def settle(self, asked: bool) -> bool:
@@ -138,6 +142,7 @@ class Loader:
             while driver.settle(asked) and not self._order.exhausted() and driver.boundary():
                 asked = True
                 yield from self._step()
+            driver.check_pass()
         finally:
             driver.end_pass()
 

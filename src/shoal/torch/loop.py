@@ -109,6 +109,10 @@ class Loop:
         self._steps.resume()
         self._replica.mute(False)
 
+    def check_pass(self) -> None:
+        """Here, too: no pass follows the last one. What the script changes after it has no effect on the training."""
+        self._replica.check_unchanged()
+
     def end_pass(self) -> None:
         self._session.set_away(True)
 

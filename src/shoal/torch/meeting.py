@@ -110,7 +110,7 @@ class Meeting:
     def is_alone(self) -> bool:
         return self.is_muted or self._members.world_size == 1
 
-    def exchange_of_script(self, make: Callable[[], Any], parts: bool = False) -> list[Any]:
+    def exchange_of_script(self, point: str, make: Callable[[], Any], parts: bool = False) -> list[Any]:
         """As `exchange`, for `job.mean` and the like. `parts`: of each worker's part of the last evaluation."""
         members = self._members
         if not (members.joined or self._steps.rehearsing or members.retreated):
@@ -119,7 +119,7 @@ class Meeting:
                 "job.mean, job.sum, job.any, job.gather and job.broadcast within `for epoch in job.epochs(n)`. What "
                 "follows from a seed or a file is the same on every worker anyway; job.once(name) is true on one"
             )
-        found = self.exchange(lambda: (members.name, make()))
+        found = self.exchange(point, lambda: (members.name, make()))
         missing = set(self.evaluators) - {name for name, _ in found}
         if parts and missing and not self.is_muted:
             raise RuntimeError(
@@ -128,20 +128,20 @@ class Meeting:
             )
         return [value for _, value in found]
 
-    def exchange(self, make: Callable[[], Any]) -> list[Any]:
+    def exchange(self, point: str, make: Callable[[], Any]) -> list[Any]:
         """The values of all workers that have a part in the present step, in rank order.
 
-        Every worker must call it at the same point. Newcomers that receive the state give none. `make` is called again
-        if the members change meanwhile.
+        Every worker must call it at the same `point` of the script, which is checked. Newcomers that receive the state
+        give none. `make` is called again if the members change meanwhile.
         """
         while not self.is_alone:
             absent = self._members.partial or self._steps.observes
-            mine = ABSENT if absent else dumps(make())
+            mine = ABSENT if absent else dumps((self._members.name, point, make()))
             received = self._gather(mine)
             if received is None:
                 received = self._after_break()
             if received is not None:
-                return [pickle.loads(value) for value in received if value != ABSENT]
+                return _values([pickle.loads(value) for value in received if value != ABSENT])
         return [make()]
 
     def _after_break(self) -> list[bytes] | None:
@@ -196,3 +196,14 @@ class Meeting:
             if int(furthest) < present:
                 self._received = None
         return True
+
+
+def _values(received: list[tuple[str, str, Any]]) -> list[Any]:
+    """Of what the workers sent: (name, point, value). Values of different points must not be mixed."""
+    if len({point for _, point, _ in received}) > 1:
+        places = ", ".join(f"{name} is at {point}" for name, point, _ in received)
+        raise RuntimeError(
+            f"the workers are at different points: {places}. Call these on every worker, in the same order, and leave "
+            "a loop over an eval_loader on all of them or on none: if job.any(flag): break"
+        )
+    return [value for _, _, value in received]

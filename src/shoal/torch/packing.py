@@ -122,8 +122,22 @@ def unfit(box: dict[str, Any]) -> RuntimeError | None:
         try:
             dumps(value)
         except Exception as error:
+            if holds_shards(value):
+                return RuntimeError(
+                    f"job.state[{key!r}] holds rows of a sharded tensor (DTensor), whose owner changes with the "
+                    "workers: keep whole tensors in it, made on every worker, such as param.detach().full_tensor()"
+                )
             return RuntimeError(f"job.state[{key!r}] cannot travel, because it cannot be pickled: {error}")
     return None
+
+
+def holds_shards(value: Any) -> bool:
+    """Whether it contains a `DTensor`. Importing its class takes long."""
+    if isinstance(value, dict):
+        return any(holds_shards(v) for v in value.values())
+    if isinstance(value, (list, tuple)):
+        return any(holds_shards(v) for v in value)
+    return any(kind.__name__ == "DTensor" for kind in type(value).__mro__)
 
 
 def filled(value: Any, mine: Any) -> Any:

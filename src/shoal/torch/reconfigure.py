@@ -74,7 +74,8 @@ class Reconfiguration:
         """The first generation: rank 0 has the state, from its script or a checkpoint."""
         session = self._session
         self._steps.stop_observing()
-        session.enter(plan)
+        if session.enter(plan) is None:
+            return  # the plan was dropped at the last moment
         self._check.expect()
         sharded = self._replica.sharded
         gives_its_own = sharded is not None or plan.members[0] == session.name
@@ -163,9 +164,11 @@ class Reconfiguration:
         session = self._session
         if session.outside_shoal:
             return
-        self._check.run_if_due()
+        if not self._replica.is_broken:
+            self._check.run_if_due()
         shard_set = self._replica.shard_set
-        if session.interrupted or (shard_set is not None and not shard_set.copy_if_due()):
+        broken = session.interrupted or self._replica.is_broken
+        if broken or (shard_set is not None and not shard_set.copy_if_due()):
             self.halt(holds=False)
             if not session.joined:
                 return

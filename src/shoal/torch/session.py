@@ -23,6 +23,8 @@ from shoal.wire.member import Member
 from shoal.wire.messages import Kind, Phase, Plan
 
 LEAVE_TIMEOUT_S = 10.0
+#: How long a finished worker waits for a control plane that restarts.
+UNHEARD_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,9 +323,14 @@ class Session:
     def receiver(self) -> Receiver:
         return self._worker.receiver
 
-    def enter(self, plan: Plan) -> bool:
-        """Enter a first or recovery generation. True: apply the gradients that it holds of the broken step."""
+    def enter(self, plan: Plan) -> bool | None:
+        """Enter a first or recovery generation. True: apply the gradients that it holds of the broken step.
+
+        None: the plan was dropped at the last moment.
+        """
         with self.lock:
+            if self._worker.entering is not plan:
+                return None
             self._worker.entering, self._worker.interrupted = None, False
             apply = self._member.enter(plan)
             self._use(plan, plan.members)
@@ -345,8 +352,9 @@ class Session:
             return incoming
 
     def restored(self, step: int) -> None:
-        """The state is that of a checkpoint after `step` steps."""
-        self._member.done = step
+        """The state is that of a checkpoint or of copies after `step` steps."""
+        with self.lock:
+            self._member.restored(step)
 
     def state_complete(self, step: int) -> None:
         """This worker has received the whole state, as after `step` steps."""
@@ -401,8 +409,11 @@ class Session:
 
     def recover(self) -> tuple[Plan, bool]:
         """Wait for the generation of the survivors and enter it. See `enter`."""
-        plan: Plan = self.wait_for(lambda: self._worker.entering)
-        return plan, self.enter(plan)
+        while True:
+            plan: Plan = self.wait_for(lambda: self._worker.entering)
+            apply = self.enter(plan)
+            if apply is not None:
+                return plan, apply
 
     def retreat(self) -> None:
         """Leave the broken generation, in which this worker never had the whole state."""
@@ -451,8 +462,12 @@ class Session:
         self._worker.link.say_now()
 
     def await_end(self) -> None:
-        """Keep a finished process until the coordinator has read that."""
-        if self._member.phase is Phase.FINISHED and self._worker.link.up.is_set():
+        """Keep a finished process until the coordinator has read that.
+
+        Also for some time if no control plane is there: the next one may not know that this worker ever joined, and
+        would take its exit for that of a script that does not use Shoal.
+        """
+        if self._member.phase is Phase.FINISHED and self._worker.link.up.wait(UNHEARD_S):
             self.wait_for_quit()
 
     def wait_for_quit(self) -> None:

@@ -54,7 +54,7 @@ class StateFiles:
         self._client.store(name or COPY, lambda file: _write_buffered(file, write))
         if name is None:
             self._note(
-                f"{path} is on this node only, so the job keeps a copy to restart from. "
+                f"the control plane does not see {path}, so the job keeps a copy to restart from. "
                 "job.checkpoint() without a path writes the copy alone"
             )
         return own(name or COPY)

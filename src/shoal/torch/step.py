@@ -53,6 +53,7 @@ class Step:
     parts: list[Part] = field(default_factory=list)  # micro-batches drawn so far
     amounts: list[float] = field(default_factory=list)  # what each of them counts, if the loader weighs them
     whole: float | None = None  # what all of them count, if the script weighs them
+    ahead: bool = False  # the script draws batches before it has used the former ones
     backwards: int = 0  # micro-batches whose backward is over
     syncs: int = 0  # how often its gradients were summed
     synced: bool = False  # its gradients are complete
@@ -167,6 +168,18 @@ class Steps:
         return float(step.samples) if amount is None else amount
 
     @property
+    def amount_of_value(self) -> float | None:
+        """What a value counts that the script has computed from what it has drawn. None: there is no batch.
+
+        That is the present micro-batch. A script that draws batches ahead, or weighs the step as a whole, means the
+        whole step.
+        """
+        step = self.present
+        if step is None or not self.counts or step.ahead or step.whole is not None:
+            return self.amount
+        return step.amounts[-1] if step.amounts else float(step.part.end - step.part.begin)
+
+    @property
     def is_void(self) -> bool:
         """What the script does now has no effect: a step is done again, or this worker has to join again."""
         void = self.present is not None and self.present.kind is StepKind.VOID
@@ -206,12 +219,12 @@ class Steps:
         shared = buckets is not None and self._session.data_group is not None
         if not shared:
             self._meter.values[name] = value
-        elif step is None or isinstance(value, int):
+        elif step is None:
             if self._session.rank == 0:
                 self._meter.values[name] = value
         else:
             assert buckets is not None
-            buckets.aside.log(name, value, self.amount or 0.0)
+            buckets.aside.log(name, value, self.amount_of_value or 0.0)
 
     def end_of_logs(self) -> None:
         """No step follows that would average what the last one has logged: names that are new are main's values."""
@@ -243,6 +256,7 @@ class Steps:
         step = self._present()
         step.part = part
         step.parts.append(part)
+        step.ahead = step.ahead or len(step.parts) > step.backwards + 1
         # Before the first micro-batch: the others do not wait for the last.
         if step.kind is StepKind.CATCH_UP and not self._vote.is_cast_early:
             self.observe(self._session.data_group, self._session.vote_group, self._session.generation)
@@ -275,7 +289,8 @@ class Steps:
         if self._session.data_group is None:
             self._arm(step)
         elif step.kind is StepKind.REAL and buckets is not None:
-            buckets.reweigh(self._gradient_weight(step, step.parts[step.backwards]))
+            part = step.parts[step.backwards]
+            buckets.reweigh(self._gradient_weight(step, part), self._earlier_weight(step, part))
             buckets.aside.amount = self._counted(step)
 
     def _amount(self, step: Step) -> float | None:
@@ -296,6 +311,18 @@ class Steps:
         if self._order.batches.sums:
             return 1.0
         return step.amounts[step.backwards] if step.backwards < len(step.amounts) else part.weight
+
+    def _earlier_weight(self, step: Step, part: Part) -> float | None:
+        """By what this worker multiplies a gradient from before this step, so that it counts once in all.
+
+        Gradients whose weights add up to that by which their sum is divided need no factor.
+        """
+        batches = self._order.batches
+        if self._counted(step) is not None:
+            return (
+                1.0 if batches.accumulate == 1 else None
+            )  # later micro-batches may change what is divided by
+        return part.weight if batches.sums else 1.0
 
     def _arm(self, step: Step) -> None:
         """Prepare the next backward."""
@@ -326,14 +353,15 @@ class Steps:
             buckets.watch(part.last)
         else:
             group, sync = self._session.summing(self.sync)
-            weight = self._gradient_weight(step, part)
-            buckets.arm(group, sync, weight, step.backwards == 0, part.last, part.weight)
+            weight, earlier = self._gradient_weight(step, part), self._earlier_weight(step, part)
+            buckets.arm(group, sync, weight, step.backwards == 0, part.last, part.weight, earlier)
 
     def _arm_alone(self, step: Step) -> None:
         """A single worker has nothing to sum, but its micro-batches count differently."""
         buckets, part = self._replica.required_buckets(), step.parts[step.backwards]
         buckets.aside.amount, buckets.aside.checks = self._amount(step), False
-        buckets.arm(None, sum_of_one, self._gradient_weight(step, part), step.backwards == 0, part.last, 1.0)
+        weight, earlier = self._gradient_weight(step, part), self._earlier_weight(step, part)
+        buckets.arm(None, sum_of_one, weight, step.backwards == 0, part.last, 1.0, earlier)
 
     def _keep_start(self, step: Step) -> None:
         """A step with several updates is done again from its beginning: keep what the script changes in it."""

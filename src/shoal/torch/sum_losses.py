@@ -14,7 +14,10 @@ SUM = 2
 
 
 def is_sum(node: Any) -> bool:
-    """Whether the loss that this node made is a sum. Sums that are divided or multiplied by something are not."""
+    """Whether the loss that this node made is a sum.
+
+    A sum that is divided, or multiplied by less than 1, may be a mean. A `GradScaler` multiplies by more.
+    """
     if node is None:
         return False
     reduction = getattr(node, "_saved_reduction", None)
@@ -22,12 +25,24 @@ def is_sum(node: Any) -> bool:
         return bool(reduction == SUM)
     if node.name() == "SumBackward0":
         return True
+    if node.name() == "MulBackward0":
+        scaled = _before_scaling(node)
+        return scaled is not None and is_sum(scaled)
     if node.name() not in ("AddBackward0", "SubBackward0", "NegBackward0", "ToCopyBackward0"):
         return False
     terms = [term for term, _ in node.next_functions if term is not None]
     # A sum of squared weights may be added to a mean.
     reduced = [term for term in terms if getattr(term, "_saved_reduction", None) == SUM]
     return bool(reduced) or (bool(terms) and all(is_sum(term) for term in terms))
+
+
+def _before_scaling(node: Any) -> Any:
+    """What this node has multiplied by a constant of at least 1. None: it has multiplied something else."""
+    (left, _), (right, _) = node.next_functions
+    if (left is None) == (right is None):
+        return None
+    factor = node._saved_self if left is None else node._saved_other
+    return (left or right) if factor.numel() == 1 and float(factor) >= 1.0 else None
 
 
 @contextmanager

@@ -304,6 +304,8 @@ class Worker:
         return links
 
     def _drop(self, number: int) -> None:
+        if self.entering is not None and self.entering.number == number:
+            self.entering = None
         store = self._stores.pop(number, None)
         if store is not None:
             store.cancel()

@@ -56,6 +56,13 @@ def plain_range() -> None:
             train(job, model, optimizer, batch)
 
 
+def own_mesh() -> None:
+    shoal.init()
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(net())
+
+
 def unregistered_schedule() -> None:
     job, model, optimizer, scheduler = setup(lambda o: torch.optim.lr_scheduler.StepLR(o, 6))
     loader = job.loader(Numbers(), batch_size=12)
@@ -174,6 +181,29 @@ def mean_on_main() -> None:
             loss = train(job, model, optimizer, batch)
         if job.is_main:
             job.mean(loss)
+
+
+def break_in_evaluation() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    held_out = job.eval_loader(Numbers(20), batch_size=4)
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        for _ in held_out:
+            if ME == "w1":
+                break
+        job.mean(error_of(model))
+
+
+def different_reductions() -> None:
+    """Sums and means have the same form on the way."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        (job.mean if ME == "w1" else job.sum)(error_of(model))
 
 
 def sum_loss() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -30,6 +31,7 @@ OPTIONS = {
     "replicated": False,
     "tokens": False,
     "checkpoint_every": 0,
+    "dies_in_sum": 0,
     **json.loads(os.environ.get("PROBE", "{}")),
 }
 HERE = Path(os.environ["PROBE_DIR"])
@@ -87,8 +89,25 @@ class Model(nn.Module):
         return self.head(h)
 
 
+def die_in_sum(number: int) -> None:
+    """End this worker when it has begun its n-th sum of gradients, in which the others wait for its part."""
+    from shoal.torch.sharding.private import Collectives
+
+    scatter, left = Collectives.reduce_scatter, [number]
+
+    def scatter_or_die(self, output, whole, op=None):
+        left[0] -= 1
+        if left[0] == 0:
+            self._wait = lambda work: os.kill(os.getpid(), signal.SIGKILL)
+        return scatter(self, output, whole, op)
+
+    Collectives.reduce_scatter = scatter_or_die
+
+
 def main() -> None:
     o = OPTIONS
+    if o["dies_in_sum"] and ME == "w1":
+        die_in_sum(o["dies_in_sum"])
     torch.manual_seed(3)
     job = shoal.init(checked=o["checked"], checkpoint=str(HERE / "state.pt"))
     model = Model(o["hidden"])

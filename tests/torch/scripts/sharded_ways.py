@@ -159,6 +159,15 @@ def no_zero_grad() -> None:
             optimizer.step()
 
 
+def average_of_rows() -> None:
+    job, model, optimizer = setup()
+    job.state["average"] = {name: p.detach().clone() for name, p in model.named_parameters()}
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
 # What works
 
 
@@ -193,6 +202,22 @@ def lost_at_the_end_of_an_epoch() -> None:
             os.kill(os.getpid(), 9)
         job.gather(epoch)
     write(final=totals(model), step=job.position.step)
+
+
+def averaged_weights() -> None:
+    """An average of the weights, as whole tensors in `job.state`."""
+    job, model, optimizer = setup()
+    average = {name: p.detach().full_tensor().clone() for name, p in model.named_parameters()}
+    job.state["average"] = average
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(8):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+            for name, p in model.named_parameters():
+                job.state["average"][name].lerp_(p.detach().full_tensor(), 0.1)
+            if job.is_main:
+                write(size=job.world_size)
+    write(final={name: float(tensor.double().abs().sum()) for name, tensor in job.state["average"].items()})
 
 
 def evaluated_first() -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 HOW, FEATURES = os.environ["HOW"], set(filter(None, os.environ["FEATURES"].split(";")))
+ACCUMULATES = "gradient accumulation" in FEATURES or "accumulation with several optimizers" in FEATURES
+SEVERAL = "several models and optimizers" in FEATURES or "accumulation with several optimizers" in FEATURES
 SAMPLES = 48
 
 
@@ -62,7 +64,7 @@ def make_optimizer(model):
 def elastic(job, model):
     """The model and its optimizer, made elastic in the way that HOW says."""
     if HOW == "replicated":
-        if "several models and optimizers" in FEATURES:
+        if SEVERAL:
             other = Model()
             optimizers = [make_optimizer(model), make_optimizer(other)]
             job.wrap(models=[model, other], optimizers=optimizers)
@@ -75,7 +77,7 @@ def elastic(job, model):
     optimizer = make_optimizer(model)
     schedulers = schedule(optimizer)
     job.shard(model, optimizer, schedulers=schedulers, layers=Block, group=group)
-    if "several models and optimizers" in FEATURES:
+    if SEVERAL:
         other = Model()
         job.shard(other, make_optimizer(other), layers=Block, group=group)
     return optimizer, schedulers
@@ -92,10 +94,12 @@ def main() -> None:
     if "torch.compile" in FEATURES:
         model.compile(backend="eager")
     optimizer, schedulers = elastic(job, model)
+    if "copies of parameters in job.state" in FEATURES:
+        job.state["average"] = [p.detach().clone() for p in model.parameters()]
     loader = job.loader(
         Stream() if "an IterableDataset" in FEATURES else rows(),
         batch_size=8,
-        accumulate=2 if "gradient accumulation" in FEATURES else 1,
+        accumulate=2 if ACCUMULATES else 1,
         weight=torch.numel if "losses weighted by tokens" in FEATURES else None,
         max_batch_size=16 if "a batch that grows" in FEATURES else None,
     )
@@ -111,6 +115,8 @@ def main() -> None:
                     optimizer.step(loss.detach)
                 optimizer.step()
                 optimizer.zero_grad()
+                for average, p in zip(job.state.get("average", ()), model.parameters()):
+                    average.lerp_(p.detach(), 0.1)
         for scheduler in schedulers:
             scheduler.step()
         if "evaluation and reductions" in FEATURES:

@@ -123,21 +123,22 @@ def gan() -> None:
         models=[generator, critic], optimizers=optimizers, schedulers=schedulers
     )
     job.state["count"] = 0
+    reduced = torch.Tensor.sum if os.environ.get("LOSS") == "sum" else torch.Tensor.mean
     die_at = int(os.environ.get("DIE_AT", "0"))
     for _ in job.epochs(int(os.environ.get("EPOCHS", "6"))):
         for _, x, _, _ in LOADER(job):
             real, noise = x[:, 0], x[:, 1, :4]  # the noise belongs to the sample: the same at any size
             fake = generator(noise)
             c_optimizer.zero_grad()
-            nn.functional.softplus(-critic(real)).mean().backward()
-            nn.functional.softplus(critic(fake.detach())).mean().backward()
+            reduced(nn.functional.softplus(-critic(real))).backward()
+            reduced(nn.functional.softplus(critic(fake.detach()))).backward()
             c_optimizer.step()
             schedulers[1].step()
             if die_at and ME == "w1" and job.position.step == die_at:
                 until_said("die")
                 os.kill(os.getpid(), 9)
             g_optimizer.zero_grad()
-            loss = nn.functional.softplus(-critic(fake)).mean()
+            loss = reduced(nn.functional.softplus(-critic(fake)))
             loss.backward()
             g_optimizer.step()
             schedulers[0].step()
@@ -153,12 +154,34 @@ def gan() -> None:
     )
 
 
+def by_hand() -> None:
+    """Gradients of two batches are added up, without the loader's `accumulate`."""
+    job = shoal.init(checked=True)
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.001))
+    reduced = torch.Tensor.sum if os.environ.get("LOSS") == "sum" else torch.Tensor.mean
+    for _ in job.epochs(6):
+        for _, x, y, _ in LOADER(job):
+            error = model(x).squeeze(2) - y
+            if job.position.step % 4 == 3:  # the gradient of the first layer is only that from before
+                error = model[1:](model[0](x).detach()).squeeze(2) - y
+            reduced(error.square()).backward()
+            if job.position.step % 2 == 1:
+                optimizer.step()
+                optimizer.zero_grad()
+                if job.is_main:
+                    write(step=job.position.step, sum=total(model), size=job.world_size)
+            pace(job)
+    write(final=total(model), step=job.position.step)
+
+
 LOADERS: dict[int, object] = {}
 
 
 def LOADER(job):
     if id(job) not in LOADERS:
-        LOADERS[id(job)] = job.loader(Numbers(), batch_size=14)
+        LOADERS[id(job)] = job.loader(Numbers(), batch_size=14, loss=os.environ.get("LOSS"))
     return LOADERS[id(job)]
 
 
@@ -235,6 +258,26 @@ def reduced() -> None:
             until_said("hurry")
 
 
+def micro_means() -> None:
+    """Means of micro-batches. In the last one of an epoch only one worker has a part: sample 31."""
+    job = shoal.init()
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    weight = (lambda batch: batch[0].square().sum()) if os.environ["WEIGHT"] == "squares" else None
+    loader = job.loader(Numbers(32), batch_size=31, accumulate=2, shuffle=False, weight=weight)
+    for _ in job.epochs(3):
+        for i, x, y, _ in loader:
+            nn.functional.mse_loss(model(x).squeeze(2), y).backward()
+            x = i.double()
+            mean = (x * x * x).sum() / (x * x).sum() if weight else x.mean()
+            write(mean=job.mean(mean).item())
+            if job.stepping:
+                job.log(mean=mean)
+                optimizer.step()
+                optimizer.zero_grad()
+
+
 def weighted_means() -> None:
     """What `job.mean` weighs by: the last evaluation or the last batch, whichever came later."""
     job = shoal.init()
@@ -290,7 +333,7 @@ def many_logs() -> None:
     for _ in job.epochs(2):
         for _, x, y, _ in loader:
             train_step(job, model, optimizer, x, y)
-            job.log(**{f"value {i}": float(job.rank) for i in range(40)})
+            job.log(**{f"value {i}": float(job.rank) for i in range(40)}, count=job.rank, flag=job.rank == 1)
             if job.position.step == 19:
                 job.log(final=7.0)
 

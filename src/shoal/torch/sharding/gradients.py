@@ -129,14 +129,21 @@ class ShardGradients:
     # The interface of GradientBuckets
 
     def arm(
-        self, group: Any, sync: Sync, weight: float, first: bool, last: bool, share: float | None = None
+        self,
+        group: Any,
+        sync: Sync,
+        weight: float,
+        first: bool,
+        last: bool,
+        share: float | None = None,
+        earlier: float | None = 1.0,
     ) -> None:
         self._weight, self._first, self._last = weight, first, last
         self._armed, self._closed, self._queued = True, False, False
         if first:
             self._together.step_begins()
 
-    def reweigh(self, weight: float) -> None:
+    def reweigh(self, weight: float, earlier: float | None = 1.0) -> None:
         self._weight = weight
 
     def disarm(self) -> None:

@@ -68,10 +68,17 @@ class GroupGradients(ShardGradients):
     # Backward
 
     def arm(
-        self, group: Any, sync: Sync, weight: float, first: bool, last: bool, share: float | None = None
+        self,
+        group: Any,
+        sync: Sync,
+        weight: float,
+        first: bool,
+        last: bool,
+        share: float | None = None,
+        earlier: float | None = 1.0,
     ) -> None:
         self._group, self._sync, self._observing = group, sync, False
-        super().arm(group, sync, weight, first, last, share)
+        super().arm(group, sync, weight, first, last, share, earlier)
 
     def _reduced(self, layer: int, part: Tensor) -> None:
         # Here always: what is still there is a sum over all groups already.

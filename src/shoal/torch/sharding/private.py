@@ -75,12 +75,19 @@ class Collectives:
         return done
 
     def reduce_scatter(self, output: Tensor, whole: Tensor, op: Any = None) -> bool:
+        """This worker's part of the sum. `whole` may be overwritten."""
         if self.group is None:
             output.copy_(whole)
             return True
-        options = c10d.ReduceScatterOptions()
-        options.reduceOp = op or dist.ReduceOp.SUM
-        done = self._do(lambda: self._for(whole)._reduce_scatter_base(output, whole, options))
+        if whole.device.type == "cpu":
+            # gloo's own sums everything, too, but its work cannot be interrupted: it ignores the time-out of a wait.
+            done = self.all_reduce(whole, op)
+            if done:
+                output.copy_(whole.view(self.size, *output.shape)[self.rank])
+        else:
+            options = c10d.ReduceScatterOptions()
+            options.reduceOp = op or dist.ReduceOp.SUM
+            done = self._do(lambda: self.group._reduce_scatter_base(output, whole, options))
         if not done:
             output.zero_()
         return done
@@ -158,7 +165,7 @@ class _Group(dist.ProcessGroup):  # type: ignore[misc]  # torch is not type-chec
         self, outputs: list[Tensor], inputs: list[Tensor], options: Any = None
     ) -> Any:
         for output, whole in zip(outputs, inputs):
-            self._collectives.reduce_scatter(output, whole, getattr(options, "reduceOp", None))
+            self._collectives.reduce_scatter(output, whole.clone(), getattr(options, "reduceOp", None))
         return _done(outputs)
 
     def broadcast(self, tensors: list[Tensor], options: Any = None) -> Any:
