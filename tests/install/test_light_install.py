@@ -28,6 +28,11 @@ HEAVY = [
     "jinja2",
     "matplotlib",
     "torch",
+    "transformers",
+    "accelerate",
+    "lightning",
+    "submitit",
+    "hydra",
 ]
 
 
@@ -39,7 +44,7 @@ def light(tmp_path_factory):
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    shutil.copytree(ROOT / "src/shoal", source / "src/shoal", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
     subprocess.run([sys.executable, "-m", "venv", base / "venv"], check=True)
     python = base / "venv/bin/python"
     install = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-compile"]
@@ -69,7 +74,7 @@ def test_no_heavy_package_is_installed(light):
     listed = light("python", "-m", "pip", "list", "--format=freeze").stdout.lower()
     names = {line.partition("==")[0].replace("-", "_") for line in listed.split()}
     assert "shoal" in names
-    assert not names & {*HEAVY, "scikit_learn"}
+    assert not names & {*HEAVY, "scikit_learn", "hydra_core"}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +124,10 @@ def test_a_command_whose_extra_is_missing_names_the_extra(light, args, message):
     assert (done.returncode, done.stdout, done.stderr) == (2, "", f"shoal: {message}\n")
 
 
-@pytest.mark.parametrize("module", ["shoal", "shoal.client", "shoal.cli.commands", "shoal.wire"])
+@pytest.mark.parametrize(
+    "module",
+    ["shoal", "shoal.client", "shoal.cli.commands", "shoal.wire", "hydra_plugins.hydra_shoal_launcher"],
+)
 def test_light_modules_import_no_heavy_package(light, module):
     done = light(*importing(module))
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -42,32 +42,69 @@ def test_a_resized_trainer_ends_with_the_weights_metrics_and_checkpoints_of_an_u
     assert (tmp_path / "elastic" / "out" / "best.ckpt").exists()
 
 
-def test_metrics_of_uneven_parts_are_those_of_one_process_on_every_worker(
+def test_a_resized_trainer_toggles_two_optimizers_as_an_undisturbed_one(
     tmp_path: Path, zygote: Zygote
 ) -> None:
+    lab = ExampleLab(tmp_path, zygote, str(Path(__file__).parent / "scripts" / "gan.py"))
+    expected, found = final(lab.alone()), final(lab.resized())
+    assert found["global_step"] == expected["global_step"] == 240  # each optimizer counts
+    for name, value in expected["state_dict"].items():
+        assert torch.allclose(found["state_dict"][name], value, atol=1e-4), name
+
+
+def metrics_of_two_workers(directory: Path, zygote: Zygote, **env: str) -> list[dict[str, float]]:
     script = str(Path(__file__).parent / "scripts" / "lightning_metrics.py")
-    out = tmp_path / "out"
-    with LocalJob(
-        [script], 2, directory=tmp_path, zygote=zygote, timing=QUICK, env={"OUTPUT_DIR": str(out)}
-    ) as job:
+    out = directory / "out"
+    env = {"OUTPUT_DIR": str(out), **env}
+    with LocalJob([script], 2, directory=directory, zygote=zygote, timing=QUICK, env=env) as job:
         end = job.wait_end()
         assert isinstance(end, ev.JobFinished), (end, job.logs())
         assert end.stopped is None, "it trained all epochs"
         job.wait_gone(60)
     found = [json.loads(file.read_text()) for file in out.glob("*.json")]
     assert len(found) == 2
-    for metrics in found:  # the training data are 0 to 9 in batches of 5, the validation data 0 to 4
+    return found
+
+
+def test_metrics_of_uneven_parts_are_those_of_one_process_on_every_worker(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    for metrics in metrics_of_two_workers(tmp_path, zygote):
+        # The training data are 0 to 9 in batches of 5, the validation data 0 to 4 in batches of 2.
         assert metrics == pytest.approx(
             {
                 "epoch_mean": 4.5, "val_mean": 2.0, "val_sum": 10.0, "val_max": 4.0, "val_min": 0.0, "val_metric": 2.0,
-                "step_mean": 7.0,
+                "step_mean": 7.0, "epoch_sum": 45.0, "limit": 1.0,
             }
         )  # fmt: skip
 
 
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_worker_without_a_part_of_a_batch_counts_nothing_in_the_metrics_of_the_epoch(
+    tmp_path: Path, zygote: Zygote, accumulate: str
+) -> None:
+    # The last batch of 0 to 10 in batches of 5 has one sample: one of the two workers has none.
+    for metrics in metrics_of_two_workers(tmp_path, zygote, SAMPLES="11", ACCUMULATE=accumulate):
+        found = {name: metrics[name] for name in ("step_mean", "epoch_mean", "epoch_sum")}
+        assert found == pytest.approx({"step_mean": 10.0, "epoch_mean": 5.0, "epoch_sum": 55.0})
+
+
+@pytest.mark.parametrize(("limit", "samples"), [("2", 4), ("0.5", 2)], ids=["two batches", "half of three"])
+def test_limit_val_batches_counts_the_batches_of_one_process(
+    tmp_path: Path, zygote: Zygote, limit: str, samples: int
+) -> None:
+    used = range(samples)
+    for metrics in metrics_of_two_workers(tmp_path, zygote, LIMIT=limit):
+        assert metrics["val_sum"] == sum(used)
+        assert metrics["val_mean"] == metrics["val_metric"] == pytest.approx(sum(used) / samples)
+        assert metrics["val_max"] == max(used)
+        assert metrics["limit"] == float(limit), "the Trainer has its limit again"
+
+
 def test_what_cannot_be_resized_is_refused_with_advice(tmp_path: Path) -> None:
     from lightning.pytorch import Trainer
-    from lightning.pytorch.demos.boring_classes import BoringModel
+    from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+    from torch.utils.data import DataLoader, SubsetRandomSampler
 
     from shoal.integrations.lightning import ShoalStrategy
 
@@ -75,3 +112,7 @@ def test_what_cannot_be_resized_is_refused_with_advice(tmp_path: Path) -> None:
     trainer = Trainer(strategy=ShoalStrategy(), devices=1, max_epochs=1, limit_train_batches=2, **quiet)
     with pytest.raises(ValueError, match="Subset"):
         trainer.fit(BoringModel())
+    chosen = DataLoader(RandomDataset(32, 8), sampler=SubsetRandomSampler([0, 1]))
+    trainer = Trainer(strategy=ShoalStrategy(), devices=1, max_epochs=1, **quiet)
+    with pytest.raises(ValueError, match=r"sampler of your own .*Subset"):
+        trainer.fit(BoringModel(), val_dataloaders=chosen)

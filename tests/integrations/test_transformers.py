@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+from importlib import metadata
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from elastic_lab import QUICK, run_script
-from example_lab import ExampleLab
+from accelerate import dispatch_model
+from elastic_lab import QUICK, run_script, until
+from example_lab import PACED, ExampleLab
+from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
+import torch
 from shoal.executors.standalone import LocalJob
 from shoal.executors.zygote import Zygote
 from shoal.wire import events as ev
@@ -57,8 +62,8 @@ def test_two_workers_stop_where_one_does_and_return_to_the_same_best_model(
         end = job.wait_end()
         assert isinstance(end, ev.JobFinished), (end, job.logs())
         job.wait_gone(60)
-    (expected,) = [json.loads(file.read_text()) for file in (tmp_path / "one").glob("*.json")]
-    found = [json.loads(file.read_text()) for file in (tmp_path / "two").glob("*.json")]
+    (expected,) = [json.loads(file.read_text()) for file in (tmp_path / "one" / "found").iterdir()]
+    found = [json.loads(file.read_text()) for file in (tmp_path / "two" / "found").iterdir()]
     assert expected["steps"] == ends_at
     assert len(found) == 2
     for each in found:
@@ -67,35 +72,104 @@ def test_two_workers_stop_where_one_does_and_return_to_the_same_best_model(
             assert each[name] == pytest.approx(expected[name], abs=2e-4, rel=1e-5)
 
 
+def test_a_resized_trainer_stops_early_and_returns_to_the_best_model_of_an_undisturbed_one(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    """The resizes begin before the best checkpoint, and another worker than the one that saved it returns to it."""
+    lab = ExampleLab(tmp_path, zygote, str(Path(__file__).parent / "scripts" / "stopping.py"))
+    env = {"MAX_STEPS": "300", "EVAL_STEPS": "40"}
+    alone, resized = lab.alone(**env), lab.resized(**env)
+    expected, found, last = (
+        load_file(where / "model.safetensors") for where in (alone, resized, alone / "checkpoint-120")
+    )
+    assert (resized / "checkpoint-120").exists()
+    assert not (resized / "checkpoint-160").exists(), "it stopped early"
+    assert any(not torch.allclose(last[name], value, atol=1e-2) for name, value in expected.items())
+    for name, value in expected.items():
+        assert torch.allclose(found[name], value, atol=1e-3), name
+
+
+def test_the_worker_that_takes_over_from_rank_0_opens_the_tracker_and_the_progress_bar(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    script = str(Path(__file__).parent / "scripts" / "tracked.py")
+    out = tmp_path / "out"
+    env = {"LAB_DIR": str(tmp_path), "OUTPUT_DIR": str(out)}
+    with LocalJob([str(PACED), script], 2, directory=tmp_path, zygote=zygote, timing=QUICK, env=env) as job:
+        job.wait_size(2)
+        first, second = job.handle.state.active.members
+        until(lambda: (out / first).exists() and (out / first).read_text())
+        job.kill(first)
+        (tmp_path / "hurry").touch()
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFinished), (end, job.logs())
+        job.wait_gone(60)
+    steps = [int(line) for line in (out / second).read_text().split()]
+    assert steps[-2:] == [30, 30], "the last step, and the summary at the end"
+    assert steps[:-1] == list(range(steps[0], 31))
+
+
+def arguments(directory: Path, **options: Any) -> TrainingArguments:
+    return TrainingArguments(output_dir=str(directory), use_cpu=True, report_to="none", **options)
+
+
+def small_model() -> GPT2LMHeadModel:
+    sizes = {"vocab_size": 8, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+
+
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({"deepspeed": "zero3.json"}, "DeepSpeed"),
         ({"fsdp": "full_shard"}, "job.shard"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size"),
         ({"batch_eval_metrics": True}, "batch_eval_metrics"),
     ],
 )
 def test_arguments_that_cannot_be_resized_are_refused_with_advice(
-    options: dict[str, Any], advice: str
+    tmp_path: Path, options: dict[str, Any], advice: str
 ) -> None:
-    from shoal.integrations.transformers.checks import check_arguments
+    from shoal.integrations.transformers import ElasticTrainer
 
-    usual = {
-        "deepspeed": None,
-        "fsdp": "",
-        "auto_find_batch_size": False,
-        "batch_eval_metrics": False,
-        "n_gpu": 0,
-    }
-    check_arguments(SimpleNamespace(**usual))
+    ElasticTrainer(model=small_model(), args=arguments(tmp_path))
     with pytest.raises(ValueError, match=advice):
-        check_arguments(SimpleNamespace(**{**usual, **options}))
+        ElasticTrainer(model=small_model(), args=arguments(tmp_path, **options))
 
 
-def test_a_model_spread_over_devices_is_refused() -> None:
-    from shoal.integrations.transformers.checks import check_model
+def test_a_refused_trainer_has_joined_its_job_which_learns_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shoal.integrations.transformers import ElasticTrainer, trainer
 
-    check_model(SimpleNamespace(hf_device_map={"": 0}))
+    begun: list[int] = []
+    monkeypatch.setattr(trainer.shoal, "init", lambda seed: begun.append(seed))
+    args = arguments(tmp_path, seed=5)
+    assert args.deepspeed is None
+    args.deepspeed = "zero3.json"  # the arguments take it only where DeepSpeed is installed
+    with pytest.raises(ValueError, match="DeepSpeed"):
+        ElasticTrainer(model=small_model(), args=args)
+    assert begun == [5]
+
+
+def test_a_model_spread_over_devices_is_refused(tmp_path: Path) -> None:
+    from shoal.integrations.transformers import ElasticTrainer
+
+    ElasticTrainer(model=dispatch_model(small_model(), {"": "cpu"}), args=arguments(tmp_path))
+    spread = dispatch_model(
+        small_model(), {"transformer": "cpu", "lm_head": "disk"}, main_device="cpu", offload_dir=str(tmp_path)
+    )
     with pytest.raises(ValueError, match="device_map"):
-        check_model(SimpleNamespace(hf_device_map={"a": 0, "b": 1}))
+        ElasticTrainer(model=spread, args=arguments(tmp_path))
+
+
+def test_a_version_of_transformers_that_is_too_old_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shoal.integrations import transformers as integration
+
+    def reload(version: str) -> None:
+        monkeypatch.setattr(metadata, "version", lambda name: version)
+        importlib.reload(integration)
+
+    with pytest.raises(ImportError, match=r"needs Transformers 5\.3 or newer, not 5\.2\.0: pip install"):
+        reload("5.2.0")
+    for enough in ("5.3.0", "5.10.4", "6.0.0.dev0"):
+        reload(enough)

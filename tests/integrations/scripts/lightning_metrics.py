@@ -24,6 +24,7 @@ class Values(LightningModule):
         (x,) = batch
         self.log("step_mean", x.mean(), on_step=True, on_epoch=False, sync_dist=True)
         self.log("epoch_mean", x.mean(), on_step=False, on_epoch=True, batch_size=len(x), sync_dist=True)
+        self.log("epoch_sum", x.sum(), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True)
         return (self.weight * x).mean()
 
     def validation_step(self, batch, index):
@@ -39,14 +40,17 @@ class Values(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+limit = os.environ.get("LIMIT", "1.0")
 strategy = ShoalStrategy()
 trainer = Trainer(
     strategy=strategy, devices=1, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-    enable_model_summary=False,
+    enable_model_summary=False, accumulate_grad_batches=int(os.environ.get("ACCUMULATE", "1")),
+    limit_val_batches=float(limit) if "." in limit else int(limit),
 )  # fmt: skip
-train = DataLoader(TensorDataset(torch.arange(10.0)), batch_size=5)
+train = DataLoader(TensorDataset(torch.arange(float(os.environ.get("SAMPLES", "10")))), batch_size=5)
 validation = DataLoader(TensorDataset(torch.arange(5.0)), batch_size=2)
 trainer.fit(Values(), train, validation)
 OUTPUT.mkdir(exist_ok=True)
 found = {name: float(value) for name, value in trainer.callback_metrics.items()}
+found["limit"] = trainer.limit_val_batches
 (OUTPUT / f"{os.environ.get('SHOAL_WORKER', 'alone')}.json").write_text(json.dumps(found))

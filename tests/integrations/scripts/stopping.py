@@ -1,6 +1,6 @@
 """Fine-tuning that ends early, or after MAX_STEPS, and returns to its best checkpoint.
 
-The best loss is the largest one, so the first evaluation, after 5 steps, is the best, and two more end the training.
+The best loss is the largest one, so the first evaluation, after EVAL_STEPS, is the best, and two more end the training.
 """
 
 import json
@@ -16,6 +16,7 @@ from shoal.integrations.transformers import ElasticTrainer
 example = runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples/transformers/fine_tune.py"))
 Phrases = example["Phrases"]
 output = Path(os.environ["OUTPUT_DIR"])
+every = int(os.environ.get("EVAL_STEPS", "5"))
 torch.manual_seed(0)
 config = GPT2Config(
     vocab_size=example["VOCABULARY"], n_positions=example["LENGTH"], n_embd=16, n_layer=1, n_head=2,
@@ -23,7 +24,7 @@ config = GPT2Config(
 )  # fmt: skip
 args = TrainingArguments(
     output_dir=str(output), per_device_train_batch_size=7, max_steps=int(os.environ["MAX_STEPS"]),
-    learning_rate=3e-3, eval_strategy="steps", eval_steps=5, save_steps=5, load_best_model_at_end=True,
+    learning_rate=3e-3, eval_strategy="steps", eval_steps=every, save_steps=every, load_best_model_at_end=True,
     metric_for_best_model="eval_loss", greater_is_better=True, logging_steps=1, report_to="none", disable_tqdm=True,
     use_cpu=True,
 )  # fmt: skip
@@ -35,10 +36,12 @@ trainer = ElasticTrainer(
     callbacks=[EarlyStoppingCallback(early_stopping_patience=2)],
 )
 trainer.train()
+trainer.save_model()
 found = {
     "steps": trainer.state.global_step,
     "losses": [row["loss"] for row in trainer.state.log_history if "loss" in row],
     "evaluated": [row["eval_loss"] for row in trainer.state.log_history if "eval_loss" in row],
     "weights": sum(float(p.double().abs().sum()) for p in trainer.model.parameters()),
 }
-(output / f"{os.environ.get('SHOAL_WORKER', 'alone')}.json").write_text(json.dumps(found))
+(output / "found").mkdir(exist_ok=True)
+(output / "found" / f"{os.environ.get('SHOAL_WORKER', 'alone')}.json").write_text(json.dumps(found))

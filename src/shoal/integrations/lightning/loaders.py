@@ -6,7 +6,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
 
 from shoal.integrations.lightning.progress import follow
 from shoal.torch.job import Job
@@ -19,6 +26,12 @@ def _options(dataloader: Any) -> dict[str, Any]:
     if not isinstance(dataloader, DataLoader):
         raise ValueError(
             f"give a torch DataLoader, not a {type(dataloader).__name__}: Shoal splits its data set"
+        )
+    if isinstance(dataloader.dataset, IterableDataset):
+        raise ValueError("an IterableDataset has no length, which Shoal needs to split it: make a list of it")
+    if type(dataloader.batch_sampler) is not BatchSampler:
+        raise ValueError(
+            "a batch_sampler of your own is not supported: give batch_size, and a sampler if needed"
         )
     return {
         "num_workers": dataloader.num_workers,
@@ -33,14 +46,6 @@ class TrainingBatches:
     def __init__(self, dataloader: Any, trainer: Any, job: Job, begin: Callable[[], None]) -> None:
         self._trainer, self._job, self._begin = trainer, job, begin
         options = _options(dataloader)
-        if isinstance(dataloader.dataset, IterableDataset):
-            raise ValueError(
-                "an IterableDataset has no length, which Lightning needs to know the end of an epoch"
-            )
-        if type(dataloader.batch_sampler) is not BatchSampler:
-            raise ValueError(
-                "a batch_sampler of your own is not supported: give batch_size, and a sampler if needed"
-            )
         sampler: Any = dataloader.sampler
         usual = isinstance(sampler, (RandomSampler, SequentialSampler))
         order = {"shuffle": isinstance(sampler, RandomSampler)} if usual else {"sampler": sampler}
@@ -95,12 +100,33 @@ class TrainingBatches:
 
 
 class ValidationBatches:
-    """This worker's part of the validation data. It has no length: that changes with the number of workers."""
+    """This worker's part of the validation data. It has no length: that changes with the number of workers.
 
-    def __init__(self, dataloader: Any, job: Job) -> None:
+    `limit` is the Trainer's `limit_val_batches`. Its batches are those that one process would have.
+    """
+
+    def __init__(self, dataloader: Any, job: Job, limit: int | float = 1.0) -> None:
         options = _options(dataloader)
-        self.dataset = dataloader.dataset
-        self._loader = job.eval_loader(dataloader.dataset, dataloader.batch_size, **options)
+        if not isinstance(dataloader.sampler, RandomSampler | SequentialSampler):
+            raise ValueError(
+                "a sampler of your own is not supported for validation: use a torch.utils.data.Subset of the data"
+            )
+        self.dataset = _first_batches(dataloader, limit)
+        self._loader = job.eval_loader(self.dataset, dataloader.batch_size, **options)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._loader)
+
+
+def _first_batches(dataloader: Any, limit: int | float) -> Any:
+    """The data of so many batches, or of this fraction of them."""
+    dataset = dataloader.dataset
+    if limit == 1.0 and isinstance(limit, float):
+        return dataset
+    whole = len(dataloader)
+    batches = int(whole * limit) if isinstance(limit, float) else min(whole, limit)
+    if not batches:
+        raise ValueError(
+            f"limit_val_batches={limit} of {whole} batches is no batch: give a number of batches"
+        )
+    return Subset(dataset, range(min(len(dataset), batches * dataloader.batch_size)))

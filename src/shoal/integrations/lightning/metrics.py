@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -35,6 +36,29 @@ def reduced(job: Job, value: Any, how: Any, in_step: bool) -> Any:
     else:
         raise ValueError(f"a reduction by {how} is not supported: use mean, sum, max, min or product")
     return found.to(tensor.dtype) if isinstance(found, Tensor) else torch.tensor(found, dtype=tensor.dtype)
+
+
+@contextmanager
+def nothing_counts(results: Any) -> Iterator[None]:
+    """What `self.log` gets here does not count in the metrics of the epoch: it is of samples that others have.
+
+    The metrics are there all the same, as every worker takes part in their reduction.
+    """
+    count = results.update_metrics
+
+    def leave_out(key: str, value: Any, batch_size: int) -> None:
+        metric = results[key]
+        if metric.is_tensor and metric.meta.is_mean_reduction:
+            count(key, torch.zeros_like(value), 0)
+        elif not metric.is_tensor or metric.meta.on_step:
+            count(key, value, batch_size)
+        metric.has_reset = False
+
+    results.update_metrics = leave_out
+    try:
+        yield
+    finally:
+        del results.update_metrics
 
 
 def share_metrics(module: Any, job: Job, together: Callable[[], bool]) -> None:

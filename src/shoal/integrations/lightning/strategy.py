@@ -13,6 +13,7 @@ torchmetrics, are those of all workers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -23,7 +24,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 import shoal.torch as shoal
 import torch
 from shoal.integrations.lightning.loaders import TrainingBatches, ValidationBatches
-from shoal.integrations.lightning.metrics import reduced, share_metrics
+from shoal.integrations.lightning.metrics import nothing_counts, reduced, share_metrics
 from shoal.integrations.lightning.progress import VoidSteps
 from shoal.integrations.lightning.state import TravellingState
 from torch import Tensor
@@ -35,6 +36,7 @@ class ShoalStrategy(SingleDeviceStrategy):
         #: The workers train together: from the first batch to the end of training.
         self._together = False
         self._in_training_step = False
+        self._limit_val_batches: int | float | None = None
         options.setdefault("device", "cuda:0" if torch.cuda.is_available() else "cpu")
         super().__init__(**options)
 
@@ -50,6 +52,7 @@ class ShoalStrategy(SingleDeviceStrategy):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         _check(trainer)
+        self._take_limit(trainer)
         model, optimizers, job = self.model, self.optimizers, self.job
         if len(optimizers) == 1:
             job.wrap(model, optimizers[0])
@@ -70,7 +73,19 @@ class ShoalStrategy(SingleDeviceStrategy):
             return dataloader
         if trainer.training:
             return TrainingBatches(dataloader, trainer, self.job, self._begin)
-        return ValidationBatches(dataloader, self.job)
+        limit = self._limit_val_batches
+        return ValidationBatches(dataloader, self.job, 1.0 if limit is None else limit)
+
+    def _take_limit(self, trainer: Trainer) -> None:
+        """The Trainer would count the batches of this worker. The limit is on those of one process."""
+        if trainer.limit_val_batches:  # 0 leaves out the validation, which the Trainer has to know
+            self._limit_val_batches, trainer.limit_val_batches = trainer.limit_val_batches, 1.0
+
+    def teardown(self) -> None:
+        if self._limit_val_batches is not None:
+            self._trainer().limit_val_batches = self._limit_val_batches  # for `trainer.validate`
+            self._limit_val_batches = None
+        super().teardown()
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if self._trainer().state.fn == TrainerFn.FITTING:
@@ -120,9 +135,16 @@ class ShoalStrategy(SingleDeviceStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._in_training_step = True
         try:
-            return super().training_step(*args, **kwargs)
+            with nullcontext() if self._has_part else nothing_counts(self._trainer()._results):
+                return super().training_step(*args, **kwargs)
         finally:
             self._in_training_step = False
+
+    @property
+    def _has_part(self) -> bool:
+        """Whether this worker has samples of the present batch. If not, it computes on others' to take part."""
+        steps = self.job.parts.steps
+        return bool(steps.amount_of_value) and not steps.is_void and not self.job.rehearsing
 
     def on_train_end(self) -> None:
         self._together = False

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+
+OLDEST = (5, 3)
+"""Of the versions of Transformers. Before it the Trainer has no method that trains one epoch."""
+
 try:
+    installed = metadata.version("transformers")
+    if tuple(map(int, installed.split(".")[:2])) < OLDEST:
+        raise ImportError(f"ElasticTrainer needs Transformers 5.3 or newer, not {installed}")
     from shoal.integrations.transformers.trainer import ElasticTrainer
 except ImportError as error:  # transformers, accelerate or torch
     raise ImportError(f"{error}: pip install 'shoal[transformers]'") from error

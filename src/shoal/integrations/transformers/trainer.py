@@ -39,9 +39,9 @@ class ElasticTrainer(Trainer):
         self, *args: Any, job: shoal.Job | None = None, max_batch_size: int | None = None, **kwargs: Any
     ) -> None:
         arguments = kwargs.get("args") or (args[1] if len(args) > 1 else TrainingArguments())
-        check_arguments(arguments)
         seed = arguments.seed if arguments.data_seed is None else arguments.data_seed
-        self.job = job or shoal.init(seed=seed)
+        self.job = job or shoal.init(seed=seed)  # first: from now on an error is the job's reason to fail
+        check_arguments(arguments)
         super().__init__(*args, **kwargs)
         check_model(self.model)
         self._max_batch_size = max_batch_size
@@ -49,6 +49,8 @@ class ElasticTrainer(Trainer):
         self._steps_in_epoch = 0
         self._accumulate = self.args.gradient_accumulation_steps
         self._in_epochs = False
+        #: The callbacks know that this worker is rank 0: their `on_train_begin` was called as such.
+        self._began_as_main = False
 
     # The data
 
@@ -86,6 +88,8 @@ class ElasticTrainer(Trainer):
         self._steps_in_epoch += 1
         state.global_step = job.position.step
         state.is_world_process_zero = state.is_local_process_zero = job.is_main
+        if job.is_main and not self._began_as_main:
+            self._take_over()
         is_mine = self._loss.begin_step(len(micro_batches))
         mine = [b for b, counts in zip(micro_batches, is_mine, strict=True) if counts]
         items = self._get_num_items_in_batch(mine or micro_batches, device)
@@ -130,7 +134,7 @@ class ElasticTrainer(Trainer):
     def _run_epoch(self, *, model: Any, epoch: int, **given: Any) -> None:
         """All epochs that are still to do: the job, and not the Trainer's loop, knows which these are."""
         given["num_update_steps_per_epoch"] = sys.maxsize  # the end of the data ends an epoch
-        begun = True
+        begun, self._began_as_main = True, self.state.is_world_process_zero
         for at in self.job.epochs(self.state.num_train_epochs):
             if self.job.rehearsing:
                 self._rehearse(model, given["train_dataloader"])
@@ -147,6 +151,14 @@ class ElasticTrainer(Trainer):
         self._in_epochs = False
         self.job.finish()
         self.control.should_training_stop = True
+
+    def _take_over(self) -> None:
+        """The callbacks begin once more. On rank 0 they open what only rank 0 writes: W&B's run, a progress bar."""
+        self._began_as_main = True
+        for callback in self.callback_handler.callbacks:
+            if getattr(callback, "_initialized", False):  # trackers, which would skip their set-up
+                callback._initialized = False
+        self.callback_handler.call_event("on_train_begin", self.args, self.state, self.control)
 
     def _rehearse(self, model: Any, loader: Any) -> None:
         """A newcomer runs one step before it joins. Nothing of it counts, so no callback is called."""
