@@ -1,10 +1,12 @@
 """The client against a scripted server: streams that break, answers that say no, nobody there."""
 
 import json
+import os
 import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -21,7 +23,9 @@ from shoal.client.errors import (
     Rejected,
     TimedOut,
     Unreachable,
+    WrongInput,
 )
+from shoal.server.home import start_time
 
 
 class Scripted(ThreadingHTTPServer):
@@ -168,7 +172,7 @@ def test_wait_gives_up_in_time_though_the_server_goes_on_talking(scripted):
         (409, "conflict", Conflict, 5),
         (413, "too_large", Rejected, 7),
         (422, "infeasible", Rejected, 7),
-        (422, "invalid", Rejected, 7),
+        (422, "invalid", WrongInput, 2),
         (507, "disk_full", ClientError, 1),
         (500, "unexpected", ClientError, 1),
     ],
@@ -182,6 +186,16 @@ def test_what_the_server_refuses_is_an_exception_with_the_exit_code_of_the_comma
         client.job("a")
     assert type(caught.value) is kind
     assert (caught.value.exit_code, caught.value.code, caught.value.field) == (exit_code, code, "spec.gpus")
+
+
+@pytest.mark.parametrize("send", [Client.submit, Client.submit_array, Client.plan], ids=lambda f: f.__name__)
+def test_a_job_that_is_not_valid_is_rejected_as_a_job_file_is(scripted, send):
+    body = {"error": {"code": "invalid", "message": "deadline: no", "field": "deadline"}}
+    server = scripted(lambda *_: (422, body))
+    spec = shoal.JobSpec(command=["true"], workdir="/")
+    with Client(server.address, "t") as client, pytest.raises(Rejected, match="deadline: no") as caught:
+        send(client, spec)
+    assert (caught.value.exit_code, caught.value.code, caught.value.field) == (7, "invalid", "deadline")
 
 
 def test_an_answer_that_is_not_shoals_is_an_error_and_no_traceback(scripted):
@@ -203,6 +217,56 @@ def test_nobody_there_is_exit_code_6(tmp_path):
         with Client(address, "t") as client, pytest.raises(Unreachable) as caught:
             client.status()
     assert caught.value.exit_code == 6
+
+
+def announce(home, server, pid, started):
+    body = {"pid": pid, "start_time": started, "address": server.address, "version": shoal.__version__}
+    (home / "server.json").write_text(json.dumps(body))
+
+
+def test_the_token_is_not_sent_to_who_took_the_port_of_a_server_that_has_ended(
+    scripted, tmp_path, monkeypatch
+):
+    """Neither at first, nor by a client that has spoken to the server, nor when its stream goes on."""
+    monkeypatch.setattr("shoal.client.connection.RECONNECT_S", 0.0)
+    server = scripted(lambda *_: (200, STATUS))
+    (tmp_path / "admin.token").write_text("secret\n")
+    own = start_time(os.getpid())
+    announce(tmp_path, server, os.getpid(), own + 1)  # a process that got the number of the server
+    with pytest.raises(NotRunning, match=r"no server runs on .*; start one with `shoal up`"):
+        Client(home=tmp_path)
+    announce(tmp_path, server, os.getpid(), own)
+    with Client(home=tmp_path) as client:
+        client.status()
+        announce(tmp_path, server, os.getpid(), own + 1)
+        with pytest.raises(NotRunning):
+            client.status()
+        with pytest.raises(NotRunning):
+            list(client.watch_events())
+        assert not client.healthy()
+    assert len(server.asked) == 1
+
+
+def test_a_stream_waits_for_the_next_server_of_the_home_and_goes_on_at_its_address(
+    scripted, tmp_path, monkeypatch
+):
+    (tmp_path / "admin.token").write_text("secret\n")
+    own = start_time(os.getpid())
+    taken = scripted(lambda *_: (200, [event(666, "job.failed")]))
+    later = scripted(lambda *_: (200, [event(42, "job.succeeded")]))
+
+    def first(*_):
+        announce(tmp_path, taken, os.getpid(), own + 1)  # it ends, and another process takes its port
+        return 200, [event(41, "job.running")]
+
+    rests = [lambda: None, lambda: announce(tmp_path, later, os.getpid(), own)]
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: rests.pop(0)())
+    monkeypatch.setattr("shoal.client.connection.time", clock)
+    announce(tmp_path, scripted(first), os.getpid(), own)
+    with Client(home=tmp_path) as client:
+        events = client.watch_events()
+        assert [next(events).id, next(events).id] == [41, 42]
+    assert (taken.asked, [query for _, _, query, _, _ in later.asked]) == ([], [{"cursor": "41"}])
 
 
 def test_a_server_that_says_nothing_is_a_time_out(scripted):

@@ -22,6 +22,12 @@ def test_a_command_runs_next_to_a_job_with_its_variables_and_directory(live, tmp
     missing = live.shoal("exec", "e1", "--rank", "7", "--", "true")
     assert missing.returncode == 3
     assert "has no running rank 7; it has 0" in missing.stderr
+    # Input is passed on with a terminal only, and that is said.
+    piped = live.shoal("exec", "e1", "--", "cat", stdin="lost\n", code=0)
+    assert piped.stdout == ""
+    assert "standard input was not passed on to the command; -t passes it on" in piped.stderr
+    assert live.shoal("exec", "e1", "--", "true", code=0).stderr == ""
+    assert "lost" in live.shoal("exec", "-t", "e1", "--", "cat", stdin="lost\n", code=0).stdout
     # A long output arrives whole, and what was started ends with its job.
     long = live.shoal("exec", "e1", "--", "sh", "-c", "seq 1 200000", code=0)
     assert long.stdout.split() == [str(n) for n in range(1, 200001)]

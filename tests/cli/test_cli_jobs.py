@@ -196,3 +196,35 @@ def test_ps_can_be_watched_without_a_terminal(live):
 def test_a_job_is_called_by_its_number_as_well(live, name):
     number = live.json("ps", "-a", "-n", "1")["items"][0]["id"]
     assert live.shoal(name, number).returncode in (0, 100, 103)
+
+
+def test_a_detached_job_is_named_once_on_stdout_and_its_number_on_stderr(live):
+    done = live.shoal("run", "-d", "--name", "once-1", "--", "true", code=0)
+    assert done.stdout == "once-1\n"
+    number = live.json("show", "once-1")["id"]
+    assert done.stderr.splitlines()[0] == f"submitted as job {number}"
+    many = live.shoal("run", "-d", "--array", "0-1", "--name", "once-2", "--", "true", code=0)
+    assert many.stdout == "once-2\n"
+    assert many.stderr.startswith("submitted as 2 jobs (")
+
+
+def test_a_value_that_the_server_refuses_is_reported_at_its_place_in_the_file(live, tmp_path):
+    path = tmp_path / "late.yaml"
+    path.write_text("command: 'true'\ngpus: 1\ndeadline: 2020-01-31T08:00:00Z\n")
+    refused = live.shoal("submit", "-d", "-f", path, code=7)
+    where = f"{path}:3:11: deadline: it is in the past; give a time to come"
+    assert refused.stderr == f"shoal: {where}\n"
+    as_json = json.loads(live.shoal("submit", "-f", path, "-o", "json", code=7).stderr)["error"]
+    assert (as_json["code"], as_json["mistakes"][0]["line"]) == ("invalid", 3)
+    path.write_text("command: 'true'\nnot_before: 2999-01-31T08:00:00\n")
+    assert ":2:13: not_before: the time has no time zone" in live.shoal("plan", "-f", path, code=7).stderr
+
+
+def test_a_beginning_in_the_past_delays_nothing_and_is_said(live):
+    early = ["--not-before", "2020-01-31T08:00"]
+    done = live.shoal("run", "--name", "early", *early, "--", "echo", "begun", code=0)
+    assert done.stdout == "begun\n"
+    assert "not_before is in the past (2020-01-31 08:00:00 local time)" in done.stderr
+    later = live.shoal("run", "-d", "--name", "later-2", "--not-before", "1h", "--", "true", code=0)
+    assert "past" not in later.stderr
+    live.shoal("cancel", "later-2", "-y", code=0)

@@ -7,6 +7,9 @@ import psutil
 import pytest
 from live_cluster import eventually
 
+from shoal.cli.node import HEAD, _row
+from shoal.server.api.models import NodeStatus
+
 FAKE_SSH = """\
 #!/bin/sh
 # As ssh: HOST, then a command for the shell of that machine. Its home is another one.
@@ -52,6 +55,29 @@ def nodes(live) -> dict[str, str]:
 
 def with_ssh(live, machine) -> dict[str, str]:
     return {"PATH": f"{machine.parent / 'bin'}:{live.env['PATH']}", "XDG_STATE_HOME": ""}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"engine": "job 4711 is up on g1"}, "job 4711 is up on g1"),
+        (
+            {"why": "no message for 15 s", "engine": "job 4711 is up on g1 (node g1 is down*)"},
+            "no message for 15 s; job 4711 is up on g1 (node g1 is down*)",
+        ),
+        (
+            {"warnings": ["no torch", "a wrong clock"], "engine": "job 4711 is up on g1"},
+            "no torch; a wrong clock; job 4711 is up on g1",
+        ),
+        (
+            {"why": "taken back: job 4711 is pending (Priority)", "engine": "job 4711 is pending (Priority)"},
+            "taken back: job 4711 is pending (Priority)",
+        ),
+    ],
+)
+def test_a_row_of_node_ls_has_the_reason_the_warnings_and_what_the_engine_says(fields, shown):
+    node = NodeStatus(name="slurm-1", gpu_type="a100", gpus=4, used=0, virtual=False, **fields)
+    assert dict(zip(HEAD, _row(node)))["WHY"] == shown
 
 
 @pytest.mark.parametrize("way", ["printed", "run"])

@@ -40,7 +40,7 @@ READ = {
     "doctor": (["doctor"], m.Doctor),
     "ps": (["ps"], m.JobList),
     "ps -a": (["ps", "-a"], m.JobList),
-    "ps of nobody": (["ps", "-u", "nobody"], m.JobList),
+    "ps of no job": (["ps", "-l", "no=job"], m.JobList),
     "ps by state": (["ps", "-s", "succeeded,failed"], m.JobList),
     "ps since": (["ps", "-a", "--since", "2h", "-n", "1"], m.JobList),
     "ps --mine": (["ps", "--mine"], m.JobList),
@@ -177,14 +177,14 @@ def test_plan_says_who_would_shrink_and_who_would_wait(live, tmp_path):
 
 
 def test_quiet_is_without_words_and_no_color_without_colours(live):
-    assert live.shoal("--quiet", "ps", "-u", "nobody", code=0).stderr == ""
+    assert live.shoal("--quiet", "ps", "-l", "no=job", code=0).stderr == ""
     assert "no job" in live.shoal("--quiet", "show", "none-such", code=3).stderr, "errors are always said"
     assert live.shoal("--no-color", "--quiet", "ps", "-a", code=0).stdout.startswith("NAME")
 
 
 def test_without_a_job_the_answer_is_an_empty_list_and_words_go_to_stderr(live):
-    assert live.json("ps", "-u", "nobody") == {"items": [], "next": None}
-    quiet = live.shoal("ps", "-u", "nobody", code=0)
+    assert live.json("ps", "-l", "no=job") == {"items": [], "next": None}
+    quiet = live.shoal("ps", "-l", "no=job", code=0)
     assert quiet.stdout == ""
     assert "no unfinished jobs" in quiet.stderr
 

@@ -22,6 +22,7 @@ from shoal.server.api.models import (
     Event,
     Job,
     JobRef,
+    JobState,
     LogLine,
     Profile,
     Reason,
@@ -117,6 +118,8 @@ def test_profile_marks_what_follows_from_an_estimated_speed():
     assert "~2.70x" in table[3]
     assert " +42%" in table[3], "both speeds were measured"
     assert "to measure: next at 1 GPU" in table
+    over = found.model_copy(update={"job": ref.model_copy(update={"state": JobState.SUCCEEDED, "gpus": 0})})
+    assert describe(over, plot=False)[4:] == ["speeds: measured", "left: nothing, the job is over"]
 
 
 def test_the_wide_row_has_a_cell_for_every_column():

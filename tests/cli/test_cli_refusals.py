@@ -85,6 +85,12 @@ def test_a_job_in_the_wrong_state_is_a_conflict(live):
         (["wait", "x", "--timeout", "soon"], "is not a duration"),
         (["logs", "x", "--rank", "first"], "--rank first"),
         (["scale", "x"], "give --min, --max or --pin"),
+        (["scale", "x", "--min", "5", "--max", "2"], "min 5 is above max 2"),
+        (["scale", "x", "--max", "0"], "greater than or equal to 1"),
+        (["user", "create", "x", "--role", "king", "--account", "root"], "role"),
+        (["user", "set", "admin", "--tickets", "-1"], "tickets"),
+        (["user", "create", "x", "--account", "no-such-account-here"], "no-such-account-here"),
+        (["group", "create", "a b"], "name"),
         (["policy", "set", "max-min", "--option", "x"], "write NAME=value"),
         (["user", "set", "admin"], "give --role, --tickets, --group, --account or a limit"),
         (["run", "--env", "NOT_THERE", "--", "true"], "the variable is not set here"),
@@ -100,8 +106,9 @@ def test_wrong_usage_is_exit_code_2_and_says_what_to_write(live, args, word):
 
 
 def test_unknown_policies_and_options_are_refused_with_a_suggestion(live):
-    refused(live.shoal("policy", "set", "max-mim"), 7, "did you mean 'max-min'?")
-    refused(live.shoal("policy", "set", "max-min", "--option", "nope=1"), 7, "nope")
+    refused(live.shoal("policy", "set", "max-mim"), 2, "did you mean 'max-min'?")
+    refused(live.shoal("policy", "set", "max-min", "--option", "nope=1"), 2, "nope")
+    refused(live.shoal("policy", "show", "max-mim"), 2, "did you mean 'max-min'?")
     assert live.json("policy", "get")["name"] == "max-min"
 
 
@@ -110,6 +117,26 @@ def test_two_servers_on_one_home_and_other_wishes_for_the_one_that_runs(live):
     refused(live.shoal("up", "--gpus", "7"), 5, "shoal down")
     refused(live.shoal("up", "--policy", "fifo"), 5, "shoal policy set fifo")
     refused(live.shoal("up", "--port", "4711"), 5, "--port")
+
+
+def test_a_server_whose_first_admin_was_deleted_says_which_token_it_needs(nowhere):
+    nowhere.up(gpus=1)
+    nowhere.shoal("user", "create", "boss", "--role", "admin", "--account", getpass.getuser(), code=0)
+    boss = {"SHOAL_TOKEN": nowhere.shoal("token", "create", "--user", "boss", code=0).stdout.strip()}
+    nowhere.shoal("user", "rm", "admin", "-y", env=boss, code=0)
+    needs = "admin.token is not valid any more; set SHOAL_TOKEN to your token"
+    up = nowhere.shoal("up", code=0)
+    assert up.stdout.startswith("http://")
+    assert "shoal is already up" in up.stderr
+    assert needs in up.stderr
+    refused(nowhere.shoal("up", "--gpus", "2"), 4, needs)
+    refused(nowhere.shoal("ps"), 4, needs)
+    refused(nowhere.shoal("down", "-y"), 4, needs)
+    assert "is already up: 1 virtual GPUs" in nowhere.shoal("up", env=boss, code=0).stderr
+    nowhere.shoal("down", "-y", env=boss, code=0)
+    started = nowhere.shoal("up", code=0)
+    assert "shoal is up, but does not show its settings" in started.stderr
+    nowhere.shoal("down", "-y", env=boss, code=0)
 
 
 def test_options_of_a_policy_that_is_not_named_are_refused(nowhere):

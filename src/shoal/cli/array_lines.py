@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from shoal.cli import jobs_table as t
+from shoal.cli.of_array import ORDER, states
 from shoal.cli.out import duration
 from shoal.cli.times import ago
 from shoal.core.words import listed
@@ -14,8 +15,6 @@ from shoal.core.words import listed
 if TYPE_CHECKING:
     from shoal.server.api.models import Array, Job
 
-#: The states of a job, as a person reads them: what happens now first.
-ORDER = ("running", "starting", "stopping", "pending", "paused", "succeeded", "failed", "cancelled")
 #: Idle tasks that are named.
 MOST_NAMED = 3
 
@@ -40,7 +39,6 @@ def _row(listed_jobs: Sequence[Job], array: Array) -> list[str]:
     newest = listed_jobs[0]
     over = sum(array.jobs.get(state, 0) for state in ("succeeded", "failed", "cancelled"))
     state = next((s for s in ORDER if array.jobs.get(s)), "pending")
-    counts = ", ".join(f"{array.jobs[s]} {s}" for s in ORDER if array.jobs.get(s))
     reasons = Counter(t.reason(job) for job in listed_jobs if job.reason is not None and not job.gpus)
     why = f"; {reasons.most_common(1)[0][0]}" if reasons else ""
     idle = _idle(listed_jobs)
@@ -53,7 +51,7 @@ def _row(listed_jobs: Sequence[Job], array: Array) -> list[str]:
         "-",
         f"{over / array.tasks:.0%}",
         ago(array.created_at),
-        f"{idle}{counts}{why}",
+        f"{idle}{states(array)}{why}",
     ]
 
 

@@ -22,9 +22,13 @@ _OPTIONS = [
         multiple=True,
         help="Start after this job, or all jobs of this array, succeeded; JOB:failure or JOB:any for other ends.",
     ),
-    click.option("--not-before", help="Do not start before: 2h (from now), or a time."),
     click.option(
-        "--deadline", help="When you need it: 8h (from now), or a time. `shoal why` says if it is met."
+        "--not-before",
+        help="Do not start before: 2h (from now), or a time: 2026-01-31T08:00, in local time unless it has a zone.",
+    ),
+    click.option(
+        "--deadline",
+        help="When you need it: 8h (from now), or a time, as above. `shoal why` says if it is met.",
     ),
     click.option("--time-limit", help="End the job after this long with GPUs: 2h."),
     click.option("--warn", help="Signal before the time limit: USR1, or USR1@5m. Default time: 1m."),

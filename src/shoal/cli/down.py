@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +12,7 @@ from shoal.cli.options import home_option, yes_option
 
 if TYPE_CHECKING:
     from shoal.server.api.models import Status
+    from shoal.server.home import Running
 
 
 @click.command()
@@ -28,25 +29,25 @@ def down(keep_jobs: bool, yes: bool, timeout: str, home: Path | None) -> None:
     from shoal.cli.several import confirmed
     from shoal.cli.times import seconds
     from shoal.client import Client
-    from shoal.client.connection import server_file
+    from shoal.client.connection import server_of
     from shoal.client.errors import NotRunning, Unreachable
     from shoal.server.home import Home, MachinesLeft, default_home
 
     where = (home or default_home()).expanduser().absolute()
     limit_s = seconds(timeout)
     try:
-        known = server_file(where)
+        known = server_of(where)
     except NotRunning:
         say(f"no server runs on {where}")
         return
     try:
-        with Client(known["address"], home=where) as client:
+        with Client(known.address, home=where) as client:
             status = client.status()
             if _busy(status) and not keep_jobs:
                 confirmed(f"{_fate(status, keep_jobs=False)}. Stop the server?", yes=yes)
             client.shutdown(keep_jobs=keep_jobs)
     except Unreachable:
-        if not _alive(known):
+        if not known.alive:
             say(f"no server runs on {where}; the last one ended unexpectedly")
             return
         raise
@@ -76,21 +77,13 @@ def _fate(status: Status, *, keep_jobs: bool) -> str:
     )
 
 
-def _alive(known: dict[str, Any]) -> bool:
-    """Whether the process that wrote the file still runs. The start time tells it from a reused pid."""
-    from shoal.server.home import start_time
-
-    started = start_time(int(known["pid"]))
-    return started is not None and started == known["start_time"]
-
-
-def _await_end(known: dict[str, Any], home: Path, limit_s: float) -> None:
+def _await_end(known: Running, home: Path, limit_s: float) -> None:
     from shoal.client.errors import TimedOut
 
     deadline = time.monotonic() + limit_s
-    while _alive(known):
+    while known.alive:
         if time.monotonic() > deadline:
             raise TimedOut(
-                f"the server (pid {known['pid']}) has not stopped after {limit_s:g} s; see {home}/server.log"
+                f"the server (pid {known.pid}) has not stopped after {limit_s:g} s; see {home}/server.log"
             )
         time.sleep(0.05)

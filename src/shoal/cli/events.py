@@ -40,6 +40,7 @@ def events(
     tail: int,
 ) -> None:
     """List what happened to the jobs that you may see, and who did it. This is also the audit log."""
+    from shoal.cli.of_array import one_job
     from shoal.cli.report import print_document
     from shoal.cli.times import since as point
     from shoal.server.api.models import EventList
@@ -49,7 +50,8 @@ def events(
     if what is not None and what.startswith("user/"):
         which["user"] = what.removeprefix("user/")
     elif what is not None:
-        which["job"] = client.job(what).id
+        with one_job(client, what, "events"):
+            which["job"] = client.job(what).id
     if watch:
         _watch(client, output, which)
         return

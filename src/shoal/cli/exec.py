@@ -18,7 +18,7 @@ from shoal.cli.report import reported
 def exec_(connect: Connect, job: str, command: tuple[str, ...], rank: int | None, tty: bool) -> None:
     """Run a command next to a running job: on its machine, in its directory, with its GPUs, variables and account.
 
-    The exit code is that of the command.
+    The exit code is that of the command. Without -t, the command has no input.
 
     Examples:
 
@@ -26,7 +26,10 @@ def exec_(connect: Connect, job: str, command: tuple[str, ...], rank: int | None
 
       shoal exec -t train -- bash
     """
+    from shoal.cli.of_array import one_job
     from shoal.cli.terminal import attach
 
     with connect() as client:
-        raise SystemExit(attach(client, client.job(job).id, command, rank=rank, tty=tty))
+        with one_job(client, job, "exec", state="running"):
+            found = client.job(job)
+        raise SystemExit(attach(client, found.id, command, rank=rank, tty=tty))

@@ -29,7 +29,12 @@ node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
 
 def _row(node: NodeStatus) -> list[str]:
     kind = f"{node.gpu_type} (virtual)" if node.virtual and node.gpu_type != "virtual" else node.gpu_type
-    why = node.why or "; ".join(node.warnings) or ("" if node.engine is None else node.engine)
+    said = [node.why, *node.warnings]
+    if node.engine is not None and node.engine not in (
+        node.why or ""
+    ):  # a reason may quote the engine already
+        said.append(node.engine)
+    why = "; ".join(words for words in said if words)
     return [
         node.name,
         node.state,

@@ -31,9 +31,10 @@ def plan(connect: Connect, file: str, name: str | None, settings: tuple[str, ...
     """
     from shoal.cli.report import print_document
     from shoal.cli.spec_options import from_file
+    from shoal.client.jobfile import at_its_place
 
-    spec = from_file(file, settings, name)
-    with connect() as client:
+    spec, document = from_file(file, settings, name)
+    with connect() as client, at_its_place(document):
         outcome = client.plan(spec)
     if output.for_people:
         print(describe(outcome))

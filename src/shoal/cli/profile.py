@@ -22,10 +22,15 @@ BAR = 40
 @output_option
 @on_server
 def profile(client: Client, job: str, output: Output, plot: bool) -> None:
-    """Show the speed by number of GPUs, measured or estimated, what each further GPU adds, and the time left."""
+    """Show the speed by number of GPUs, measured or estimated, what each further GPU adds, and the time left.
+
+    Of a job that is over, what is on record: measurements of all jobs with its model.
+    """
+    from shoal.cli.of_array import one_job
     from shoal.cli.report import print_document
 
-    found = client.profile(job)
+    with one_job(client, job, "profile"):
+        found = client.profile(job)
     if output.for_people:
         print("\n".join(describe(found, plot=plot)))
     else:
@@ -61,6 +66,8 @@ def describe(profile: Profile, *, plot: bool) -> list[str]:
         rows.append([str(point.gpus), f"{point.speed:.3g}", interval, fit, speedup, gain, basis, *bar])
         before = point
     table = lines(head, rows) if rows else []
+    if profile.job.state.is_final:
+        return [*table, f"speeds: {profile.basis}", "left: nothing, the job is over"]
     now = profile.measuring or profile.next_measurement
     told = [f"speeds: {profile.basis}", f"to measure: {now}", f"left: {when(profile.remaining)}"]
     return [*table, *(told if profile.points else [told[0], told[2]])]

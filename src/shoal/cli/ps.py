@@ -32,7 +32,7 @@ REFRESH_S = 1.0
 @click.option("-s", "--state", help="Only jobs in these states: pending,running,...")
 @click.option("--since", help="Only jobs submitted since: 2h (ago), or a time.")
 @click.option("-l", "--label", "labels", multiple=True, help="Only jobs with this label: key=value.")
-@click.option("--array", help="Only jobs of this array, one line each.")
+@click.option("--array", help="Only jobs of this array, one line each, also the finished ones.")
 @click.option("--expand", is_flag=True, help="One line for every job of an array.")
 @click.option("-n", "number", type=click.IntRange(min=1), help="At most this many, the newest.")
 @output_option
@@ -52,7 +52,10 @@ def ps(
     number: int | None,
     output: Output,
 ) -> None:
-    """List the unfinished jobs that you may see, each with the reason why it has no more GPUs."""
+    """List the unfinished jobs that you may see, each with the reason why it has no more GPUs.
+
+    -a, -s and --array also list finished jobs.
+    """
     from shoal.cli.condition_options import pairs
     from shoal.cli.times import since as point
 
@@ -61,7 +64,7 @@ def ps(
         whose = client.status().user if mine else user
 
         def jobs() -> list[Job]:
-            active = None if all_ or states else True
+            active = None if all_ or states or array else True
             return client.jobs(
                 states=states, active=active, user=whose, since=point(since), limit=number,
                 labels=pairs(labels, "--label"), array=array,
@@ -71,7 +74,21 @@ def ps(
         if watch:
             _watch(client, jobs, output, array_of)
         else:
-            _print(jobs(), output, array_of, hint=not all_ and not states)
+            found = jobs()
+            if user is not None and not found:
+                _must_exist(client, user)
+            _print(found, output, array_of, hint=not all_ and not states and not array)
+
+
+def _must_exist(client: Client, user: str) -> None:
+    from shoal.client.errors import NotFound, WrongInput
+
+    try:
+        client.user(user)
+    except (NotFound, WrongInput):  # no user can have such a name
+        raise NotFound(
+            f"there is no user {user!r} that you may see; `shoal user ls` lists them", code="not_found"
+        ) from None
 
 
 def _states(text: str | None) -> list[str] | None:

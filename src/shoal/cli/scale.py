@@ -22,13 +22,14 @@ def scale(
 ) -> None:
     """Change a job's range of GPUs. The job may be running."""
     from shoal.cli.jobs_table import want
+    from shoal.cli.of_array import one_job
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.core.errors import ShoalError
 
     if min_ is None and max_ is None and pin is None:
         raise ShoalError("give --min, --max or --pin")
-    with connect() as client:
+    with connect() as client, one_job(client, job, "scale"):
         found = client.scale(job, min=min_, max=max_, pin=pin)
     if output.for_people:
         gpus = "GPU" if want(found) == "1" else "GPUs"

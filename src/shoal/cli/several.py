@@ -22,6 +22,7 @@ def each(
     act_on_array: Callable[[str], Array] | None = None,
 ) -> None:
     """Act on each job, or on all jobs of an array. A failure is reported and does not stop the others."""
+    from shoal.cli.of_array import states
     from shoal.cli.out import say
     from shoal.cli.report import plain, print_document, print_lines
     from shoal.server.api.models import JobList
@@ -39,8 +40,7 @@ def each(
         for job in found:
             say(f"{job.name}: {done}" + (f" ({job.state.value})" if job.state.value != done else ""))
         for each_ in arrays:
-            states = ", ".join(f"{count} {state}" for state, count in each_.jobs.items())
-            say(f"{each_.name}: {done} ({states})")
+            say(f"{each_.name}: {done} ({states(each_)})")
     elif arrays and not found:
         print_lines([plain(each_) for each_ in arrays])
     elif found or not errors:
@@ -54,8 +54,11 @@ def each(
 def _of_array(
     name: str, error: ShoalError, act: Callable[[str], Array] | None, errors: list[ShoalError]
 ) -> Array | None:
-    """Act on the array of this name, if there is no such job. Otherwise note the error."""
-    if act is not None and getattr(error, "code", None) == "not_found":
+    """Act on the array of this name, if there is no such job. Otherwise note the error.
+
+    A number is always that of a job, never that of an array.
+    """
+    if act is not None and not name.isdigit() and getattr(error, "code", None) == "not_found":
         try:
             return act(name)
         except ShoalError as other:

@@ -12,7 +12,7 @@ from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
-    from shoal.server.api.models import Event, Job, Worker
+    from shoal.server.api.models import Array, Event, Job, Worker
 
 
 @click.command()
@@ -22,16 +22,39 @@ if TYPE_CHECKING:
 @server_options
 @reported
 def show(connect: Connect, job: str, verbose: bool, output: Output) -> None:
-    """Show what was submitted (and which values are defaults), the progress, the workers and the events."""
+    """Show what was submitted (and which values are defaults), the progress, the workers and the events.
+
+    For the name of an array: how many of its jobs are in which state.
+    """
+    from shoal.cli.of_array import job_or_array
     from shoal.cli.report import print_document
+    from shoal.server.api.models import Array
 
     with connect() as client:
-        found = client.job(job)
+        found = job_or_array(client, job)
+        if isinstance(found, Array):
+            _show_array(found, client.job(found.first).name, output)
+            return
         if not output.for_people:
             print_document(output, found, found.name)
             return
         events = client.events(job=found.id, tail=None if verbose else 12)
     _describe(found, events, verbose=verbose)
+
+
+def _show_array(array: Array, first: str, output: Output) -> None:
+    from shoal.cli.of_array import states
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.core.words import counted
+
+    if not output.for_people:
+        print_document(output, array, array.name)
+        return
+    most = "" if array.max_running is None else f", at most {array.max_running} at once"
+    print(f"{array.name} (array {array.id}, {array.user}): {counted(array.tasks, 'job')}{most}")
+    print(f"  {states(array)}; {counted(array.gpus, 'GPU')} now")
+    say(f"list them: shoal ps --array {array.name}   one of them: shoal show {first}")
 
 
 def _describe(job: Job, events: list[Event], *, verbose: bool) -> None:

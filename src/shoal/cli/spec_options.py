@@ -12,6 +12,7 @@ import click
 from shoal.core.errors import ShoalError
 
 if TYPE_CHECKING:
+    from shoal.client.jobfile import Document
     from shoal.server.api.models import JobSpec
 
 name_option = click.option("--name", help="Name of the job. Default: from the command.")
@@ -21,12 +22,13 @@ set_option = click.option(
 file_option = click.option("-f", "--file", required=True, help="Job file in YAML; - for standard input.")
 
 
-def from_file(file: str, settings: Sequence[str], name: str | None) -> JobSpec:
-    """The job of a job file."""
+def from_file(file: str, settings: Sequence[str], name: str | None) -> tuple[JobSpec, Document]:
+    """The job of a job file, and the file's content."""
     from shoal.client import jobfile
 
     extra = [f"name={name}"] if name else []
-    return jobfile.job_spec(jobfile.with_settings(jobfile.read(file), [*settings, *extra]))
+    document = jobfile.with_settings(jobfile.read(file), [*settings, *extra])
+    return jobfile.job_spec(document), document
 
 
 def from_command(command: Sequence[str], **given: Any) -> JobSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -47,12 +48,13 @@ def submit(
     from shoal.cli.out import say
     from shoal.cli.plan import describe
     from shoal.cli.spec_options import from_file
+    from shoal.client.jobfile import at_its_place
     from shoal.core.errors import ShoalError
 
     if file == "-" and not yes:
         raise ShoalError("a job file from standard input needs -y: no question can be asked then")
-    spec = from_file(file, settings, name)
-    with connect() as client:
+    spec, document = from_file(file, settings, name)
+    with connect() as client, at_its_place(document):
         if not yes and output.for_people and sys.stdin.isatty() and sys.stderr.isatty():
             alone = {"array": None, "sweep": None, "max_running": None}
             say(describe(client.plan(spec.model_copy(update=alone))))
@@ -66,6 +68,7 @@ def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key:
     from shoal.cli import follow
     from shoal.cli.out import say
     from shoal.cli.report import print_document
+    from shoal.cli.times import clock
     from shoal.core.words import data_size
 
     if spec.upload and spec.tree is None:
@@ -75,17 +78,20 @@ def hand_in(client: Client, spec: JobSpec, *, detach: bool, output: Output, key:
             say(
                 f"uploaded {spec.workdir} ({data_size(sent.size_bytes)}); what .gitignore excludes stays here"
             )
+    if output.for_people and spec.not_before is not None and spec.not_before <= datetime.now(UTC):
+        say(f"not_before is in the past ({clock(spec.not_before)} local time), so it does not delay the job")
     if spec.array is not None or spec.sweep is not None:
         return _hand_in_array(client, spec, output, key)
     job = client.submit(spec, idempotency_key=key or uuid.uuid4().hex)
     if output.for_people:
-        say(f"submitted {job.name} (job {job.id})")
+        if detach:
+            print(job.name, flush=True)
+        say(f"submitted as job {job.id}" if detach else f"submitted {job.name} (job {job.id})")
         if spec.gpus == "auto":
             for event in client.events(job=job.id, type="job.sized"):
                 say(event.message)
         if not detach:
             return follow.stay(client, job)
-        print(job.name)
         say(f"watch it: shoal logs -f {job.name}   why it waits: shoal why {job.name}")
         return 0
     code = 0
@@ -107,8 +113,8 @@ def _hand_in_array(client: Client, spec: JobSpec, output: Output, key: str | Non
 
     array = client.submit_array(spec, idempotency_key=key or uuid.uuid4().hex)
     if output.for_people:
-        say(f"submitted {array.name}: {array.tasks} jobs ({array.first} to {array.last})")
-        print(array.name)
+        print(array.name, flush=True)
+        say(f"submitted as {array.tasks} jobs ({array.first} to {array.last})")
         say(f"list them: shoal ps --array {array.name}   cancel them: shoal cancel {array.name}")
     else:
         print_document(output, array, array.name)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import signal
+import struct
 import sys
+import termios
 import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from shoal.cli.out import say
 
 if TYPE_CHECKING:
     from shoal.client import Client
@@ -25,7 +30,10 @@ def attach(client: Client, job: int, command: Sequence[str], *, rank: int | None
         with _raw() if tty else contextlib.nullcontext():
             if tty:
                 _send_keys(client, session, ended)
-            return _show(client, session)
+            code = _show(client, session)
+        if not tty and _unread_bytes():
+            say("shoal: standard input was not passed on to the command; -t passes it on, as a terminal does")
+        return code
     except KeyboardInterrupt:
         return 130
     finally:
@@ -34,12 +42,21 @@ def attach(client: Client, job: int, command: Sequence[str], *, rank: int | None
             client.exec_end(session)
 
 
+def _unread_bytes() -> int:
+    """What a pipe or file as standard input still has. A terminal, or none, counts as empty."""
+    try:
+        if os.isatty(0):
+            return 0
+        return int(struct.unpack("i", fcntl.ioctl(0, termios.FIONREAD, struct.pack("i", 0)))[0])
+    except OSError:
+        return 0
+
+
 def run_interactive(client: Client, spec: JobSpec) -> int:
     """Submit a job that holds GPUs, and run its command in this terminal. The job ends with it."""
     import uuid
 
     from shoal.cli.follow import exit_code, show_states
-    from shoal.cli.out import say
 
     job = client.submit(spec, idempotency_key=uuid.uuid4().hex)
     say(f"submitted {job.name} (job {job.id})")
@@ -98,7 +115,6 @@ def _raw() -> Iterator[None]:
     if not sys.stdin.isatty():
         yield
         return
-    import termios
     import tty
 
     before = termios.tcgetattr(0)

@@ -214,11 +214,11 @@ def _refuse_unused(home: Path, given: dict[str, object]) -> None:
 def _running(home: Path) -> str | None:
     """The address of the server of this home, if one answers."""
     from shoal.client import Client
-    from shoal.client.connection import server_file
+    from shoal.client.connection import server_of
     from shoal.client.errors import ClientError
 
     try:
-        address = str(server_file(home)["address"])
+        address = server_of(home).address
         with Client(address, token="none") as client:
             return address if client.healthy() else None
     except ClientError:
@@ -286,10 +286,19 @@ def _tell(
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.client import Client
-    from shoal.client.errors import Conflict
+    from shoal.client.connection import server_of
+    from shoal.client.errors import Conflict, NotAllowed
 
-    with Client(home=home) as client:
-        status = client.status()
+    try:
+        with Client(home=home) as client:
+            status = client.status()
+    except NotAllowed as error:  # the first admin was deleted: it runs, but does not tell us more
+        asked = was_up and any(wish is not None for wish in (gpus, policy, *sharing.values()))
+        if asked or output not in (Output.TABLE, Output.WIDE, Output.NAME):
+            raise
+        print(server_of(home).address, flush=True)
+        say(f"shoal {'is already' if was_up else 'is'} up, but does not show its settings: {error}")
+        return
     if was_up and gpus not in (None, status.total_gpus):
         raise Conflict(
             f"a server with {status.total_gpus} GPUs runs on {home}; stop it with `shoal down` first"

@@ -13,7 +13,8 @@ from shoal.cli.out import Output
 from shoal.cli.report import reported
 
 if TYPE_CHECKING:
-    from shoal.server.api.models import Job
+    from shoal.client import Client
+    from shoal.server.api.models import Array, Job
 
 
 @click.command()
@@ -27,17 +28,24 @@ def wait(connect: Connect, job: str, until: str, timeout: str | None, output: Ou
     """Wait for a job. Exit codes: 0 succeeded (or the condition holds), 100 failed, 103 cancelled, 124 timeout.
 
     101: the job ended, and the condition can no longer hold.
+
+    For the name of an array: wait until all its jobs are over. Exit codes: 0 all succeeded, 100 one failed, 103 one was
+    cancelled and none failed.
     """
     from shoal.cli.follow import NOT_FINISHED, Terminated, detach, detachable, ending, exit_code
+    from shoal.cli.of_array import job_or_array
     from shoal.cli.out import say
     from shoal.cli.report import print_document
     from shoal.cli.times import seconds
     from shoal.core.words import counted
+    from shoal.server.api.models import Array
 
     wished = _condition(until)
     limit_s = seconds(timeout) if timeout is not None else None
     with connect() as client:
-        found = client.job(job)
+        found = job_or_array(client, job)
+        if isinstance(found, Array):
+            raise SystemExit(_wait_for_all(client, found, until, limit_s, output))
         try:
             with detachable():
                 found = client.wait(found.id, wished, timeout_s=limit_s)
@@ -55,6 +63,29 @@ def wait(connect: Connect, job: str, until: str, timeout: str | None, output: Ou
         raise SystemExit(0)
     code = exit_code(found)
     raise SystemExit(NOT_FINISHED if until != "done" and code == 0 else code)
+
+
+def _wait_for_all(client: Client, array: Array, until: str, limit_s: float | None, output: Output) -> int:
+    """Wait until all jobs of an array are over; return the exit code."""
+    from shoal.cli.follow import CANCELLED, FAILED, INTERRUPTED, TERMINATED, Terminated, detachable
+    from shoal.cli.of_array import states
+    from shoal.cli.out import say
+    from shoal.cli.report import print_document
+    from shoal.core.errors import ShoalError
+
+    if until != "done":
+        raise ShoalError(f"--for {until}: {array.name} is an array; wait for one of its jobs, or for `done`")
+    try:
+        with detachable():
+            array = client.wait_array(array.id, timeout_s=limit_s)
+    except (KeyboardInterrupt, Terminated) as why:
+        say(f"\ndetached; {array.name} continues. List its jobs: shoal ps --array {array.name}")
+        return TERMINATED if isinstance(why, Terminated) else INTERRUPTED
+    if output.for_people:
+        say(f"{array.name}: {states(array)}")
+    else:
+        print_document(output, array, array.name)
+    return FAILED if array.jobs.get("failed") else CANCELLED if array.jobs.get("cancelled") else 0
 
 
 def _condition(text: str) -> Callable[[Job], bool]:

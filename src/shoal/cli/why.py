@@ -24,10 +24,12 @@ if TYPE_CHECKING:
 @on_server
 def why(client: Client, job: str, output: Output, at: str | None, preempted: bool, verbose: bool) -> None:
     """Explain why a job waits or has no more GPUs: the evidence, the jobs ahead, an estimate, and what would help."""
+    from shoal.cli.of_array import one_job
     from shoal.cli.report import print_document
     from shoal.cli.times import since
 
-    answer = client.why(job, at=since(at), preempted=preempted)
+    with one_job(client, job, "why", state="pending"):
+        answer = client.why(job, at=since(at), preempted=preempted)
     if not output.for_people:
         print_document(output, answer, answer.reason.code if answer.reason else "None")
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.client.connection import Connection, made, parsed, segment
-from shoal.client.errors import ClientError, NotFound, TimedOut
+from shoal.client.errors import ClientError, NotFound, TimedOut, job_rejected
 from shoal.server.api import models as m
 
 JobId = int | str
@@ -34,7 +34,8 @@ class Client(Connection):
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
         if spec.upload and spec.tree is None:
             spec = spec.model_copy(update={"tree": self.upload(spec.workdir).digest})
-        return self.call("POST", "jobs", m.Job, body=spec, headers=headers)
+        with job_rejected():
+            return self.call("POST", "jobs", m.Job, body=spec, headers=headers)
 
     def upload(self, directory: str | Path) -> m.Workdir:
         """Upload a working directory, unless the server has it. The answer names its content."""
@@ -52,7 +53,8 @@ class Client(Connection):
     def submit_array(self, spec: m.JobSpec, *, idempotency_key: str | None = None) -> m.Array:
         """Submit all jobs of a spec with `array` or `sweep`: all of them, or none."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
-        return self.call("POST", "arrays", m.Array, body=spec, headers=headers)
+        with job_rejected():
+            return self.call("POST", "arrays", m.Array, body=spec, headers=headers)
 
     def array(self, array: JobId) -> m.Array:
         return self.call("GET", f"arrays/{segment(str(array))}", m.Array)
@@ -64,7 +66,8 @@ class Client(Connection):
 
     def plan(self, spec: m.JobSpec) -> m.PlanOutcome:
         """What would happen if this job were submitted now. Changes nothing."""
-        return self.call("POST", "plan", m.PlanOutcome, body=m.PlanRequest(spec=spec))
+        with job_rejected():
+            return self.call("POST", "plan", m.PlanOutcome, body=m.PlanRequest(spec=spec))
 
     def jobs(
         self,
@@ -144,6 +147,21 @@ class Client(Connection):
                 if until(now) or now.state.is_final:
                     return now
         raise TimedOut(f"{now.name} is still {now.state.value} after {timeout_s:g} s")
+
+    def wait_array(self, array: JobId, *, timeout_s: float | None = None) -> m.Array:
+        """Wait, without polling, until all jobs of the array are over. Raises `TimedOut` after `timeout_s`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        cursor = self.status().last_event
+        now = self.array(array)
+        if not now.unfinished:
+            return now
+        ends = {f"job.{state.value}" for state in m.JobState if state.is_final}
+        for event in self.watch_events(user=now.user, type="job.", cursor=cursor, deadline=deadline):
+            if event.type in ends and event.job is not None and now.first <= event.job <= now.last:
+                now = self.array(now.id)
+                if not now.unfinished:
+                    return now
+        raise TimedOut(f"{now.unfinished} jobs of {now.name} are not over after {timeout_s:g} s")
 
     # logs and events
 
@@ -247,6 +265,7 @@ class Client(Connection):
     def healthy(self) -> bool:
         """Whether the server answers."""
         try:
+            self.find_server()  # the address may be another one after it
             return self.request("GET", f"{self.address}/healthz", timeout=2.0).status_code == 200
         except ClientError:
             return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import threading
@@ -18,9 +17,17 @@ import httpx
 from httpx_sse import EventSource, ServerSentEvent, connect_sse
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from shoal.client.errors import BadAnswer, ClientError, NotRunning, TimedOut, Unreachable, error_for
+from shoal.client.errors import (
+    BadAnswer,
+    ClientError,
+    NotAllowed,
+    NotRunning,
+    TimedOut,
+    Unreachable,
+    error_for,
+)
 from shoal.server.api.models import Error
-from shoal.server.home import default_home
+from shoal.server.home import Running, default_home
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -28,18 +35,29 @@ M = TypeVar("M", bound=BaseModel)
 RECONNECT_S = 30.0
 #: The server sends a comment every 15 s; a connection that is silent twice as long is dead.
 SILENCE_S = 30.0
+#: What to do without a valid token of this home.
+OTHER_TOKEN = "set SHOAL_TOKEN to your token, or give its file by --token-file"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def server_file(home: Path) -> dict[str, Any]:
-    """The content of server.json, which the server of this home wrote."""
+def server_of(home: Path) -> Running:
+    """The server of this home, from `server.json`.
+
+    It must live: another process may have taken the port of a server that has ended, and would get the token.
+    """
+    path = home / "server.json"
     try:
-        found = json.loads((home / "server.json").read_text())
-        return {**found, "address": str(found["address"])}
+        found = Running.read(path)
     except FileNotFoundError:
         raise NotRunning(f"no server runs on {home}; start one with `shoal up`") from None
     except (OSError, ValueError, KeyError, TypeError):
-        raise NotRunning(f"{home / 'server.json'} cannot be read; start the server with `shoal up`") from None
+        raise NotRunning(f"{path} cannot be read; start the server with `shoal up`") from None
+    if not found.alive:
+        raise NotRunning(
+            f"no server runs on {home}: the last one ended unexpectedly; start one with `shoal up`, or give the "
+            "address of one on another machine by --server"
+        )
+    return found
 
 
 def read_token(path: Path) -> str:
@@ -68,13 +86,15 @@ class Connection:
         """Without arguments, connect to the server of `default_home()` with `$SHOAL_TOKEN` or its admin token."""
         self.home = Path(home).expanduser() if home else default_home()
         given = server or os.environ.get("SHOAL_SERVER")
-        address = given or server_file(self.home)["address"]
+        address = given or server_of(self.home).address
         self._of_home = not given
         if not address.startswith(("http://", "https://")):
             address = f"http://{address}"
         self.address = address.rstrip("/")
         self.host = urlsplit(self.address).hostname or ""
         self.timeout_s = timeout_s
+        #: The file with the token of the first admin, if that is the one in use.
+        self._token_of_home: Path | None = None
         self._http = httpx.Client(
             base_url=f"{self.address}/api/v1/",
             headers={"Authorization": f"Bearer {token or self._find_token(token_file)}"},
@@ -95,7 +115,10 @@ class Connection:
             raise error_for(
                 0, "unauthorized", "a server on another machine needs a token: --token-file or $SHOAL_TOKEN"
             )
-        return read_token(self.home / "admin.token")
+        self._token_of_home = self.home / "admin.token"
+        if not self._token_of_home.exists():
+            raise error_for(0, "unauthorized", f"there is no {self._token_of_home}; {OTHER_TOKEN}")
+        return read_token(self._token_of_home)
 
     def close(self) -> None:
         self._http.close()
@@ -115,11 +138,18 @@ class Connection:
         return parsed(gives, answer.content)
 
     def request(self, method: str, path: str, **kwargs: Any) -> httpx.Response:
+        self.find_server()
         try:
             answer = self._http.request(method, path, **kwargs)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise self._failed(error) from None
-        _raise_for(answer)
+        try:
+            _raise_for(answer)
+        except NotAllowed as error:
+            if error.code != "unauthorized" or self._token_of_home is None:
+                raise
+            text = f"the token in {self._token_of_home} is not valid any more; {OTHER_TOKEN}"
+            raise error_for(answer.status_code, error.code, text) from None
         return answer
 
     def pages(
@@ -167,7 +197,7 @@ class Connection:
                             cursor = message.id or cursor
                             yield message
                 # A stream that the server ends without an end message: the server is shutting down.
-            except httpx.HTTPError as error:
+            except (httpx.HTTPError, NotRunning) as error:
                 problem = error
             now = time.monotonic()
             if deadline is not None and now >= deadline:
@@ -176,12 +206,12 @@ class Connection:
             if now - lost_s > RECONNECT_S:
                 raise self._failed(problem) from None
             time.sleep(0.3)
-            self._find_again()
 
     @contextlib.contextmanager
     def _connected(
         self, path: str, query: Mapping[str, Any], deadline: float | None
     ) -> Iterator[EventSource]:
+        self.find_server()
         timeout = httpx.Timeout(self.timeout_s, read=SILENCE_S)
         with connect_sse(self._http, "GET", path, params=_query(query), timeout=timeout) as source:
             if source.response.is_error:
@@ -190,19 +220,18 @@ class Connection:
             with _hang_up_at(deadline, source.response):
                 yield source
 
-    def _find_again(self) -> None:
-        """Read the address again: after a restart the server of a home may listen on another port."""
+    def find_server(self) -> None:
+        """Look before every request: the server of a home may have ended, or listen on another port by now."""
         if not self._of_home:
             return
-        try:
-            address = server_file(self.home)["address"]
-        except ClientError:
-            return
+        address = server_of(self.home).address
         if address != self.address:
             self.address = address
             self._http.base_url = httpx.URL(f"{address}/api/v1/")
 
     def _failed(self, error: Exception | None) -> ClientError:
+        if isinstance(error, NotRunning):
+            return error
         if isinstance(error, httpx.TimeoutException):
             return TimedOut(f"the server at {self.address} does not answer; look at `shoal status`")
         return Unreachable(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from shoal.core.errors import ShoalError
 
 
@@ -52,9 +55,15 @@ class NotRunning(Unreachable):
 
 
 class Rejected(ClientError):
-    """The request violates a rule or a limit, or the job can never run on this cluster."""
+    """The job or the request violates a rule or a limit, or the job can never run on this cluster."""
 
     exit_code = 7
+
+
+class WrongInput(Rejected):
+    """A value of a request is not valid, other than in a job that is submitted."""
+
+    exit_code = 2
 
 
 class TimedOut(ClientError):
@@ -71,7 +80,7 @@ _BY_CODE: dict[str, type[ClientError]] = {
     "forbidden": NotAllowed,
     "not_found": NotFound,
     "conflict": Conflict,
-    "invalid": Rejected,
+    "invalid": WrongInput,
     "infeasible": Rejected,
     "too_large": Rejected,
 }
@@ -84,6 +93,15 @@ _BY_STATUS: dict[int, type[ClientError]] = {
     413: Rejected,
     422: Rejected,
 }
+
+
+@contextlib.contextmanager
+def job_rejected() -> Iterator[None]:
+    """A value of a submitted job that is not valid is a mistake in the job, as one in a job file."""
+    try:
+        yield
+    except WrongInput as error:
+        raise Rejected(str(error), code=error.code, field=error.field) from None
 
 
 def error_for(status: int, code: str, message: str, *, field: str | None = None) -> ClientError:

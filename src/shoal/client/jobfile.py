@@ -5,6 +5,7 @@ Files are read with the core schema of YAML 1.2, so that `on`, `1:30` and `2026-
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
+from shoal.client.errors import Rejected
 from shoal.client.scripts import uses_runtime
 from shoal.client.shell import from_sources
 from shoal.core.errors import ShoalError, did_you_mean
@@ -73,8 +75,9 @@ class JobFileError(ShoalError):
 
     exit_code = 7
 
-    def __init__(self, source: str, mistakes: Sequence[Mistake]) -> None:
-        self.source = source
+    def __init__(self, source: str, mistakes: Sequence[Mistake], code: str = "invalid") -> None:
+        """`code` is that of the API."""
+        self.source, self.code = source, code
         self.mistakes = tuple(mistakes)
         first = mistakes[0]
         where = ":".join(str(p) for p in (source, first.line, first.column) if p is not None)
@@ -184,6 +187,20 @@ def check(document: Document, model: type[M]) -> M:
         return model.model_validate(document.data)
     except ValidationError as error:
         raise JobFileError(document.source, list(_mistakes(error, document, model))) from None
+
+
+@contextlib.contextmanager
+def at_its_place(document: Document) -> Iterator[None]:
+    """If the server rejects a value of the document, say where it is in the file."""
+    try:
+        yield
+    except Rejected as error:
+        field = (error.field or "").removeprefix("spec.")
+        if field.partition(".")[0] not in document.data:
+            raise
+        at = document.place(tuple(field.split(".")))
+        message = str(error).removeprefix(f"{error.field}: ").removeprefix(f"{field}: ")
+        raise JobFileError(document.source, [Mistake(message, field, *at)], error.code) from None
 
 
 def job_spec(document: Document) -> JobSpec:
