@@ -39,10 +39,13 @@ test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(PYTEST) $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
 	$(PYTEST) $(PROCESS_TESTS) $(PYTEST_ARGS)
 
-# Tests that mostly start servers, workers, browsers or other programs, or run the experiments of a paper.
+# Tests that mostly start servers, workers, browsers or other programs, run the experiments of a paper, or play long
+# random histories.
 NOT_FAST := $(PROCESS_TESTS) tests/cli tests/executors tests/papers tests/report/test_browser.py \
 	tests/server/test_crash.py tests/sim/test_command.py tests/sim/test_comparison.py tests/sim/test_first_use.py \
-	tests/sim/test_docs.py tests/sim/test_interrupts.py
+	tests/sim/test_docs.py tests/sim/test_interrupts.py tests/sim/test_published.py tests/fair/test_possible.py \
+	tests/scheduler/test_safety.py $(addprefix tests/server/test_,backup.py control_port.py outsiders.py processes.py \
+	restart.py suggestions.py upgrade.py)
 
 test-fast: $(VENV)/.installed-dev ## run the quick tests, few of which start processes (a few minutes)
 	$(PYTEST) $(addprefix --ignore=,$(NOT_FAST)) $(PYTEST_ARGS)

@@ -63,7 +63,7 @@ class Submitted:
     result: Path | None = None
     may_be: set[str] = field(default_factory=set)  # the states that it may be in now; empty: any
     over_s: float | None = None  # when it was first seen to be over
-    pending_step: int | None = None  # its step when it was last seen, if it was pending then
+    pending_steps: list[int] = field(default_factory=list)  # those that were seen since it is pending
 
     @property
     def over(self) -> bool:
@@ -189,12 +189,13 @@ class Chaos:
         if job.may_be and state not in job.may_be:
             self.wrong.append(f"job {job.id} is {state} and not one of {sorted(job.may_be)}")
         step = int(reply.json()["step"] or 0)
-        if state == "pending":
-            if job.pending_step is not None and step > job.pending_step:
-                self.wrong.append(f"job {job.id} is pending and trains: step {step} after {job.pending_step}")
-            job.pending_step = step
-        else:
-            job.pending_step = None
+        if state != "pending":
+            job.pending_steps = []
+        elif step not in job.pending_steps[-1:]:
+            job.pending_steps.append(step)
+            # One step more is the last word of a worker that has ended since.
+            if len(job.pending_steps) > 2 and job.pending_steps == sorted(job.pending_steps):
+                self.wrong.append(f"job {job.id} is pending and trains: steps {job.pending_steps}")
         if state in FINAL:
             if state not in job.ends:
                 self.wrong.append(
@@ -293,7 +294,7 @@ class Chaos:
 
     def run(self, kills: int, limit_s: float, per_s: float) -> None:
         """`per_s`: faults per second."""
-        deadline, next_fault = time.monotonic() + limit_s, 0.0
+        deadline, next_fault, next_line = time.monotonic() + limit_s, 0.0, 0.0
         users = threading.Thread(target=self._use)
         users.start()
         while sum(self.faults.values()) < kills and time.monotonic() < deadline:
@@ -302,11 +303,20 @@ class Chaos:
                 self.fault()
                 next_fault = time.monotonic() + self.rng.expovariate(per_s)
             self.check()
+            if time.monotonic() >= next_line:
+                self.tell(f"{sum(self.faults.values())} of {kills} kills and stops")
+                next_line = time.monotonic() + 60
             time.sleep(0.02)
+        self.tell("no more of them: all jobs are to end")
         self.done.set()
         while users.is_alive():
             self.tend()
             users.join(0.1)
+
+    def tell(self, what: str) -> None:
+        over = sum(job.over for job in self.jobs.values())
+        now = f"{what}; {over} of {len(self.jobs)} jobs are over; {len(self.wrong)} things are wrong"
+        print(f"{time.strftime('%H:%M:%S')} {now}", file=sys.stderr, flush=True)
 
     def _use(self) -> None:
         try:

@@ -115,8 +115,9 @@ def figures_of(control: Any) -> dict[str, Any]:
 class Child:
     """A server process of the crowd."""
 
-    def __init__(self, home: Path, options: argparse.Namespace) -> None:
-        command = [sys.executable, __file__, "--serve", str(home), "--agents", str(options.agents)]
+    def __init__(self, home: Path, options: argparse.Namespace, new_agents: int) -> None:
+        """It makes a token for each of the new agents."""
+        command = [sys.executable, __file__, "--serve", str(home), "--agents", str(new_agents)]
         began_s = time.perf_counter()
         self.process = subprocess.Popen(
             [*command, "--policy", options.policy], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -172,7 +173,7 @@ def until(what: Any, words: str, limit_s: float = 120.0) -> float:
 
 def crowd(options: argparse.Namespace) -> dict[str, Any]:
     directory, rng = Path(tempfile.mkdtemp(prefix="shoal-bench-")), random.Random(0)
-    server = Child(directory / "home", options)
+    server = Child(directory / "home", options, options.agents)
     agents = subprocess.Popen(
         [
             *(sys.executable, str(ROOT / "bench/_cluster_agents.py"), str(directory / "agents")),
@@ -196,7 +197,7 @@ def crowd(options: argparse.Namespace) -> dict[str, Any]:
         before = server.figures()
         server.kill()
         began_s = time.perf_counter()
-        server = Child(directory / "home", options)
+        server = Child(directory / "home", options, 0)
         until(lambda: server.ready() == options.agents, "all agents are back")
         until(lambda: has_everything(server.figures(), before), "all workers are back")
         adopted_s = time.perf_counter() - began_s

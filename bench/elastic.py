@@ -5,10 +5,12 @@
 Prints one JSON document on stdout, and on stderr how far it is. A *pause* is the longest time between two steps of a
 survivor around the change, less the median step before or after it, whichever is longer (three workers on two cores
 step slower than two). *Idle* is the part of it in which the runtime kept the survivor from working, as it measured
-itself. torchrun gets its best settings: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (without it growing by a node fails in
-torch 2.13), the shortest last call and monitor interval; it trains with DDP and a checkpoint every 20 steps. The larger
-model is also measured sharded: in groups of two workers beside the replicated one, and as one set beside torchrun with
-plain FSDP2 and its distributed checkpoints.
+itself. *Jitter* is what the same window of time shows just before the change, when nothing changes: its longest step
+less the median one. A pause below it is not told from chance. torchrun gets its best settings:
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 (without it growing by a node fails in torch 2.13), the shortest last call and
+monitor interval; it trains with DDP and a checkpoint every 20 steps. The larger model is also measured sharded: in
+groups of two workers, two and four of them, beside the replicated one at the same sizes, and as one set beside
+torchrun with plain FSDP2 and its distributed checkpoints.
 """
 
 from __future__ import annotations
@@ -110,6 +112,19 @@ def pause_of(times: list[float], begin_s: float, end_s: float) -> dict[str, floa
     }
 
 
+def jitter_of(times: list[float], begin_s: float, end_s: float, quiet_s: float) -> dict[str, float]:
+    """The longest step, less the median one, in a window of the same length before [begin, end].
+
+    Nothing changed since `quiet_s`. Empty if that is too short.
+    """
+    first_s = begin_s - (end_s - begin_s)
+    quiet = [d for t, d in intervals(times) if quiet_s < t - d and t <= begin_s]
+    window = [d for t, d in intervals(times) if first_s < t <= begin_s]
+    if first_s < quiet_s or len(quiet) < 3 or not window:
+        return {}
+    return {"jitter_s": max(0.0, max(window) - statistics.median(quiet))}
+
+
 def summary(trials: list[dict[str, float]]) -> dict[str, Any]:
     if not trials:
         return {"trials": 0}
@@ -120,7 +135,11 @@ def summary(trials: list[dict[str, float]]) -> dict[str, Any]:
         "pause_worst_ms": round(max(pauses) * 1e3, 2),
         "gap_median_ms": round(statistics.median(t["gap_s"] for t in trials) * 1e3, 2),
         "median_step_ms": round(statistics.median(t["step_s"] for t in trials) * 1e3, 2),
+        "pauses_ms": [round(pause * 1e3, 2) for pause in pauses],
     }
+    if jitters := [t["jitter_s"] for t in trials if "jitter_s" in t]:
+        result["jitter_ms"] = round(statistics.median(jitters) * 1e3, 2)
+        result["jitters_ms"] = [round(jitter * 1e3, 2) for jitter in jitters]
     if any("idle_s" in t for t in trials):
         idle = [t["idle_s"] for t in trials if "idle_s" in t]
         result["idle_median_ms"] = round(statistics.median(idle) * 1e3, 2)
@@ -147,10 +166,16 @@ class ShoalRun:
             zygote=zygote,
             keep_size=False,
         )
+        self._longest_s = 0.0  # of the changes so far
+        self._quiet_s = 0.0  # when the change before the present one was over
 
-    def change(self, act: Callable[[], None], members: int, kind: str = "switch") -> tuple[float, float]:
-        """Do it, wait until it is done and a few steps more; when it began and ended."""
-        self.steps.wait(lambda logs: self.settled(5))
+    def change(self, act: Callable[[], None], members: int) -> tuple[float, float]:
+        """Do it, wait until it is done and a few steps more; when it began and ended.
+
+        Before it, wait for as long as the longest change has taken: to see how steps differ when nothing changes.
+        """
+        self.settle()
+        self.steps.wait(lambda logs: now_s() - self._quiet_s > 1.2 * self._longest_s)
         since = len(self.job.events)
         began_s = now_s()
         act()
@@ -159,9 +184,11 @@ class ShoalRun:
         self.steps.wait(lambda logs: self.steps.since(end_s) >= 6)
         return began_s, end_s
 
-    def settled(self, count: int) -> bool:
-        last = next(t for t, e in reversed(self.job.events) if isinstance(e, ev.GenerationCommitted))
-        return self.steps.since(last) >= count
+    def settle(self) -> None:
+        """Wait for a few steps after the last change."""
+        changes = [t for t, e in self.job.events if isinstance(e, ev.GenerationCommitted)]
+        self._quiet_s = changes[-1]
+        self.steps.wait(lambda logs: self.steps.since(self._quiet_s) >= 5)
 
     def members(self) -> tuple[str, ...]:
         return self.job.handle.state.active.members  # type: ignore[union-attr]
@@ -169,9 +196,11 @@ class ShoalRun:
     def pauses(self, workers: set[str], began_s: float, end_s: float) -> list[dict[str, float]]:
         logs = {name.rpartition(".")[0]: [r[0] for r in rows] for name, rows in self.steps.read().items()}
         first_after = min((t for w in workers for t in logs.get(w, []) if t > end_s), default=end_s)
+        self._longest_s = max(self._longest_s, first_after - began_s)
         found = [(w, pause_of(logs[w], began_s, first_after)) for w in workers if w in logs]
         number = self.job.handle.state.active.number  # type: ignore[union-attr]
-        return [{**f, **self.idle(w, number)} for w, f in found if f]
+        quiet = {w: jitter_of(logs[w], began_s, first_after, self._quiet_s) for w, _ in found}
+        return [{**f, **quiet[w], **self.idle(w, number)} for w, f in found if f]
 
     def idle(self, worker: str, generation: int) -> dict[str, float]:
         """What the runtime itself measured: work at the boundary and waiting for the end of the transfer."""
@@ -189,7 +218,11 @@ class ShoalRun:
 
 
 def worst(found: list[dict[str, float]]) -> dict[str, float] | None:
-    return max(found, key=lambda f: f["pause_s"]) if found else None
+    """The longest pause of all survivors, and their largest jitter."""
+    if not found:
+        return None
+    jitters = [f["jitter_s"] for f in found if "jitter_s" in f]
+    return {**max(found, key=lambda f: f["pause_s"]), **({"jitter_s": max(jitters)} if jitters else {})}
 
 
 def bench_shoal(size: str, trials: int, zygote: Zygote) -> dict[str, Any]:
@@ -230,7 +263,7 @@ def join_time(run: ShoalRun, before: set[str], began_s: float) -> list[float]:
 
 def migrate(run: ShoalRun) -> dict[str, float] | None:
     """All workers change, so the job's steps are looked at, whoever does them."""
-    run.steps.wait(lambda logs: run.settled(5))
+    run.settle()
     old = set(run.members())
     began_s = now_s()
     since = len(run.job.events)
@@ -247,7 +280,7 @@ def migrate(run: ShoalRun) -> dict[str, float] | None:
 
 
 def lose(run: ShoalRun) -> dict[str, float] | None:
-    run.steps.wait(lambda logs: run.settled(5))
+    run.settle()
     victim, survivor = run.members()
     since = len(run.job.events)
     killed_s = now_s()
@@ -374,14 +407,14 @@ def bench_torchrun(size: str, trials: int, shard: str = "") -> dict[str, Any]:
 # Sharded models (FSDP2)
 
 
-def bench_sharded(size: str, trials: int, zygote: Zygote, shard: str) -> dict[str, Any]:
-    """Workers join and leave: one by one in one sharded set, or in a group of two."""
+def bench_sizes(size: str, trials: int, zygote: Zygote, shard: str, larger: int) -> dict[str, Any]:
+    """From two workers to `larger` and back. `shard`: `groups`, `set`, or empty for a replicated model."""
     results: dict[str, list[dict[str, float]]] = {"grow": [], "shrink": []}
-    run, larger = ShoalRun(size, zygote, shard), 4 if shard == "groups" else 3
+    run = ShoalRun(size, zygote, shard)
     with run.job as job:
         job.wait_size(2, 120)
         for trial in range(trials):
-            tell(f"{size} with shoal, sharded ({shard}): trial {trial + 1} of {trials}")
+            tell(f"{size} with shoal, {shard or 'replicated'}, 2 to {larger}: trial {trial + 1} of {trials}")
             stay = set(run.members())
             keep(results["grow"], worst(run.pauses(stay, *run.change(lambda: job.resize(larger), larger))))
             stay = set(run.members()[:2])
@@ -392,8 +425,16 @@ def bench_sharded(size: str, trials: int, zygote: Zygote, shard: str) -> dict[st
 def sharded_figures(
     size: str, trials: int, torchrun_trials: int, steps: int, replicated: dict[str, Any], zygote: Zygote
 ) -> dict[str, Any]:
-    """Both ways of sharding, beside the replicated model of the same run, torchrun and plain FSDP2."""
-    found: dict[str, Any] = {shard: bench_sharded(size, trials, zygote, shard) for shard in ("groups", "set")}
+    """Both ways of sharding, beside the replicated model of the same run, torchrun and plain FSDP2.
+
+    A group has two workers. So it is compared with a replicated model that grows and shrinks by two, too: the same
+    number of processes shares the cores.
+    """
+    found: dict[str, Any] = {
+        "replicated_2_to_4": bench_sizes(size, trials, zygote, "", 4),
+        "groups": bench_sizes(size, trials, zygote, "groups", 4),
+        "set": bench_sizes(size, trials, zygote, "set", 3),
+    }
     found["torchrun"] = bench_torchrun(size, torchrun_trials, "set") if torchrun_trials else {}
     for shard in ("groups", "set"):
         tell(f"{size} sharded ({shard}) beside FSDP2")
@@ -404,8 +445,11 @@ def sharded_figures(
         pairs = {k: [side.get(k, {}).get(what) for side in (of, to)] for k in ("grow", "shrink")}
         return {k: None if None in (a, b) else round(a / max(b, 1.0), 3) for k, (a, b) in pairs.items()}
 
-    found["groups_pause_over_replicated"] = ratios(found["groups"], replicated, "pause_median_ms")
-    found["groups_idle_over_replicated"] = ratios(found["groups"], replicated, "idle_median_ms")
+    for name, other in (("2_to_4", found["replicated_2_to_4"]), ("2_to_3", replicated)):
+        for what in ("pause", "idle"):
+            found[f"groups_{what}_over_replicated_{name}"] = ratios(
+                found["groups"], other, f"{what}_median_ms"
+            )
     found["set_pause_over_torchrun"] = ratios(found["set"], found["torchrun"], "pause_median_ms")
     found["targets"] = sharded_targets(found)
     return found
@@ -424,7 +468,9 @@ def sharded_targets(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     set_pauses = {k: found["set"].get(k, {}).get("pause_median_ms") for k in kinds}
     throughputs = {s: found[f"{s}_throughput"].get("throughput_vs_fsdp2") for s in ("groups", "set")}
     return {
-        "groups: pause over that of a replicated model": target(2.0, found["groups_pause_over_replicated"]),
+        "groups: pause over that of a replicated model": target(
+            2.0, found["groups_pause_over_replicated_2_to_4"]
+        ),
         "one set: pause in ms": target(2000.0, set_pauses),
         "one set: pause over torchrun's restart": target(1 / 3, found["set_pause_over_torchrun"]),
         "steps per second over those of plain FSDP2": target(0.95, throughputs, most=False),

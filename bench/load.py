@@ -4,9 +4,10 @@ The server runs as `shoal up` starts it and runs the jobs (`true`) as processes.
 each on its own connection, as fast as they are answered. A reader asks for `GET /jobs` all the time. The figures count
 from the first to the last submission. A machine that is busy with other things answers later: so the CPU seconds of the
 server per submission are given, too, and the wall seconds of a fixed piece of work before and after. At the end an
-array of 1,000 jobs is submitted in one call, and `shoal ps` lists it.
+array of 1,000 jobs is submitted in one call, and `shoal ps` lists it. With `--waiting` the jobs do not begin, as
+most jobs of a full cluster do not: then no process of a job competes with the server for the processors.
 
-    python bench/load.py [--jobs 2000] [--clients 4] [--gpus 4] [--policy fifo]
+    python bench/load.py [--jobs 2000] [--clients 4] [--gpus 4] [--policy fifo] [--waiting]
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from _figures import print_figures
 #: An array of 1,000 jobs is to be submitted in less than this.
 ARRAY_TARGET_S = 2.0
 BODY = {"command": ["true"], "workdir": "/", "gpus": "1"}
+LATER = {"not_before": "2999-01-01T00:00:00Z"}
 
 
 def fixed_work_s() -> float:
@@ -40,8 +42,9 @@ def fixed_work_s() -> float:
 
 
 class Load:
-    def __init__(self, address: str, token: str, jobs: int, clients: int) -> None:
+    def __init__(self, address: str, token: str, body: dict[str, object], jobs: int, clients: int) -> None:
         self._address, self._headers = address, {"Authorization": f"Bearer {token}"}
+        self._body = body
         self._jobs, self._clients = jobs, clients
         self.submit_s: list[float] = []
         self.list_s: list[float] = []
@@ -70,7 +73,7 @@ class Load:
         with self._client() as http:
             for _ in range(client, self._jobs, self._clients):
                 began = time.perf_counter()
-                reply = http.post("/jobs", json=BODY)
+                reply = http.post("/jobs", json=self._body)
                 self.submit_s.append(time.perf_counter() - began)
                 if reply.status_code != 201:
                     self.errors.append(reply.text)
@@ -97,6 +100,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--policy", default="fifo")
+    parser.add_argument("--waiting", action="store_true", help="jobs that do not begin")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         home = Path(place) / "home"
@@ -118,15 +122,18 @@ def measure(home: Path, server: subprocess.Popen[bytes], options: argparse.Names
         time.sleep(0.05)
     address = json.loads((home / "server.json").read_text())["address"]
     token = (home / "admin.token").read_text().strip()
-    load = Load(address, token, options.jobs, options.clients)
+    body = BODY | (LATER if options.waiting else {})
+    load = Load(address, token, body, options.jobs, options.clients)
     process, before_s = psutil.Process(server.pid), fixed_work_s()
     began_mb, cpu = process.memory_info().rss / 1e6, process.cpu_times()
     took_s = load.run()
     now = process.cpu_times()
     cpu_s = now.user + now.system - cpu.user - cpu.system
+    of_jobs_s = now.children_user + now.children_system - cpu.children_user - cpu.children_system
     after_s = fixed_work_s()
     with load._client() as http:
-        while (counts := http.get("/status").json()["jobs"]).get("succeeded", 0) < options.jobs:
+        over = "pending" if options.waiting else "succeeded"
+        while (counts := http.get("/status").json()["jobs"]).get(over, 0) < options.jobs:
             time.sleep(0.5)
             assert set(counts) <= {"succeeded", "pending", "starting", "running"}, counts
         ended_mb = process.memory_info().rss / 1e6
@@ -135,9 +142,11 @@ def measure(home: Path, server: subprocess.Popen[bytes], options: argparse.Names
     per_s, lists = options.jobs / took_s, milliseconds(load.list_s)
     return {
         "jobs": options.jobs,
+        "jobs_begin": not options.waiting,
         "submissions_per_s": round(per_s, 1),
         "server_cpu_ms_per_submission": round(1e3 * cpu_s / options.jobs, 2),
         "server_share_of_one_core": round(cpu_s / took_s, 2),
+        "jobs_share_of_one_core": round(of_jobs_s / took_s, 2),
         "submit_ms": milliseconds(load.submit_s),
         "list_ms": lists,
         "lists": len(load.list_s),
@@ -164,7 +173,7 @@ def measure(home: Path, server: subprocess.Popen[bytes], options: argparse.Names
 
 def measure_array(http: httpx.Client, home: Path) -> tuple[float, float, int]:
     """(seconds of the submission, seconds of `shoal ps`, lines of the array in its table)."""
-    body = BODY | {"array": "0-999%8", "name": "many", "not_before": "2999-01-01T00:00:00Z"}
+    body = BODY | LATER | {"array": "0-999%8", "name": "many"}
     began = time.perf_counter()
     reply = http.post("/arrays", json=body)
     array_s = time.perf_counter() - began

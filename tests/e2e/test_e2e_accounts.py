@@ -65,7 +65,7 @@ def lab(tmp_path_factory):
 
 def test_jobs_of_two_users_run_under_their_accounts_and_cannot_read_each_other(lab):
     refused = lab.cluster.shoal("user", "create", "eve", "--account", "no-such-account")
-    assert refused.returncode == 7
+    assert refused.returncode == 2
     assert "there is no account 'no-such-account'" in refused.stderr
     home = lab.cluster.home
     script = (
