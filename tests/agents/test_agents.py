@@ -124,10 +124,10 @@ async def until(what: Callable[[], Any], limit_s: float = 40.0) -> Any:
     raise AssertionError("it did not come to pass")
 
 
-def run(directory: Path, story: Callable[[Cluster], Awaitable[None]]) -> None:
+def run(directory: Path, story: Callable[[Cluster], Awaitable[None]], timing: Timing = TIMING) -> None:
     async def limited() -> None:
         cluster = Cluster(directory)
-        await cluster.up()
+        await cluster.up(timing)
         try:
             await asyncio.wait_for(story(cluster), 120)
         finally:
@@ -279,19 +279,21 @@ def test_no_worker_of_a_stopped_agent_is_alive_when_its_end_is_reported(tmp_path
     run(tmp_path, story)
 
 
-def test_a_second_agent_of_the_same_name_waits_until_the_first_has_gone(tmp_path: Path) -> None:
+def test_a_second_agent_waits_while_one_of_its_name_is_silent(tmp_path: Path) -> None:
+    """As after a crash of the first one's machine. An agent whose name is taken by one that speaks is sent away."""
+
     async def story(cluster: Cluster) -> None:
         cluster.agent("a", "127.0.0.2")
         await cluster.node("a")
+        cluster.agents["a"].send_signal(signal.SIGSTOP)
         cluster.agent("a", "127.0.0.3", state="other", gpus=5)
-        cluster.start("1.0", "a", "sleep 1")
-        await until(lambda: "1.0" in cluster.exits)
+        await until(lambda: cluster.executor.refusals.recent(time.time()))
         assert [n.gpus for n in cluster.executor.nodes()] == [2]
         cluster.agents["a"].kill()
         cluster.agents["a"].wait()
         await until(lambda: [n.gpus for n in cluster.executor.nodes()] == [5])
 
-    run(tmp_path, story)
+    run(tmp_path, story, Timing(lease_s=60.0, heartbeat_s=0.5, silence_s=60.0, keeper_margin_s=3.0))
 
 
 def test_the_embedded_agent_uses_the_same_messages_in_memory(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from shoal.core import named
-from shoal.core.cluster import Cluster
+from shoal.core.cluster import Cluster, Node
 from shoal.core.errors import ShoalError
 from shoal.core.job import GpuRange, Job
 from shoal.core.profile import Profile
@@ -118,6 +119,18 @@ def test_liquid_puts_each_worker_where_the_score_of_the_job_is_least():
     # The fullest node first, then close by: the second node of the rack, not the other rack.
     assert b.place({1: 3}).placements == {1: ((0, 1), (1, 2))}
     assert b.place({1: 4}).placements == {1: ((0, 1), (1, 3))}, "who grows keeps what it has"
+
+
+@pytest.mark.parametrize("order", sorted(set(itertools.permutations(("r1", "r1", "r2", "r2")))))
+@pytest.mark.parametrize("name", ["keep-and-pack", "liquid", "liquid-batch"])
+def test_a_job_of_two_stays_in_one_rack_in_whatever_order_the_nodes_are(name, order):
+    cluster = Cluster(tuple(Node(f"n{i}", 1, "gpu", rack) for i, rack in enumerate(order)))
+    b = Bench(cluster, make_placer(name, Setting(cluster)))
+    for job_id in range(2):
+        b.add(job_id)
+    b.place({0: 1})
+    (first, _), (second, _) = b.place({1: 2}).placements[1]
+    assert order[first] == order[second]
 
 
 def test_auto_is_a_pool_without_nodes_and_packing_with_them():

@@ -1,7 +1,7 @@
 """Liquid's immediate mode: best fit (TPDS'21, Algorithm 1).
 
-Each container of the job goes to the node with room that gives the job placed so far the lowest score; ties
-go to the first node. There are three variants:
+Each container of the job goes to the node with room that gives the job placed so far the lowest score. Ties go to
+the node that the caller prefers, or to the first. There are three variants:
 
 - REMOVE_FULL: a node is no longer a candidate once it is full. This is the default.
 - REMOVE_ALWAYS: a node is no longer a candidate once it has a container (line 18 of the paper, taken
@@ -48,10 +48,12 @@ def best_fit(
     lam: float = LAMBDA,
     topology: Topology | None = None,
     kept: Sequence[int] = (),
+    preference: FloatArray | None = None,
 ) -> ContainerPlacement | Unplaced:
     """Nodes for the containers of one job. `used` is the number of GPUs in use on each node.
 
-    `kept` are the nodes of workers that stay (not counted in `used`), for a job without servers.
+    `kept` are the nodes of workers that stay (not counted in `used`), for a job without servers. `preference`: of nodes
+    with equal scores, the one with the lowest value is taken, and not the first.
     """
     total = cluster.gpus_of_node
     amount("lambda", lam, 0.0, 1.0)
@@ -73,11 +75,19 @@ def best_fit(
                 f"and there are {int((total > used).sum())}"
             )
         scores = np.where(open_nodes, score(at, is_ps), np.inf)
-        node = int(np.argmin(np.round(scores, 9)))  # ignore rounding errors: the first of equals wins
+        node = _lowest(scores, preference)
         running = float(scores[node])
         at.put(node, is_ps)
         open_nodes[node] = at.mine[node] + used[node] < total[node] and variant is not BestFit.REMOVE_ALWAYS
     return ContainerPlacement(tuple(at.ps), tuple(at.workers), running)
+
+
+def _lowest(scores: FloatArray, preference: FloatArray | None) -> int:
+    rounded = np.round(scores, 9)  # ignore rounding errors: they are no order
+    if preference is None:
+        return int(np.argmin(rounded))
+    equal = np.flatnonzero(rounded == rounded.min())
+    return int(equal[np.argmin(preference[equal])])
 
 
 def check_used(total: IntArray, used: IntArray) -> None:

@@ -3,13 +3,16 @@
 A job that starts or grows places its new workers one after another, each where the score of the whole job is
 lowest. Its other workers stay. A share is placed as an all-reduce job, by the cost of its ring: parameter
 servers need no GPU and run on the CPUs of the job's nodes.
+
+The first worker of a job has the same score on all nodes that are used alike. The paper takes any; here it goes
+to the rack that has just enough room for the others, so that they can stay in it.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from shoal.placement.best_fit import BestFit, best_fit
+from shoal.placement.best_fit import BestFit, FloatArray, IntArray, best_fit
 from shoal.placement.keep_and_pack import KeepAndPack, Request
 from shoal.placement.liquid_score import LAMBDA, ContainerPlacement, Containers
 
@@ -42,7 +45,17 @@ class LiquidPlacer(KeepAndPack):
         if most == len(kept):
             return
         job = Containers(0, most)
-        spot = best_fit(self._cluster, job, used, variant=self.variant, lam=self.lam, kept=kept)
+        preference = room_in_rack(self._cluster.rack_of_node, total - used, most - len(kept))
+        spot = best_fit(
+            self._cluster, job, used, variant=self.variant, lam=self.lam, kept=kept, preference=preference
+        )
         if isinstance(spot, ContainerPlacement):
             for node in spot.worker_nodes[len(kept) :]:
                 self._give(request.held, node, 1)
+
+
+def room_in_rack(rack_of_node: IntArray, free: IntArray, gpus: int) -> FloatArray:
+    """For each node, lower if its rack suits a job of so many GPUs better: racks that have room for all of it, the
+    fullest first, then the others, the emptiest first."""
+    room = np.bincount(rack_of_node, weights=free)[rack_of_node]
+    return np.where(room >= gpus, room, 2 * free.sum() - room)
