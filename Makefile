@@ -33,7 +33,7 @@ demo: $(VENV)/.installed ## set up, and show Shoal at work
 # all the time.
 PROCESS_TESTS := tests/torch tests/integrations tests/e2e tests/cluster tests/install tests/agents/test_agents.py \
 	tests/engines/test_ray.py tests/engines/test_slurm.py
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+PYTEST := $(BIN)/python tests/run.py
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(PYTEST) $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
