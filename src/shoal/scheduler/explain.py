@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -22,9 +23,9 @@ NO_GAIN = 0.005
 MOST_NAMED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Situation:
-    """The state that explanations read."""
+    """The state that explanations read, at one moment."""
 
     view: View
     policy: Policy
@@ -33,9 +34,13 @@ class Situation:
     decision: Decision | None
     now_s: float
 
+    @cached_property
+    def held_gpus(self) -> int:
+        return int(self.view.gpus.sum())
+
     @property
     def free_gpus(self) -> int:
-        return self.supply.total_gpus - int(self.view.gpus.sum())
+        return self.supply.total_gpus - self.held_gpus
 
     def held(self, job: Job) -> Reason:
         return Reason(Code.HELD, "its owner holds it; `shoal resume` lets it go on", {"job": job.name})
@@ -134,18 +139,18 @@ def _waiting(s: Situation, row: int, code: Code, evidence: Evidence) -> Reason:
             return Reason(Code.NO_MATCHING_GPU, f"no GPU of {types} is in this cluster", evidence)
         text = f"{needs} at least, and may use {usable} of those that there are"
         return Reason(Code.INFEASIBLE, text, evidence)
-    later = np.flatnonzero((view.gpus > 0) & (view.job_ids > view.job_ids[row]))
-    holding = int(view.gpus.sum())
     if int(view.job_ids[row]) in s.cut or code == Code.FRAGMENTED or s.free_gpus >= need:
         free = counted(s.free_gpus, "GPU is", "GPUs are")
         text = f"{free} free, but not {need} that it could use together"
         return Reason(Code.FRAGMENTED, text, evidence)
-    if len(later):
-        evidence["jobs_preferred"] = len(later)
+    holders = view.job_ids[view.gpus.nonzero()]
+    later = int(np.count_nonzero(holders > view.job_ids[row]))
+    if later:
+        evidence["jobs_preferred"] = later
         text = (
             f"{needs} and {are_free}; policy {s.policy.name} prefers "
-            f"{counted(len(later), 'job')} that came after it"
+            f"{counted(later, 'job')} that came after it"
         )
         return Reason(Code.BEHIND_OTHERS, text, evidence)
-    text = f"{needs} and {are_free}; jobs before it hold {holding}"
+    text = f"{needs} and {are_free}; jobs before it hold {s.held_gpus}"
     return Reason(Code.WAITING_FOR_CAPACITY, text, evidence)
