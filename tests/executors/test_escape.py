@@ -91,11 +91,21 @@ def test_a_stopped_keeper_does_not_save_its_worker(groups: Cgroups | None, tmp_p
 def test_helpers_with_a_cleared_environment_end_with_a_killed_keeper(
     groups: Cgroups | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The helper lives for several looks of the guard before the keeper is killed.
+    # The helper lives for two whole looks of the guard before the keeper is killed.
     monkeypatch.setattr("shoal.executors.local.INTERVAL_S", 0.05)
+    look, seen, helper = guard.Guarded.look, tmp_path / "seen", tmp_path / "helper"
+    looks = []
+
+    def counted(self: guard.Guarded, children: keeper.Children) -> None:
+        look(self, children)
+        looks.append(helper.exists())
+        if sum(looks) == 3:
+            seen.touch()
+
+    monkeypatch.setattr(guard.Guarded, "look", counted)
     script = (
-        "env -i setsid sleep 1000 & echo $! >> PIDS; echo $$ >> PIDS; sleep 1; echo ready >> PIDS; "
-        "kill -KILL $PPID; sleep 1000"
+        f"env -i setsid sleep 1000 & echo $! >> PIDS; echo $$ >> PIDS; touch {helper}; "
+        f"until [ -e {seen} ]; do sleep 0.05; done; echo ready >> PIDS; kill -KILL $PPID; sleep 1000"
     )
     ended, pids = run_story(groups, tmp_path, script, stop=False)
     assert len(pids) == 2

@@ -22,6 +22,7 @@ from shoal.executors.keeper import start_time
 from shoal.executors.keeper_files import is_kept
 from shoal.executors.local import LocalExecutor
 from shoal.executors.logs import end_position, read_lines, segments, tail_position
+from shoal.executors.pace import Pace
 from shoal.executors.zygote import Zygote, may_start_warm
 
 
@@ -219,6 +220,28 @@ def test_a_warning_reaches_the_command_and_ends_nothing(tmp_path: Path, name: st
         assert (exit_.code, exit_.asked_to_end, place.text(worker)) == (7, False, ["ready", "warned"])
 
     run(story)
+
+
+def test_a_worker_that_waits_for_its_start_does_then_what_it_was_told(tmp_path: Path) -> None:
+    async def story() -> None:
+        place = Place(tmp_path, pace=Pace(most=1))
+        first = place.start("sleep", "100")
+        second = place.start("sh", "-c", "while :; do :; done", waits_for_go=True)
+        third = place.start("sleep", "100")
+        place.executor.suspend(second)
+        place.executor.go(second)
+        place.executor.stop(third)
+        assert (exit_ := await place.exit()).worker == third
+        assert (exit_.began, exit_.asked_to_end) == (False, True)
+        pid = (await place.started(second))["pid"]
+        await place.until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        assert (place.at(second) / "go").exists()
+        for worker in (first, second):
+            place.executor.stop(worker, kill=True)
+        assert {(await place.exit()).worker, (await place.exit()).worker} == {first, second}
+        assert not place.at(third).exists()
+
+    asyncio.run(story())
 
 
 def test_if_the_keeper_is_killed_the_worker_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:

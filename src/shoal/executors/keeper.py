@@ -42,6 +42,8 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 #: Signals that a command may ask for as a warning. The keeper gets FIRST_WARNING + n to send n.
 WARNINGS = {name: int(getattr(signal, f"SIG{name}")) for name in ("USR1", "USR2", "HUP", "INT", "TERM")}
 FIRST_WARNING = int(signal.SIGRTMIN)
+#: Requests that would end a keeper which cannot obey yet. Whoever starts one blocks them, and it unblocks them.
+BLOCKED_AT_START = (signal.SIGUSR1, signal.SIGUSR2, *(FIRST_WARNING + number for number in WARNINGS.values()))
 AFTERMATH_S = 1.0
 """Time between the end of the command and the killing of processes that it left behind."""
 LONGEST_LINE = 16 * 1024
@@ -262,6 +264,7 @@ class Keeper:
         except OSError as error:
             self.could_not_start(error)
             return
+        os.dup2(0, 1)  # whoever started this process sees that it has started: see pace.py
         selector.register(wake, selectors.EVENT_READ)
         selector.register(output, selectors.EVENT_READ)
         is_open = True
@@ -309,6 +312,7 @@ class Keeper:
         signal.signal(signal.SIGCHLD, lambda n, f: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_AT_START)
         return wake_r
 
     def begin(self) -> int:

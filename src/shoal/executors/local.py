@@ -16,7 +16,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from shoal.executors.guard import INTERVAL_S, Guarded, pid_of
 from shoal.executors.keeper_files import grace_of, is_kept, open_keeper, read_ended
 from shoal.executors.logs import Line, read_lines, tail_position
 from shoal.executors.orphans import MARK, new_mark
+from shoal.executors.pace import Pace
 from shoal.executors.passed_on import PASSED_ON
 from shoal.executors.secret_files import SecretFiles
 from shoal.executors.sessions import Session, SessionError
@@ -43,6 +46,15 @@ STARTED_TIMEOUT_S = 5.0
 """How long a new keeper may take to write the file `started`."""
 ZYGOTE_TIMEOUT_S = 30.0
 """How long a worker waits for the zygote's imports before it starts cold."""
+
+
+@dataclass
+class Delayed:
+    """A worker that starts later, and what it was told meanwhile."""
+
+    spec: WorkerSpec
+    signals: list[int] = field(default_factory=list)
+    may_go: bool = False
 
 
 class LocalExecutor:
@@ -67,6 +79,7 @@ class LocalExecutor:
         cgroups: Cgroups | None = None,
         allow_root: bool = False,
         own_files: Path | None = None,
+        pace: Pace | None = None,
     ) -> None:
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
         self.on_node: Callable[[NodeChange], None] = lambda change: None
@@ -80,8 +93,9 @@ class LocalExecutor:
         #: Keepers that this process started.
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._guard: asyncio.Task[None] | None = None
-        #: Workers that wait for the zygote.
-        self._delayed: dict[str, asyncio.Task[None]] = {}
+        self._pace = Pace() if pace is None else pace
+        #: Workers that wait for the zygote or until fewer keepers start.
+        self._delayed: dict[str, Delayed] = {}
         #: Workers that are being adopted, with the signals to send them afterwards.
         self._adopting: dict[str, list[int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,17 +143,20 @@ class LocalExecutor:
         self._zygote = None
         if self._guard is not None:
             self._guard.cancel()
+        self._pace.close()
 
     # Starting
 
     def start(self, worker: WorkerSpec) -> None:
         self._renew_zygote()
-        if worker.warm and self._zygote is not None and self._zygote.warming:
+        self._delayed[worker.worker] = Delayed(worker)
+        if not worker.warm or self._zygote is None:
+            self._pace.when_free(partial(self._start_delayed, worker.worker))
+        elif self._zygote.warming:
             # Its imports end soon, and sooner than all the workers of a job could do their own.
-            task = asyncio.get_running_loop().create_task(self._start_when_warm(worker, self._zygote))
-            self._delayed[worker.worker] = task
-            return
-        self._start_now(worker)
+            self._spawn(self._start_when_warm(worker.worker, self._zygote))
+        else:
+            self._start_delayed(worker.worker)
 
     def _renew_zygote(self) -> None:
         """Replace a zygote that was killed, at most once in `ZYGOTE_TIMEOUT_S`."""
@@ -149,12 +166,26 @@ class LocalExecutor:
             self._zygote.close()
             self._zygote, self._zygote_s = Zygote(), time.monotonic()
 
-    async def _start_when_warm(self, worker: WorkerSpec, zygote: Zygote) -> None:
+    async def _start_when_warm(self, worker: str, zygote: Zygote) -> None:
         deadline_s = time.monotonic() + ZYGOTE_TIMEOUT_S
         while zygote.warming and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        if self._delayed.pop(worker.worker, None) is not None:
-            self._start_now(worker)
+        self._start_delayed(worker)
+
+    def _start_delayed(self, worker: str) -> None:
+        delayed = self._delayed.pop(worker, None)
+        if delayed is None:
+            return  # it was ended before it began
+        self._start_now(delayed.spec)
+        if delayed.may_go:
+            self.go(worker)
+        for number in delayed.signals:
+            self._signal(worker, number)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _start_now(self, worker: WorkerSpec) -> None:
         try:
@@ -198,7 +229,7 @@ class LocalExecutor:
             child, pid = None, self._start_warm(worker, env, spec_fd, lock)
             if pid is None:
                 os.lseek(spec_fd, 0, os.SEEK_SET)
-                child = _start_cold(worker.directory, spec_fd, lock)
+                child = self._start_cold(worker.directory, spec_fd, lock)
                 pid = child.pid
         finally:
             os.close(spec_fd)
@@ -222,6 +253,30 @@ class LocalExecutor:
         if self._zygote is None or not worker.warm or not may_start_warm(worker.command, env):
             return None
         return self._zygote.start(str(worker.directory), spec_fd, lock)
+
+    def _start_cold(self, directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[bytes]:
+        run_keeper = os.path.join(os.path.dirname(keeper.__file__), "run_keeper.py")
+        started, starts = os.pipe2(os.O_CLOEXEC)
+        signal.pthread_sigmask(signal.SIG_BLOCK, keeper.BLOCKED_AT_START)
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-I", "-S", run_keeper, str(directory), str(lock)],
+                stdin=spec_fd,
+                stdout=starts,  # which it closes when it has started
+                stderr=subprocess.DEVNULL,
+                pass_fds=(lock,),  # held for as long as the keeper lives
+                start_new_session=True,
+                cwd="/",
+                env={},
+            )
+        except OSError:
+            os.close(started)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, keeper.BLOCKED_AT_START)
+            os.close(starts)
+        self._pace.watch(started)
+        return child
 
     def _env(self, worker: WorkerSpec) -> dict[str, str]:
         node = next(n for n in self._nodes if n.name == worker.node)
@@ -261,6 +316,9 @@ class LocalExecutor:
 
     def go(self, worker: str) -> None:
         kept = self._kept.get(worker)
+        if worker in self._delayed:
+            self._delayed[worker].may_go = True
+            return
         if kept is None and worker not in self._adopting:
             return  # it has ended
         try:
@@ -282,6 +340,8 @@ class LocalExecutor:
                 signal.pidfd_send_signal(kept.pidfd, number)
         elif worker in self._adopting:
             self._adopting[worker].append(number)
+        elif worker in self._delayed:
+            self._delayed[worker].signals.append(number)
 
     # Watching keepers
 
@@ -353,9 +413,7 @@ class LocalExecutor:
 
     def adopt(self, worker: str, directory: Path) -> None:
         self._adopting[worker] = []
-        task = asyncio.get_running_loop().create_task(self._adopt(worker, directory))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._spawn(self._adopt(worker, directory))
 
     async def _adopt(self, worker: str, directory: Path) -> None:
         # A keeper that holds its lock but has not written `started` was started this moment, or a job removed the file.
@@ -420,17 +478,3 @@ def _private_files(worker: WorkerSpec, account: Account) -> dict[str, str]:
         env["SHOAL_GO"] = str(go_file(worker.directory))
         (worker.directory / GO).symlink_to(env["SHOAL_GO"])  # `go` makes the file that it leads to
     return env
-
-
-def _start_cold(directory: Path, spec_fd: int, lock: int) -> subprocess.Popen[bytes]:
-    run_keeper = os.path.join(os.path.dirname(keeper.__file__), "run_keeper.py")
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", run_keeper, str(directory), str(lock)],
-        stdin=spec_fd,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=(lock,),  # held for as long as the keeper lives
-        start_new_session=True,
-        cwd="/",
-        env={},
-    )

@@ -171,6 +171,7 @@ def warm_up() -> None:
 def serve(sock: socket.socket) -> None:
     """Give each request to a keeper that was forked beforehand, until the executor's end closes."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # executors watch keepers through pidfds
+    signal.pthread_sigmask(signal.SIG_BLOCK, keeper.BLOCKED_AT_START)
     spare = _fork_spare(sock)
     sock.send(b'{"ready": true}')
     while True:
@@ -322,7 +323,8 @@ def _show_mark(mark: str) -> None:
 
 
 def _reset_signals() -> None:
-    """Undo what the zygote has set: it ignores SIGCHLD and SIGINT."""
+    """Undo what the zygote has set: it ignores SIGCHLD and SIGINT, and blocks what a starting keeper cannot obey."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, keeper.BLOCKED_AT_START)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
