@@ -28,7 +28,12 @@ def main(arguments: list[str]) -> int:
     failed = sorted(json.loads(LAST_FAILED.read_text()))
     if len(failed) > MOST:
         return code
-    print(f"failed beside other tests, and now run by themselves ({len(failed)}):", *failed, sep="\n  ", flush=True)
+    print(
+        f"failed beside other tests, and now run by themselves ({len(failed)}):",
+        *failed,
+        sep="\n  ",
+        flush=True,
+    )
     code = pytest(*failed)
     if code == 0:
         print("passed by themselves, so look at them when you can:", *failed, sep="\n  ", flush=True)

@@ -17,9 +17,10 @@ from engines.shoal_home import SCRIPT, ShoalHome
 MEET = Path(__file__).with_name("scripts") / "meet.py"
 
 
-def submit_gang(home: ShoalHome, gpus: int) -> None:
-    """A job of a fixed size that needs several machines."""
-    home.shoal("run", "-d", "--name", "gang", "--gpus", gpus, "--per-gpu", "--", sys.executable, MEET)
+def submit_gang(home: ShoalHome, gpus: int, password: str) -> None:
+    """A job of a fixed size that needs several machines. It has a secret in its environment."""
+    options = ("--name", "gang", "--gpus", gpus, "--per-gpu", "--env", f"PASSWORD={password}")
+    home.shoal("run", "-d", *options, "--", sys.executable, MEET)
 
 
 def the_gang_spans_machines(home: ShoalHome, gpus: int) -> None:
@@ -85,17 +86,6 @@ def _places(home: ShoalHome, job: str) -> dict[str, tuple[str, int]]:
     return {worker: (node_of[worker], int(text.split()[-1])) for worker, text in said.items()}
 
 
-def a_killed_server_is_replaced(home: ShoalHome, job: str) -> None:
-    """`kill -9` of the server: training goes on, and the next server takes over the same processes."""
-    before = home.workers(job)
-    assert before
-    step = home.job(job).step or 0
-    home.kill_server()
-    home.up()
-    home.until(lambda: (home.job(job).step or 0) > step, f"{job} went on")
-    assert home.workers(job) == before, f"the same processes\n{home.describe()}"
-
-
 def a_killed_agent_is_replaced(home: ShoalHome, job: str) -> None:
     """`kill -9` of an agent: the engine starts it again, and it finds its workers."""
     before = home.workers(job)
@@ -137,14 +127,22 @@ def pause(home: ShoalHome, job: str) -> int:
 
 def resume(home: ShoalHome, job: str, step: int) -> None:
     """It goes on at the step after the one it was paused at."""
-    before = {line.worker for line in home.client.logs(job)}
-    home.shoal("resume", job)
-    home.until(lambda: (home.job(job).step or 0) > step, f"{job} goes on from where it was")
+    with state_is_kept(home, job):
+        home.shoal("resume", job)
+        home.until(lambda: (home.job(job).step or 0) > step, f"{job} goes on from where it was")
+
+
+@contextmanager
+def state_is_kept(home: ShoalHome, job: str) -> Iterator[None]:
+    """In the body all workers of the job are replaced by others. They go on at the step after the last one."""
+    old = {line.worker for line in home.client.logs(job)}
+    yield
     assert home.job(job).restarts == 0, [event.message for event in home.client.events(job=job)]
-    new = {line.worker for line in home.client.logs(job)} - before
-    firsts = {worker: steps[0] for worker in new if (steps := _steps(home, job, worker))}
+    workers = {line.worker for line in home.client.logs(job)}
+    done = {worker: steps[-1] for worker in old if (steps := _steps(home, job, worker))}
+    firsts = {worker: steps[0] for worker in workers - old if (steps := _steps(home, job, worker))}
     assert firsts
-    assert min(firsts.values()) == step, f"no step was repeated or left out: {firsts}"
+    assert min(firsts.values()) == max(done.values()) + 1, f"repeated or left out: {done}, {firsts}"
 
 
 def nothing_is_left(home: ShoalHome) -> None:

@@ -1,11 +1,9 @@
 """Between plain machines: a broken network, a listener on the path, and an upload to a machine that shares nothing."""
 
-import contextlib
 import json
 import os
 import re
 import socket
-import ssl
 import sys
 from pathlib import Path
 
@@ -15,9 +13,8 @@ from machines import alive, await_nodes, needs_namespaces
 from network import Listener, Relay
 
 from shoal.agents.join_tokens import hash_secret
-from shoal.agents.link import AGENT
-from shoal.wire.auth import CHALLENGE_BYTES, AuthError, ClientProof
-from shoal.wire.channel import _receive_short, _send_short, receive_exactly
+
+from . import on_the_path
 
 SCRIPTS = Path(__file__).with_name("scripts")
 pytestmark = needs_namespaces
@@ -102,24 +99,8 @@ def test_who_listens_on_the_path_learns_no_secret_and_can_repeat_nothing(world):
     # The bytes of each connection, sent once more, are no connection: TLS has other keys.
     recorded = [data for data in listener.to_port() if data != b"in the clear"]
     assert len(recorded) >= 2, "the agent and the worker"
-    before = refusals(cluster)
-    for data in recorded:
-        assert replayed(host, int(port), data), "it must be closed without an answer inside TLS"
-    # The proof of an earlier handshake, inside TLS, is no proof for the next challenge.
-    secret = bytes.fromhex(hash_secret(credential))
-    with tls(host, int(port)) as one:
-        old = ClientProof.make(receive_exactly(one, CHALLENGE_BYTES), secret, "x", AGENT)
-    with tls(host, int(port)) as two:
-        receive_exactly(two, CHALLENGE_BYTES)
-        _send_short(two, old.request)
-        with pytest.raises((AuthError, OSError, EOFError)):
-            old.check(_receive_short(two))
-    with tls(host, int(port)) as three:  # and neither is a wrong secret
-        wrong = ClientProof.make(receive_exactly(three, CHALLENGE_BYTES), b"\0" * 32, "x", AGENT)
-        _send_short(three, wrong.request)
-        with pytest.raises((AuthError, OSError, EOFError)):
-            wrong.check(_receive_short(three))
-    eventually(lambda: refusals(cluster) >= before + 2, what="the refusals in the server's log")
+    on_the_path.nothing_can_be_repeated(host, int(port), recorded)
+    on_the_path.only_its_secret_lets_an_agent_in(host, int(port), "x", credential, lambda: refusals(cluster))
     assert states(cluster) == {"x": "ready"}
     assert world.show("secretive")["state"] == "running"
 
@@ -133,22 +114,6 @@ def test_who_listens_on_the_path_learns_no_secret_and_can_repeat_nothing(world):
 
 def refusals(cluster) -> int:
     return len(re.findall("refused a connection", (cluster.home / "server.log").read_text()))
-
-
-def replayed(host: str, port: int, data: bytes) -> bool:
-    """Whether the server closes the connection. Only the TLS handshake may be answered."""
-    with socket.create_connection((host, port), timeout=60) as sock:
-        with contextlib.suppress(OSError):
-            sock.sendall(data)
-            while sock.recv(1 << 16):
-                pass
-        return True
-
-
-def tls(host: str, port: int) -> ssl.SSLSocket:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context.wrap_socket(socket.create_connection((host, port), timeout=60))
 
 
 @pytest.mark.parametrize("world", [120], indirect=True)

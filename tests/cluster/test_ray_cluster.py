@@ -17,10 +17,13 @@ from engines.ray_cluster import RayCluster
 from engines.shoal_home import ShoalHome
 from shoal.server.api.models import Check
 
-from . import stories
+from . import on_the_path, one_owner, stories
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-UP = ("--engine", "ray", "--gpus-per-node", "2", "--gpus", "2", "--idle", "5s")
+UP = (
+    *("--engine", "ray", "--gpus-per-node", "2", "--gpus", "2", "--idle", "5s"),
+    *("--policy", "max-min"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +57,23 @@ def actors(ray: RayCluster) -> list[str]:
 def test_jobs_get_nodes_keep_them_over_every_loss_and_return_them(ray: RayCluster, home: ShoalHome) -> None:
     at = ("--ray-address", ray.address)
     home.up(*UP, *at, "--nodes", "0..2")
-    stories.submit_gang(home, 4)
-    stories.the_gang_spans_machines(home, 4)
-    types = {n.name: (n.gpu_type, n.rack, n.address) for n in home.ready(2)}
-    assert types == {"gpu-1": ("a100", "r1", "127.0.0.2"), "gpu-2": ("a100", "r2", "127.0.0.3")}
+    with on_the_path.overheard(home) as password:
+        stories.submit_gang(home, 4, password)
+        stories.the_gang_spans_machines(home, 4)
+        types = {n.name: (n.gpu_type, n.rack, n.address) for n in home.ready(2)}
+        assert types == {"gpu-1": ("a100", "r1", "127.0.0.2"), "gpu-2": ("a100", "r2", "127.0.0.3")}
+        stories.a_job_over_machines_ends_as_on_one(home, 4)
 
-    stories.a_job_over_machines_ends_as_on_one(home, 4)
+    one_owner.a_suspended_gang_wakes_only_on_its_own_machine(home)
+    one_owner.the_gpus_of_a_silent_machine_wait_for_its_lease(
+        home, meanwhile=lambda: on_the_path.strangers_are_refused(home)
+    )
     home.train("bert", "1..4")
     home.size("bert", 4)
     home.trains_on("bert")
     stories.no_gpu_is_used_twice(home, "bert")
     assert {node for node, _ in home.gpus_of("bert").values()} == {"gpu-1", "gpu-2"}
-    stories.a_killed_server_is_replaced(home, "bert")
+    one_owner.a_killed_server_is_replaced(home, "bert")
     stories.a_killed_agent_is_replaced(home, "bert")
 
     # A raylet is killed: Ray loses the node, its workers run on until their lease ends, then none is alive.

@@ -14,9 +14,9 @@ import pytest
 from engines.shoal_home import ShoalHome
 from engines.slurm_cluster import SlurmCluster, need_slurm
 
-from . import stories
+from . import on_the_path, one_owner, stories
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +51,8 @@ def home(slurm: SlurmCluster, home_of: Callable[[SlurmCluster], ShoalHome]) -> S
 
 #: Each machine takes all CPUs of its node, so that there are two of them.
 UP = (
-    *(
-        "--engine",
-        "slurm",
-        "--partition",
-        "main",
-        "--gpus-per-node",
-        "2",
-        "--sbatch-option=--cpus-per-task=8",
-    ),
-    *("--gpus", "2", "--idle", "10s"),
+    *("--engine", "slurm", "--partition", "polite", "--gpus-per-node", "2"),
+    *("--sbatch-option=--cpus-per-task=8", "--gpus", "2", "--idle", "10s", "--policy", "max-min"),
 )
 
 
@@ -76,22 +68,23 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
 
     # While Slurm has no node to give, `why` quotes its reason.
     slurm.admin("scontrol", "update", "NodeName=g1,g2", "State=DRAIN", "Reason=maintenance")
-    stories.submit_gang(home, 4)
-    home.until(lambda: "is pending there (" in home.shoal("why", "gang").stdout, "why quotes Slurm")
-    assert "2 machines requested from Slurm; job " in home.shoal("why", "gang").stdout
-    slurm.admin("scontrol", "update", "NodeName=g1,g2", "State=RESUME")
-    stories.the_gang_spans_machines(home, 4)
-    refused = home.shoal("run", "-d", "--gpus", 8, "--", "true", code=7)
-    assert "it needs 8 GPUs of one type and this cluster has 4" in refused.stderr
-    assert {n.engine.split()[0] for n in home.ready(2)} == {"job"}, "node ls shows Slurm's view"
-    stories.a_job_over_machines_ends_as_on_one(home, 4)
+    with on_the_path.overheard(home) as password:
+        stories.submit_gang(home, 4, password)
+        home.until(lambda: "is pending there (" in home.shoal("why", "gang").stdout, "why quotes Slurm")
+        assert "2 machines requested from Slurm; job " in home.shoal("why", "gang").stdout
+        slurm.admin("scontrol", "update", "NodeName=g1,g2", "State=RESUME")
+        stories.the_gang_spans_machines(home, 4)
+        refused = home.shoal("run", "-d", "--gpus", 8, "--", "true", code=7)
+        assert "it needs 8 GPUs of one type and this cluster has 4" in refused.stderr
+        assert {n.engine.split()[0] for n in home.ready(2)} == {"job"}, "node ls shows Slurm's view"
+        stories.a_job_over_machines_ends_as_on_one(home, 4)
     home.train("bert", "1..4")
     home.size("bert", 4)
     home.trains_on("bert")
     assert len({node for node, _ in home.gpus_of("bert").values()}) == 2
     stories.no_gpu_is_used_twice(home, "bert")
 
-    stories.a_killed_server_is_replaced(home, "bert")
+    one_owner.a_killed_server_is_replaced(home, "bert")
     stories.a_killed_agent_is_replaced(home, "bert")
 
     # Somebody cancels a machine: the job shrinks and does not fail, and another machine replaces it.
@@ -105,13 +98,15 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
 
     # A time limit comes near: its jobs leave the machine before it goes. It is extended: they use it again.
     first = machines(slurm)[0]
-    slurm.admin("scontrol", "update", f"JobId={first}", "TimeLimit=2")
+    slurm.admin("scontrol", "update", f"JobId={first}", "EndTime=now+120seconds")
     home.until(lambda: home.nodes("leaving"), "the machine is leaving")
     leaving = home.nodes("leaving")[0].name
     home.until(lambda: leaving not in [n for n, _ in home.gpus_of("bert").values()], "bert left it")
     home.trains_on("bert")
     slurm.admin("scontrol", "update", f"JobId={first}", "TimeLimit=60")
     home.until(lambda: leaving in [n for n, _ in home.gpus_of("bert").values()], "bert uses it again")
+    home.size("bert", 4)
+    what_slurm_takes_is_left_before(slurm, home, first)
 
     # Pause, replace every machine, and go on from the same step.
     step = stories.pause(home, "bert")
@@ -120,12 +115,42 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
     stories.resume(home, "bert", step)
 
     home.shoal("cancel", "-y", "bert")
+    one_owner.a_suspended_gang_wakes_only_on_its_own_machine(home)
+    one_owner.the_gpus_of_a_silent_machine_wait_for_its_lease(
+        home, meanwhile=lambda: on_the_path.strangers_are_refused(home)
+    )
     home.until(lambda: not slurm.jobs(), "idle machines are returned")
     home.train("last", "1..2")
     home.size("last", 2)
     home.down()
     assert not slurm.jobs(), "shoal down leaves no batch job"
     stories.nothing_is_left(home)
+
+
+def what_slurm_takes_is_left_before(slurm: SlurmCluster, home: ShoalHome, limited: str) -> None:
+    """The time limit of one machine ends, and a more urgent job preempts the other. `bert` trains on both.
+
+    It moves to the other machine, and when that goes too, its state is saved. It goes on at the same step.
+    """
+    slurm.admin("scontrol", "update", f"JobId={limited}", "EndTime=now+40seconds")
+    home.until(lambda: home.nodes("leaving"), "the machine is leaving")
+    home.size("bert", 2)
+    home.trains_on("bert")
+    (preempted,) = {*machines(slurm)} - {limited}
+    (node,) = slurm.admin("squeue", "-h", "-j", preempted, "-o", "%N").split()
+    with stories.state_is_kept(home, "bert"):
+        options = ("--partition=urgent", f"--nodelist={node}", "--cpus-per-task=8", "--output=/dev/null")
+        urgent = slurm.admin("sbatch", "--parsable", *options, "--wrap=sleep 1000").strip()
+        home.until(lambda: not home.workers("bert"), "bert has saved its state")
+        home.until(lambda: state_of(slurm, urgent) == "RUNNING", "the urgent job has the node")
+        assert state_of(slurm, preempted) == "PENDING", "the machine was preempted"
+        slurm.admin("scancel", urgent)
+        home.until(lambda: state_of(slurm, limited) == "TIMEOUT", "the time limit has ended the machine")
+        home.size("bert", 4)
+
+
+def state_of(slurm: SlurmCluster, job: str) -> str:
+    return slurm.admin("squeue", "-h", "-t", "all", "-j", job, "-o", "%T").strip()
 
 
 def test_a_node_that_slurm_loses_never_gives_one_gpu_two_live_workers(
@@ -178,7 +203,12 @@ def test_a_job_gets_a_machine_of_the_type_that_it_asks_for(
             (worker,) = home.job(gpu_type).workers
             (node,) = [n for n in home.nodes() if n.name == worker.node]
             assert node.gpu_type == gpu_type
-            assert f" is up on {at}" in (node.engine or "")
+            home.until(
+                lambda worker=worker, at=at: any(
+                    n.name == worker.node and f" is up on {at}" in (n.engine or "") for n in home.nodes()
+                ),
+                f"node ls shows that Slurm has it up on {at}",
+            )
         home.down()
         assert not slurm.jobs()
     finally:

@@ -7,11 +7,11 @@ import pytest
 
 SCRIPT = Path(__file__).parent / "scripts" / "shard_groups.py"
 pytest.importorskip("torch")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(600)
 
 
 def await_size(cluster, name, gpus):
-    cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "60s", code=0, timeout=90)
+    cluster.shoal("wait", name, "--for", f"size={gpus}", "--timeout", "150s", code=0, timeout=180)
 
 
 def test_shard_groups_grow_and_shrink_by_whole_groups(shared, tmp_path):

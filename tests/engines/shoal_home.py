@@ -128,7 +128,7 @@ class ShoalHome:
 
     def agents(self) -> dict[str, psutil.Process]:
         """The agents of this home, by name. Their state directories are remembered for `workers`."""
-        port = self._agents_port()
+        port = self.agents_port
         found = {}
         for process in psutil.process_iter():
             argv = _argv(process)
@@ -137,10 +137,19 @@ class ShoalHome:
                 found[argv[argv.index("--name") + 1]] = process
         return found
 
-    def _agents_port(self) -> int:
+    @property
+    def agents_port(self) -> int:
         with sqlite3.connect(f"file:{self.home}/shoal.db?mode=ro", uri=True) as store:
             (port,) = store.execute("select value from settings where key = 'agents_port'").fetchone()
         return int(port)
+
+    def credentials(self) -> dict[str, str]:
+        """The secret of each agent of this home, by the agent's name."""
+        found = {}
+        for name, process in self.agents().items():
+            argv = _argv(process)
+            found[name] = Path(argv[argv.index("--state") + 1], "credential").read_text().strip()
+        return found
 
     def workers(self, name: str) -> dict[str, int]:
         """The pid of each live worker of a job that an agent of this home started, by the worker's id."""

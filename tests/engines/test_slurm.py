@@ -333,7 +333,7 @@ def test_a_preemption_with_grace_is_announced_before_it_happens(cluster: SlurmCl
         await urgent.request(A100, agents(cluster, 1))
         (leaving,) = await until(slurm, lambda ms: states(ms) == [LEAVING])
         assert leaving.leaving_at_s is not None
-        assert 0 < leaving.leaving_at_s - time.monotonic() <= 22
+        assert 5 < leaving.leaving_at_s - time.monotonic() <= 22, "while there is time to leave"
         # Slurm tells the agent only with PreemptParameters=send_user_signal. The launcher sees it in any case.
         while time.monotonic() < leaving.leaving_at_s - 5:
             assert alive(pid), "the agent has until the deadline"

@@ -87,7 +87,7 @@ def run_script(zygote: Zygote, argv: list[str], env: dict[str, str], where: Path
         executor.start(
             WorkerSpec("alone", where / "worker", "local", 0, command, str(where), full_env, warm=True)
         )
-        return await asyncio.wait_for(ended, 90)
+        return await asyncio.wait_for(ended, 300)
 
     exit_ = asyncio.run(run())
     return exit_, "\n".join(line.text for line in read_lines(where / "worker", 0))
