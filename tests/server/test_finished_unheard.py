@@ -20,12 +20,13 @@ def finished(
     *,
     active: bool = True,
     plan: Plan | None = None,
+    committed: bool = True,
     **changes: Any,
 ) -> bool:
     state = CoordinatorState("7")
     state.workers["w"] = WorkerView("w", since_s=0.0, met=True, status=Status(seq=seq, phase=phase))
     state.active = Generation(3, ("w",)) if active else None
-    state.pending = None if plan is None else Pending(plan, committed=True)
+    state.pending = None if plan is None else Pending(plan, committed=committed)
     handle: Any = SimpleNamespace(state=state)
     worker: Any = SimpleNamespace(id="w", state=changes.get("worker_state", ACTIVE))
     return _finished_unheard(handle, worker, Exit("w", changes.get("code", 0), None, ""))
@@ -33,6 +34,12 @@ def finished(
 
 def test_a_member_that_ended_by_itself_without_a_word_has_finished() -> None:
     assert finished()
+
+
+def test_a_member_of_a_committed_plan_has_finished_though_nobody_heard_that_it_was_carried_out() -> None:
+    first = Plan(1, Kind.FIRST, ("w",), holders=())
+    assert finished(active=False, plan=first)
+    assert not finished(active=False, plan=first, committed=False)
 
 
 @pytest.mark.parametrize(

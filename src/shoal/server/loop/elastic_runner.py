@@ -373,15 +373,18 @@ def _finished_unheard(handle: JobHandle, worker: LiveWorker, exit_: Exit) -> boo
     """Whether the worker's script finished while no server was running.
 
     This is so if it ended by itself with exit code 0, without a word since it connected last, as a member of the active
-    generation. A worker that left by a plan (a pause, for example) ends with exit code 0 too, so one that a committed
-    plan lets go has not finished: at worst, what it did since is done again.
+    generation or of a committed plan, which it may have carried out meanwhile. A worker that left by a plan (a pause,
+    for example) ends with exit code 0 too, so one that a committed plan lets go has not finished: at worst, what it did
+    since is done again.
     """
     state = handle.state
     view = state.workers.get(worker.id)
     if view is None or not view.met or view.status.seq or view.status.phase is Phase.LEFT:
         return False
-    if state.active is None or worker.id not in state.active.members:
+    pending = state.pending
+    if pending is not None and worker.id not in pending.plan.members:
         return False
-    if state.pending is not None and worker.id not in state.pending.plan.members:
+    is_member = state.active is not None and worker.id in state.active.members
+    if not is_member and (pending is None or not pending.committed):
         return False
     return exit_.ok and not exit_.asked_to_end and worker.state != LEAVING
