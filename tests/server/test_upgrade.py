@@ -21,12 +21,12 @@ from shoal.wire.previous import PREVIOUS_PROTOCOL
 
 from .test_crash import RealServer
 
-PREVIOUS = Path(__file__).parents[1] / "data" / "shoal-protocol-3.tar.xz"
+DATA = Path(__file__).parents[1] / "data"
 COUNT = Path(__file__).parents[2] / "bench" / "_count_samples.py"
 
 
-def submit(live: RealServer, epochs: int, result: Path) -> int:
-    words = (sys.executable, str(COUNT), "24", "4", str(epochs), "2", str(result))
+def submit(live: RealServer, script: Path, epochs: int, result: Path) -> int:
+    words = (sys.executable, str(script), "24", "4", str(epochs), "2", str(result))
     return int(live.submit(*words, gpus="2", resize="live")["id"])
 
 
@@ -38,18 +38,36 @@ def train(live: RealServer, job: int) -> None:
         time.sleep(0.05)
 
 
+def script_with(addition: str, path: Path) -> Path:
+    """The script that counts samples, with something more in each step."""
+    begin = "        optimizer.zero_grad()\n"
+    text = COUNT.read_text()
+    assert begin in text
+    path.write_text(text.replace(begin, f"        {addition}\n{begin}"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("previous", "addition"),
+    [
+        ("shoal-protocol-3.tar.xz", "pass"),
+        ("shoal-peer-protocol-1.tar.xz", "assert job.mean(1.0) == 1.0 and job.sum(1) == job.world_size"),
+    ],
+    ids=["protocol 3", "peer protocol 1"],
+)
 def test_a_running_and_a_paused_job_of_the_previous_version_go_on_exactly(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, previous: str, addition: str
 ) -> None:
     """Old workers save their state when the new server asks them, and new workers continue from it."""
-    with tarfile.open(PREVIOUS) as archive:
+    with tarfile.open(DATA / previous) as archive:
         archive.extractall(tmp_path / "previous", filter="data")
+    script = script_with(addition, tmp_path / "count.py")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "previous"))
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")  # nothing is compiled there yet, which would take long
-    live = RealServer(tmp_path / "home", "--gpus", "4", "--policy", "max-min")
+    live = RealServer(tmp_path / "home", "--gpus", "5", "--policy", "max-min")
     try:
         results = [tmp_path / "running.json", tmp_path / "paused.json"]
-        running, paused = submit(live, 12, results[0]), submit(live, 10, results[1])
+        running, paused = submit(live, script, 12, results[0]), submit(live, script, 10, results[1])
         train(live, running)
         train(live, paused)
         live.http.post(f"/jobs/{paused}/pause")
@@ -60,8 +78,11 @@ def test_a_running_and_a_paused_job_of_the_previous_version_go_on_exactly(
         monkeypatch.setenv("PYTHONPATH", os.environ["SHOAL_TEST_PYTHONPATH"])
         monkeypatch.delenv("NUMBA_DISABLE_JIT")
         live.up()
+        live.http.post(f"/jobs/{running}/scale", json={"min": 3, "max": 3}).raise_for_status()
         events = {"job": running, "type": "job.renewed"}
+        deadline = time.monotonic() + 120
         while not live.http.get("/events", params=events).json()["items"]:
+            assert time.monotonic() < deadline, live.job(running)
             time.sleep(0.05)  # the old workers are still running, and are asked to save their state
         for result in results:
             Path(f"{result}.hurry").touch()

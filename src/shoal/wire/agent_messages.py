@@ -18,8 +18,9 @@ from msgspec import Meta, Struct
 
 from shoal.wire.messages import MAX_MESSAGE_BYTES, Int, WireError
 
-AGENT_PROTOCOL = 3
-"""Raised whenever a message changes its meaning. The control plane refuses agents with another number."""
+AGENT_PROTOCOL = 4
+"""Raised whenever a message changes its meaning, and with `PROTOCOL` and `PEER_PROTOCOL`: workers are of the version of
+their agent. The control plane refuses agents with another number."""
 
 WORKER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,199}\Z"
 WorkerId = Annotated[str, Meta(pattern=WORKER_PATTERN)]

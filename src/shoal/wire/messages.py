@@ -22,6 +22,10 @@ from shoal.wire.previous import for_previous
 PROTOCOL = 4
 """Raised whenever a message changes its meaning. Both ends refuse another number."""
 
+PEER_PROTOCOL = 2
+"""Raised whenever workers send each other something else. No generation has workers of two numbers: after an upgrade,
+the control plane lets those of the earlier version save their state and leave."""
+
 MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

@@ -1,7 +1,8 @@
 """The port at which live jobs' workers reach the control plane, over restarts and upgrades of the server.
 
 A restarted server listens on the same port, so that its workers reconnect. After an upgrade that changed the protocol,
-the workers of the earlier version still know the old port and speak the old protocol there (`shoal.wire.previous`).
+the workers of the earlier version still know the old port and speak the old protocol there (`shoal.wire.previous`). If
+only what workers send each other has changed, they reconnect as ever, but must not meet workers of this version.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from shoal.server.api.models import Resize
 from shoal.server.home import write_atomically
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.store.store import Store
-from shoal.wire.messages import PROTOCOL
+from shoal.wire.messages import PEER_PROTOCOL, PROTOCOL
 from shoal.wire.previous import CHECKPOINT_VERSION, PREVIOUS_PROTOCOL
 from shoal.wire.service import ControlService
 
@@ -25,14 +26,16 @@ class ControlPort:
 
     def __init__(self, service: ControlService, store: Store, warnings: list[str]) -> None:
         self._service, self._store, self._warnings = service, store, warnings
-        #: Workers that speak the previous protocol.
-        self._previous: frozenset[str] = frozenset()
+        #: Workers of an earlier version, of which this one keeps its own apart.
+        self._earlier: frozenset[str] = frozenset()
+        #: Whether they speak the previous protocol also with the control plane.
+        self.speaks_previous = False
 
     async def open(
         self, host: str, jobs: Mapping[int, LiveJob], directory_of: Callable[[int], Path], now_s: float
     ) -> None:
         port, previous = self._recorded(jobs.values())
-        if previous["workers"]:
+        if previous["workers"] and previous["port"]:
             await self._listen_for_previous(host, previous["port"])
         try:
             address = await self._service.start(host, port)
@@ -43,24 +46,30 @@ class ControlPort:
                 if job.resize is Resize.LIVE and job.workers:  # its workers know the old address only
                     with contextlib.suppress(OSError):  # a job that removed its directory has itself to blame
                         write_atomically(directory_of(job.id) / "control", address + "\n")
-        self._previous = frozenset(previous["workers"])
+        self._earlier, self.speaks_previous = frozenset(previous["workers"]), bool(previous["port"])
         with self._store.change(now_s) as change:
             change.put("control_port", int(address.rpartition(":")[2]))
             change.put("control_protocol", PROTOCOL)
+            change.put("peer_protocol", PEER_PROTOCOL)
             change.put("checkpoint_version", CHECKPOINT_VERSION)
             change.put("previous_control", previous)
 
-    def speaks_previous(self, job: LiveJob) -> bool:
-        """Whether the job has workers that an earlier version started."""
-        return not self._previous.isdisjoint(job.workers)
+    def has_earlier(self, job: LiveJob) -> bool:
+        """Whether the job has workers of an earlier version, with which those of this version cannot train."""
+        return not self._earlier.isdisjoint(job.workers)
 
     def _recorded(self, jobs: Iterable[LiveJob]) -> tuple[int, dict[str, Any]]:
-        """(the port of this protocol, the port and workers of the previous one). An earlier version wrote no number."""
+        """(the port of this protocol, workers of an earlier version and the port where they speak the previous one).
+
+        Port 0: they speak this protocol. The first versions wrote no number of either protocol.
+        """
         live = sorted(w for job in jobs if job.resize is Resize.LIVE for w in job.workers)
         port = int(self._store.get("control_port", 0))
         if self._store.get("control_protocol", PREVIOUS_PROTOCOL) != PROTOCOL:
             return 0, {"port": port, "workers": live}
         before = self._store.get("previous_control") or {"port": 0, "workers": []}
+        if self._store.get("peer_protocol", 1) != PEER_PROTOCOL:
+            return port, {"port": before["port"], "workers": live}
         return port, {"port": before["port"], "workers": [w for w in before["workers"] if w in live]}
 
     async def _listen_for_previous(self, host: str, port: int) -> None:

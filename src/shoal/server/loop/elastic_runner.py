@@ -129,7 +129,7 @@ class ElasticRunner(CoordinatorEvents):
         except OSError as error:
             self.over(job, Verb.FAIL, f"cannot prepare its directory: {error.strerror}")
             return
-        if self._port.speaks_previous(job):
+        if self._port.has_earlier(job):
             self._renew(job, handle)
         elif want:
             name_files(handle.state, self.parts.home.job(job.id))
@@ -140,8 +140,9 @@ class ElasticRunner(CoordinatorEvents):
             self.advance(job, Verb.PREEMPT)
 
     def _renew(self, job: LiveJob, handle: JobHandle) -> None:
-        """Let workers of an earlier version save their state and leave. They know files by path only."""
-        handle.state.pause_path = str(self.parts.home.job(job.id) / "paused.pt")
+        """Let workers of an earlier version save their state and leave."""
+        if self._port.speaks_previous:  # they know files by path only
+            handle.state.pause_path = str(self.parts.home.job(job.id) / "paused.pt")
         if not handle.state.pausing:
             text = "an earlier version started its workers: they save their state, and new ones go on from it"
             self.parts.outbox.event("job.renewed", text, job)
@@ -243,7 +244,7 @@ class ElasticRunner(CoordinatorEvents):
             handle.stop(why)
 
     def shut_down(self, job: LiveJob) -> None:
-        if self._port.speaks_previous(job):
+        if self._port.has_earlier(job):
             self._renew(job, self._handle(job))
         elif job.workers:
             self._handle(job).set_target([])
