@@ -44,7 +44,9 @@ class FakeLive:
             await asyncio.sleep(0.02)
 
     async def _converse(self) -> None:
-        host, _, port = self.spec.env["SHOAL_CONTROL"].partition(":")
+        file = Path(self.spec.env.get("SHOAL_CONTROL_FILE", "/nonexistent"))
+        address = file.read_text().strip() if file.exists() else self.spec.env["SHOAL_CONTROL"]
+        host, _, port = address.partition(":")
         tls = pinned_context() if "SHOAL_CONTROL_CERTIFICATE" in self.spec.env else None
         reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
         try:

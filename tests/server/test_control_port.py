@@ -8,11 +8,14 @@ import os
 import shutil
 import socket
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from shoal.agents.registry import AgentRegistry, KnownAgent
+from shoal.executors.base import NamedAccount, NodeInfo
 from shoal.server.home import Home
 from shoal.server.loop.runner import secrets_of
 from shoal.server.machines import Machines
@@ -71,20 +74,51 @@ def test_a_worker_follows_the_control_plane_to_another_port(tmp_path: Path) -> N
     run(story())
 
 
-def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["in the home", "in a shared directory", "for another account"])
+def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Also a job that waits: it would look there later, and find the address before the last."""
+    base, home = tmp_path / "base", tmp_path / "home"
+    monkeypatch.setenv("SHOAL_JOBS_DIR", str(base))
+    base.mkdir()
+    (tmp_path / "shared").mkdir()
+    if where == "for another account":
+        if os.geteuid() != 0:
+            pytest.skip("only root runs jobs under other accounts")
+        monkeypatch.setattr(
+            "shoal.server.services.accounts.Accounts.of", lambda self, user: NamedAccount("nobody")
+        )
+    shared = str(tmp_path / "shared") if where == "in a shared directory" else None
+
     async def story() -> None:
         fleet = Fleet(2)
-        async with server(tmp_path, fleet=fleet, kill=True) as here:
+        async with server(home, fleet=fleet, kill=True, shared=shared) as here:
             job = (await here.submit("1..2"))["id"]
             await here.until(lambda: here.state(job) == "running", train=(job,))
-            port = int(here.loop.elastic.service.address.rpartition(":")[2])
-        with contextlib.closing(socket.create_server(("127.0.0.1", port))):
-            async with server(tmp_path, fleet=fleet) as here:
-                address = here.loop.elastic.service.address
-                assert (tmp_path / "jobs" / str(job) / "control").read_text().strip() == address
-                assert any("is taken" in warning for warning in here.loop.warnings)
+            file = Path(fleet.running[f"{job}.0"].env["SHOAL_CONTROL_FILE"])
+            assert not file.exists()
+            address = here.loop.elastic.service.address
+        taken = another_process_at(address)
+        async with server(home, fleet=fleet, kill=True, shared=shared) as here:
+            taken.close()  # no worker waits there any more
+            address = here.loop.elastic.service.address
+            assert file.read_text().strip() == address
+            assert any("is taken" in warning for warning in here.loop.warnings)
+            await here.post(f"/jobs/{job}/pause")
+            await here.until(lambda: not fleet.running, train=(job,))
+        with contextlib.closing(another_process_at(address)):
+            async with server(home, fleet=fleet, shared=shared) as here:
+                assert file.read_text().strip() == here.loop.elastic.service.address != address
+        if where == "for another account":
+            assert (file.parent, file.stat().st_uid, file.stat().st_mode & 0o777) == (base, 0, 0o644)
 
     run(story())
+
+
+def another_process_at(address: str) -> socket.socket:
+    """It never answers."""
+    return socket.create_server(("127.0.0.1", int(address.rpartition(":")[2])))
 
 
 def test_a_worker_is_not_shut_out_by_idle_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +227,42 @@ def test_a_server_waits_for_the_port_where_its_agents_look_for_it(
         assert told[1:] == ["listening"], "it was said once"
         await machines.close()
         home.release()
+
+    run(story())
+
+
+def test_workers_of_other_machines_are_not_given_up_while_they_cannot_connect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their agents would carry out the order to kill them as soon as they are back."""
+    later_s = 0.0
+    monkeypatch.setattr(
+        "shoal.wire.service.time", SimpleNamespace(monotonic=lambda: time.monotonic() + later_s)
+    )
+
+    async def story() -> None:
+        nonlocal later_s
+        here_or_there = NodeInfo("node", 2, "virtual", True)
+        fleet = Fleet((here_or_there,))
+        async with server(tmp_path, fleet=fleet, kill=True) as here:
+            job = (await here.submit("2", resize="live"))["id"]
+            await here.until(lambda: here.state(job) == "running", train=(job,))
+        for worker in fleet.live.values():
+            worker.end()  # its process trains, but has no connection
+        fleet._nodes = (replace(here_or_there, remote=True),)
+        async with server(tmp_path, fleet=fleet) as here:
+            handle = here.loop.elastic.service.jobs[str(job)]
+            here.control._others_cannot_connect("another process has the port")
+            later_s += 3600.0
+            handle.tick()
+            assert all(view.alive for view in handle.state.workers.values())
+            here.loop.elastic.await_machines(can_connect=True)
+            later_s += handle.state.timing.restored_s - 1.0
+            handle.tick()
+            assert all(view.alive for view in handle.state.workers.values())
+            later_s += 2.0
+            handle.tick()
+            await here.until(lambda: set(fleet.told) == {f"{job}.0", f"{job}.1"})
 
     run(story())
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import socket
 import threading
+import time
 
 import pytest
 from hypothesis import given
@@ -111,6 +113,28 @@ def test_a_client_is_not_lured_by_a_server_that_does_not_know_the_secret():
         ClientProof.make(
             b"HTTP/1.1 400 Bad Request".ljust(auth.CHALLENGE_BYTES), new_secret(), "job", "worker"
         )
+
+
+@pytest.mark.parametrize("prompt", [b"", auth.challenge()[0] + (2000).to_bytes(2, "big")])
+def test_a_client_is_not_held_by_a_server_that_answers_byte_by_byte(prompt: bytes):
+    """Each byte arrives in time, but not all of them."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def trickle() -> None:
+        sock, _ = listening.accept()
+        with sock, contextlib.suppress(OSError):
+            sock.sendall(prompt)
+            for _ in range(100):
+                sock.sendall(b"S")
+                time.sleep(0.02)
+
+    other = threading.Thread(target=trickle)
+    other.start()
+    host, port = listening.getsockname()
+    with pytest.raises(TimeoutError):
+        Channel.open(f"{host}:{port}", new_secret(), "job", "worker", timeout_s=0.2)
+    other.join()
+    listening.close()
 
 
 @pytest.mark.parametrize(

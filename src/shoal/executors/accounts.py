@@ -6,6 +6,7 @@ to root, who alone makes entries in it and in the directories with a key:
     BASE/jobs-KEY/JOB     the job's own directory (SHOAL_JOB_DIR), mode 0700, owned by the account
     BASE/KEY.secrets      a worker's secret files, removed when it has ended
     BASE/KEY.go           appears when a worker may use its GPU (SHOAL_GO), removed when it has ended
+    BASE/KEY.control      the address of a control plane that had to change it (SHOAL_CONTROL_FILE), which is no secret
     BASE/trees-KEY        uploaded working directories (`agents.trees`)
 
 Root writes only into directories that it still owns, and then gives them away: in a directory of the job, a link could
@@ -129,6 +130,11 @@ class Private:
 def go_file(directory: Path) -> Path:
     """The file that tells the worker in this directory, which runs under an account, that it may use its GPU."""
     return base_directory() / f"{_key(str(directory))}.go"
+
+
+def address_file(home: Path) -> Path:
+    """Where workers under accounts find the address of the control plane with this home, if it had to change it."""
+    return base_directory() / f"{_key(str(home))}.control"
 
 
 def remove_files_of(directory: Path) -> None:

@@ -425,8 +425,13 @@ class Control:
         with self.store.change(self.clock.now_s()) as change:
             change.event("worker.unknown", text, data={"workers": list(ended)})
 
+    def _others_cannot_connect(self, why: str) -> None:
+        self.loop.warnings.append(why)
+        self.loop.elastic.await_machines(can_connect=False)
+
     def _others_can_connect(self) -> None:
         assert self.machines is not None
+        self.loop.elastic.await_machines(can_connect=True)
         self.loop.warnings[:] = [w for w in self.loop.warnings if w != self.machines.trouble]
         with self.store.change(self.clock.now_s()) as change:
             change.put("agents_port", self.machines.port)
@@ -465,7 +470,7 @@ class Control:
         if self.machines is not None:
             self.machines.executor.refusals.on_refused = self._agent_refused
             self.machines.executor.on_unknown = self._agent_ends_unknown
-            self.machines.on_trouble = self.loop.warnings.append
+            self.machines.on_trouble = self._others_cannot_connect
             self.machines.start(self.loop.elastic.service, self._others_can_connect)
             if self.options.control_port or self.engine.settings is not None or self.cluster is not None:
                 await self.machines.wait_until_listening()

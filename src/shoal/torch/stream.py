@@ -98,6 +98,7 @@ class Streams:
                 f"this worker is at {self.host} and {address} is another address: the job has no certificate, and "
                 "its state is not sent over a network in plain text. Start the job again with this version of Shoal"
             )
+        deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
         sock = socket.create_connection((peer, port), CONNECT_TIMEOUT_S)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -106,7 +107,7 @@ class Streams:
                 sock = self.tls.client.wrap_socket(sock)
             else:
                 sock.sendall(PLAIN)
-            keys: Keys = prove(sock, self.secret, self.job, PURPOSE)
+            keys: Keys = prove(sock, self.secret, self.job, PURPOSE, deadline_s)
             sock.settimeout(None)
         except BaseException:
             sock.close()

@@ -54,6 +54,8 @@ class Identity:
     state_bytes_per_s: float | None = None
     #: The fingerprint of the control plane's certificate; None: it is on this machine, and TLS is not needed.
     certificate: str | None = None
+    #: Where the control plane of this machine writes its address if it had to change it.
+    address_file: str | None = None
 
     @property
     def tls(self) -> PinnedTls | None:
@@ -80,12 +82,8 @@ class Identity:
             state_directory=env.get("SHOAL_STATE_DIR"),
             state_bytes_per_s=_number(env, "SHOAL_STATE_BYTES_PER_S", 0.0) or None,
             certificate=env.get("SHOAL_CONTROL_CERTIFICATE"),
+            address_file=env.get("SHOAL_CONTROL_FILE"),
         )
-
-
-def address_file_in(directory: str | None) -> str | None:
-    """Where the control plane writes its address if it had to change it."""
-    return None if directory is None else os.path.join(directory, "control")
 
 
 def _refuse_to_train_alone(env: Any) -> None:
@@ -168,8 +166,7 @@ class Worker:
             status=self.status,
             report=self.report,
             patience_s=identity.patience_s,
-            # The address of this machine's workers is not that of others.
-            address_file=None if identity.certificate else address_file_in(identity.state_directory),
+            address_file=identity.address_file,
             tls=identity.tls,
         )
 

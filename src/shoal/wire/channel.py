@@ -64,14 +64,15 @@ def connect(
     timeout_s: float = 10.0,
     tls: ssl.SSLContext | PinnedTls | None = None,
 ) -> tuple[socket.socket, Keys]:
-    """Connect. Both ends prove that they know the secret."""
+    """Connect. Both ends prove that they know the secret, within `timeout_s`: the other may not be who it should be."""
     host, port = parse_address(address)
+    deadline_s = time.monotonic() + timeout_s
     sock = socket.create_connection((host, port), timeout=timeout_s)
     try:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls is not None:
             sock = tls.wrap_socket(sock, server_hostname=host)
-        keys = prove(sock, secret, job, purpose)
+        keys = prove(sock, secret, job, purpose, deadline_s)
         sock.settimeout(None)
     except BaseException:
         sock.close()
@@ -79,11 +80,12 @@ def connect(
     return sock, keys
 
 
-def prove(sock: socket.socket, secret: bytes, job: str, purpose: str) -> Keys:
-    """The client's side of the handshake on an open connection."""
-    proof = ClientProof.make(receive_exactly(sock, auth.CHALLENGE_BYTES), secret, job, purpose)
+def prove(sock: socket.socket, secret: bytes, job: str, purpose: str, deadline_s: float) -> Keys:
+    """The client's side of the handshake on an open connection, until `deadline_s` (of time.monotonic)."""
+    challenge = receive_exactly(sock, auth.CHALLENGE_BYTES, deadline_s)
+    proof = ClientProof.make(challenge, secret, job, purpose)
     _send_short(sock, proof.request)
-    return proof.check(_receive_short(sock))
+    return proof.check(_receive_short(sock, deadline_s))
 
 
 def accept(sock: socket.socket, secret_of: SecretOf) -> tuple[Request, Keys]:

@@ -21,7 +21,7 @@ def check_liveness(state: CoordinatorState, view: WorkerView, now_s: float) -> l
         return give_up(state, view, f"no sign of life for {silent_s:.1f} s")
     if not view.connected and view.met and silent_s > timing.reconnect_s and now_s > view.back_by_s:
         return give_up(state, view, "its connection closed")
-    if status.phase is Phase.STARTING and now_s - view.since_s > timing.start_s:
+    if status.phase is Phase.STARTING and now_s > max(view.since_s + timing.start_s, view.back_by_s):
         return give_up(state, view, f"not ready after {timing.start_s:.0f} s")
     if status.phase is Phase.ACTIVE and not state.recovering and _hangs(state, view, now_s):
         return give_up(state, view, f"did not arrive at step {view.arrived + 1} where the others wait")

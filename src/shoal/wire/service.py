@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,6 +122,14 @@ class JobHandle:
         for view in self.state.workers.values():
             view.heard_s += late_s
             view.back_by_s += late_s
+
+    def await_return(self, workers: Iterable[str], *, can_connect: bool) -> None:
+        """These workers could not connect since this service started. Their time to return begins when they can."""
+        until_s = time.monotonic() + self.state.timing.restored_s if can_connect else math.inf
+        for worker in workers:
+            view = self.state.workers.get(worker)
+            if view is not None and not view.connected and view.back_by_s:
+                view.back_by_s = until_s
 
     def tick(self) -> None:
         self._run(coordinator.tick(self.state, time.monotonic()))

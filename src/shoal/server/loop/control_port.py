@@ -32,20 +32,24 @@ class ControlPort:
         self.speaks_previous = False
 
     async def open(
-        self, host: str, jobs: Mapping[int, LiveJob], directory_of: Callable[[int], Path], now_s: float
+        self, host: str, jobs: Mapping[int, LiveJob], file_of: Callable[[LiveJob], Path], now_s: float
     ) -> None:
+        """`file_of`: where the workers of a job look for an address that is not the one they were given."""
         port, previous = self._recorded(jobs.values())
         if previous["workers"] and previous["port"]:
             await self._listen_for_previous(host, previous["port"])
+        # Also of jobs that wait: their files may name an address from an earlier change.
+        files = {
+            file_of(job) for job in jobs.values() if job.resize is Resize.LIVE and job.coordinator is not None
+        }
         try:
             address = await self._service.start(host, port)
         except OSError as error:
             self._warnings.append(f"port {port} of the control channel is taken ({error.strerror})")
             address = await self._service.start(host, 0)
-            for job in jobs.values():
-                if job.resize is Resize.LIVE and job.workers:  # its workers know the old address only
-                    with contextlib.suppress(OSError):  # a job that removed its directory has itself to blame
-                        write_atomically(directory_of(job.id) / "control", address + "\n")
+            for file in files:
+                with contextlib.suppress(OSError):  # a job that removed its directory has itself to blame
+                    write_atomically(file, address + "\n", mode=0o644)
         self._earlier, self.speaks_previous = frozenset(previous["workers"]), bool(previous["port"])
         with self._store.change(now_s) as change:
             change.put("control_port", int(address.rpartition(":")[2]))

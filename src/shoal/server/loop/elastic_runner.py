@@ -7,14 +7,17 @@ the next. A GPU is free when the process on it has ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 from shoal.agents.certificate import new_certificate
-from shoal.executors.base import Exit, OwnAccount
+from shoal.executors.accounts import address_file
+from shoal.executors.base import Exit, NamedAccount, OwnAccount
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.control_port import ControlPort
 from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents, usable_workers
@@ -73,7 +76,10 @@ class ElasticRunner(CoordinatorEvents):
                     self.end(job, f"cannot prepare its directory: {error.strerror}")
                     continue
                 self._joined_s |= {w.id: w.started_s for w in job.workers.values() if w.state == ACTIVE}
-        await self._port.open(self._host, self.parts.jobs, self.parts.home.job, self.loop.now_s())
+        if not self.parts.store.get("control_port", 0):
+            with contextlib.suppress(OSError):  # of an earlier home in this place
+                address_file(self.parts.home.path).unlink()
+        await self._port.open(self._host, self.parts.jobs, self._address_file, self.loop.now_s())
         self.parts.addresses.here = self.service.address
         self._report_recorded_exits()
 
@@ -84,6 +90,14 @@ class ElasticRunner(CoordinatorEvents):
             for view in [] if handle is None else list(handle.state.workers.values()):
                 if handle is not None and view.met and view.alive and view.worker not in job.workers:
                     handle.exited(view.worker, "it ended before the server was restarted")
+
+    def await_machines(self, *, can_connect: bool) -> None:
+        """Other machines cannot connect, or can again: so long, their workers are not given up before their lease."""
+        for job in self.parts.jobs.values():
+            handle = self.service.jobs.get(str(job.id))
+            if handle is not None:
+                remote = [w.id for w in job.workers.values() if self.parts.nodes[w.device[0]].remote]
+                handle.await_return(remote, can_connect=can_connect)
 
     async def close(self) -> None:
         for task in list(self._tasks):
@@ -110,6 +124,14 @@ class ElasticRunner(CoordinatorEvents):
         """Whether its workers run under the server's account, with nothing hidden from them."""
         account = self.parts.account_of(job.user)
         return isinstance(account, OwnAccount) and not account.shared
+
+    def _address_file(self, job: LiveJob) -> Path:
+        """Where its workers on this machine find the control plane's address, if it had to change it."""
+        if os.geteuid() == 0 and isinstance(self.parts.account_of(job.user), NamedAccount):
+            return address_file(
+                self.parts.home.path
+            )  # under an account of its own it cannot enter the server's home
+        return self.parts.home.state(job.id) / "control"
 
     def _record(self, job: LiveJob, state: dict[str, Any]) -> bool:
         """Write the coordinator's state before its orders are sent. False if the disk is full."""
@@ -201,6 +223,8 @@ class ElasticRunner(CoordinatorEvents):
         node, addresses = self.parts.nodes[worker.device[0]], self.parts.addresses
         env = addresses.env(node) | {"SHOAL_CHECKPOINT": own("checkpoint.pt")}
         env["SHOAL_GPUS"] = str(job.range)
+        if not node.remote:
+            env["SHOAL_CONTROL_FILE"] = str(self._address_file(job))
         if isinstance(self.parts.account_of(job.user), OwnAccount):
             # Under an account of its own it cannot enter the server's home: its files go through the control plane.
             state = self.parts.home.state(job.id)
