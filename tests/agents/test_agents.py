@@ -296,7 +296,9 @@ def test_a_second_agent_waits_while_one_of_its_name_is_silent(tmp_path: Path) ->
     run(tmp_path, story, Timing(lease_s=60.0, heartbeat_s=0.5, silence_s=60.0, keeper_margin_s=3.0))
 
 
-def test_the_embedded_agent_uses_the_same_messages_in_memory(tmp_path: Path) -> None:
+def test_the_embedded_agent_uses_the_same_messages_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
         executor = AgentExecutor(AgentRegistry(tmp_path / "agents.json"), timing=TIMING)
         exits: list[Exit] = []
@@ -317,6 +319,16 @@ def test_the_embedded_agent_uses_the_same_messages_in_memory(tmp_path: Path) -> 
         await until(lambda: exits)
         assert exits[0].ok
         assert [line.text for line in executor.logs(directory, 0)] == ["hello"]
+        # A fault in the start of one worker ends neither the agent nor the next worker.
+        with monkeypatch.context() as patched:
+            patched.setattr(local, "start", lambda worker: [][1])
+            executor.start(WorkerSpec("1.1", tmp_path / "jobs" / "1.1", "local", 0, ("true",), "/tmp", {}))
+            await until(lambda: len(exits) == 2)
+        assert (exits[1].worker, exits[1].began) == ("1.1", False)
+        assert exits[1].why == "cannot start it: list index out of range"
+        executor.start(WorkerSpec("1.2", tmp_path / "jobs" / "1.2", "local", 0, ("true",), "/tmp", {}))
+        await until(lambda: len(exits) == 3)
+        assert exits[2].ok
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -242,6 +243,78 @@ def test_a_worker_that_waits_for_its_start_does_then_what_it_was_told(tmp_path: 
         assert not place.at(third).exists()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "when", ["it waits for its start", "its keeper starts", "it is taken over", "it runs"]
+)
+def test_of_suspend_and_wake_the_last_one_counts(tmp_path: Path, when: str) -> None:
+    """Signals that wait for a keeper reach it in the order of their numbers."""
+
+    async def story() -> None:
+        place = Place(tmp_path, pace=Pace(most=1))
+        first = place.start("sleep", "100") if when == "it waits for its start" else None
+        worker = place.start("sh", "-c", "while :; do :; done")
+        assert (worker in place.executor._delayed) == (when == "it waits for its start")
+        if when in ("it is taken over", "it runs"):
+            await place.started(worker)
+        told = place
+        if when == "it is taken over":
+            told = Place(tmp_path)
+            told.executor.adopt(worker, place.at(worker))
+            assert worker in told.executor._adopting
+        keeper_pid = place.executor._kept[worker].pid if worker in place.executor._kept else None
+        if when == "it runs":
+            os.kill(keeper_pid, signal.SIGSTOP)  # so that all wait for it
+        for tell in ("suspend", "wake", "suspend"):
+            getattr(told.executor, tell)(worker)
+        pid = (await place.started(worker))["pid"]
+        await place.until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        await place.until(lambda: told.executor._kept[worker].wanted is None)
+        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        for each in filter(None, (first, worker)):
+            place.executor.stop(each, kill=True)
+            await place.exit()
+
+    run(story)
+
+
+def test_one_worker_that_cannot_be_started_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> str:
+        raise RuntimeError("a fault in the program")
+
+    async def story() -> None:
+        place = Place(tmp_path, pace=Pace(most=1))
+        with monkeypatch.context() as patched:
+            patched.setattr("shoal.executors.local.new_mark", broken)
+            worker = place.start("true")
+        other = place.start("true")
+        exits = {exit_.worker: exit_ for exit_ in (await place.exit(), await place.exit())}
+        assert (exits[worker].began, exits[worker].why) == (False, "cannot start it: a fault in the program")
+        assert exits[other].code == 0
+
+    run(story)
+
+
+def test_workers_that_a_dead_zygote_does_not_start_begin_in_turn(tmp_path: Path) -> None:
+    async def story() -> None:
+        ended = SimpleNamespace(warming=True, ready=False, start=lambda *args: None)
+        place = Place(tmp_path, pace=Pace(most=1), zygote=ended)
+        script = tmp_path / "train.py"
+        script.write_text("")
+        workers = [place.start(sys.executable, str(script), warm=True) for _ in range(3)]
+        assert len(place.executor._delayed) == 3, "they wait for its imports"
+        most = 0
+        ended.warming = False
+        while len(place.executor._kept) + place.exits.qsize() < 3:
+            most = max(most, len(place.executor._pace._starting))
+            await asyncio.sleep(0)
+        assert most == 1
+        assert {(await place.exit()).worker for _ in workers} == set(workers)
+
+    run(story)
 
 
 def test_if_the_keeper_is_killed_the_worker_ends_with_it_and_nothing_else_does(tmp_path: Path) -> None:

@@ -59,6 +59,22 @@ def test_a_start_that_fails_or_needs_no_keeper_takes_no_place() -> None:
     asyncio.run(story())
 
 
+def test_a_start_that_raises_keeps_no_other_waiting() -> None:
+    def raises() -> None:
+        raise RuntimeError("a fault in the program")
+
+    async def story() -> None:
+        keepers = Keepers(Pace(most=1))
+        keepers.start("a")
+        keepers.paced.when_free(raises)
+        keepers.start("b")
+        await keepers.has_started("a")
+        assert keepers.began == ["a", "b"]
+        keepers.paced.close()
+
+    asyncio.run(story())
+
+
 def test_a_keeper_that_hangs_keeps_the_others_for_a_limited_time(monkeypatch) -> None:
     async def story() -> None:
         monkeypatch.setattr(pace, "LONGEST_START_S", 0.05)

@@ -268,21 +268,25 @@ class Agent:
             self._forget(order.worker)
 
     def _start(self, order: am.Start) -> None:
-        """The worker's directory is made first: after a restart the agent knows every worker it was told to start."""
-        path = self._workers / order.worker
         try:
-            if order.node not in self._local_name:
-                raise OSError(f"this agent has no node {order.node}")
-            if self._embedded:
-                path.symlink_to(order.directory, target_is_directory=True)
-            else:
-                path.mkdir(mode=0o700)
-        except OSError as error:
-            why = f"cannot start it: {error.strerror or error}"
+            self._start_worker(order)
+        except Exception as error:  # whatever it is: the others go on, and this one ends
+            if not isinstance(error, OSError):
+                log.exception("worker %s was not started", order.worker)
+            why = f"cannot start it: {getattr(error, 'strerror', None) or error}"
             asyncio.get_running_loop().call_soon(
                 self._exited, Exit(order.worker, None, None, why, began=False)
             )
-            return
+
+    def _start_worker(self, order: am.Start) -> None:
+        """The worker's directory is made first: after a restart the agent knows every worker it was told to start."""
+        path = self._workers / order.worker
+        if order.node not in self._local_name:
+            raise OSError(f"this agent has no node {order.node}")
+        if self._embedded:
+            path.symlink_to(order.directory, target_is_directory=True)
+        else:
+            path.mkdir(mode=0o700)
         if order.port is not None:
             self._obey(self.state.ports(self._ports.release(order.port)))
         self._executor.start(

@@ -1,6 +1,7 @@
 """Keeps jobs from escaping their keepers: a job may stop or kill its keeper, which runs under the same account.
 
 - A keeper that was stopped is continued.
+- A keeper is told again whether its worker shall stand still once it has taken in all that it was told before.
 - A keeper that does not end its worker in time after it was told to is killed, with all processes below it.
 - When a keeper was killed, the processes that it kept are killed: those of the worker's control group, those that were
   below the keeper when the guard looked last, and those that carry the worker's mark (`orphans`).
@@ -21,6 +22,8 @@ from shoal.executors import cgroups, keeper
 from shoal.executors.orphans import kill_orphans
 
 INTERVAL_S = 1.0
+#: The later one counts.
+SUSPEND_AND_WAKE = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 PATIENCE_S = 5.0
 """How long a keeper may take beyond the worker's grace period."""
 
@@ -38,6 +41,8 @@ class Guarded:
     kill_at_s: float | None = None
     #: Processes below the keeper at the last look, with their start times.
     below: dict[int, int] = field(default_factory=dict)
+    #: Whether the worker shall stand still (USR1) or go on (USR2), until the keeper has certainly heard it.
+    wanted: int | None = None
 
     def told_to_end(self, *, kill: bool) -> None:
         at_s = time.monotonic() + PATIENCE_S + (0.0 if kill else self.grace_s)
@@ -47,6 +52,12 @@ class Guarded:
         """Tell the keeper to end its worker, and give it as long as the worker has."""
         self.told_to_end(kill=False)
         self._signal(signal.SIGTERM)
+
+    def tell(self, number: int) -> None:
+        """Send the keeper a signal. Of two that wait for it, it gets the lower one first, whichever was sent last."""
+        if number in SUSPEND_AND_WAKE:
+            self.wanted = number
+        self._signal(number)
 
     def look(self, children: keeper.Children | None = None) -> None:
         """Continue a stopped keeper, and kill one that does not do what it was told.
@@ -59,6 +70,9 @@ class Guarded:
             self.below = below
         if _is_stopped(self.pid):
             self._signal(signal.SIGCONT)
+        if self.wanted is not None and not _pending(self.pid).intersection(SUSPEND_AND_WAKE):
+            self._signal(self.wanted)
+            self.wanted = None
         if self.kill_at_s is not None and time.monotonic() >= self.kill_at_s:
             self.below |= _with_start_times(_freeze(self.pid))
             self._signal(signal.SIGKILL)
@@ -80,7 +94,7 @@ class Guarded:
         cgroups.remove(self.cgroup)
         return True
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, number)
 
@@ -109,6 +123,16 @@ def _is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return stat[stat.rindex(b")") + 2 :].split()[0] == b"T"
+
+
+def _pending(pid: int) -> set[int]:
+    """The signals that were sent to a process and have not reached it: it blocks them, or is stopped."""
+    found = 0
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as file:
+        for line in file:
+            if line.startswith(("SigPnd:", "ShdPnd:")):
+                found |= int(line.split()[1], 16)
+    return {number for number in range(1, 65) if found >> (number - 1) & 1}
 
 
 def pid_of(pidfd: int) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import socket
@@ -27,7 +28,7 @@ from shoal.executors.accounts import Account, Private, account_for, go_file, rem
 from shoal.executors.base import Exit, GpuUsage, NodeChange, NodeInfo, OwnAccount, WorkerSpec
 from shoal.executors.cgroups import Cgroups
 from shoal.executors.gpus import UsageMeter, find_gpus, type_word
-from shoal.executors.guard import INTERVAL_S, Guarded, pid_of
+from shoal.executors.guard import INTERVAL_S, SUSPEND_AND_WAKE, Guarded, pid_of
 from shoal.executors.keeper_files import grace_of, is_kept, open_keeper, read_ended
 from shoal.executors.logs import Line, read_lines, tail_position
 from shoal.executors.orphans import MARK, new_mark
@@ -36,6 +37,8 @@ from shoal.executors.passed_on import PASSED_ON
 from shoal.executors.secret_files import SecretFiles
 from shoal.executors.sessions import Session, SessionError
 from shoal.executors.zygote import Zygote, may_start_warm
+
+log = logging.getLogger("shoal.executors")
 
 LOG_FILE_BYTES, LOG_FILES = 8 * 1024 * 1024, 4
 GO, GO_AGAIN_S = "go", 0.5
@@ -150,13 +153,11 @@ class LocalExecutor:
     def start(self, worker: WorkerSpec) -> None:
         self._renew_zygote()
         self._delayed[worker.worker] = Delayed(worker)
-        if not worker.warm or self._zygote is None:
-            self._pace.when_free(partial(self._start_delayed, worker.worker))
-        elif self._zygote.warming:
+        if worker.warm and self._zygote is not None and self._zygote.warming:
             # Its imports end soon, and sooner than all the workers of a job could do their own.
             self._spawn(self._start_when_warm(worker.worker, self._zygote))
         else:
-            self._start_delayed(worker.worker)
+            self._start_in_turn(worker.worker)
 
     def _renew_zygote(self) -> None:
         """Replace a zygote that was killed, at most once in `ZYGOTE_TIMEOUT_S`."""
@@ -170,7 +171,19 @@ class LocalExecutor:
         deadline_s = time.monotonic() + ZYGOTE_TIMEOUT_S
         while zygote.warming and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        self._start_delayed(worker)
+        self._start_in_turn(worker)
+
+    def _start_in_turn(self, worker: str) -> None:
+        """At once if the zygote can start it, else when few keepers start."""
+        delayed = self._delayed.get(worker)
+        if delayed is None:
+            return  # it was ended before it began
+        spec = delayed.spec
+        is_warm = spec.warm and self._zygote is not None and self._zygote.ready
+        if is_warm and may_start_warm(spec.command, spec.env):
+            self._start_delayed(worker)
+        else:
+            self._pace.when_free(partial(self._start_delayed, worker))
 
     def _start_delayed(self, worker: str) -> None:
         delayed = self._delayed.pop(worker, None)
@@ -195,13 +208,15 @@ class LocalExecutor:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 try:
                     self._start_keeper(worker, lock)
-                except OSError:
+                except BaseException:
                     self._remove_secrets(worker.directory)
                     raise
             finally:
                 os.close(lock)
-        except OSError as error:
-            why = f"cannot start it: {error.strerror or error}"
+        except Exception as error:  # whatever it is: others start, and this one ends
+            if not isinstance(error, OSError):
+                log.exception("worker %s was not started", worker.worker)
+            why = f"cannot start it: {getattr(error, 'strerror', None) or error}"
             self._emit_soon(Exit(worker.worker, None, None, why, began=False))
 
     def _start_keeper(self, worker: WorkerSpec, lock: int) -> None:
@@ -235,7 +250,7 @@ class LocalExecutor:
             os.close(spec_fd)
         try:
             self._keep(worker.worker, worker.directory, os.pidfd_open(pid), worker.grace_s)
-        except OSError:  # too many open files: nothing may run that nobody watches
+        except BaseException:  # too many open files: nothing may run that nobody watches
             os.kill(pid, signal.SIGKILL)
             raise
         if child is not None:
@@ -269,7 +284,7 @@ class LocalExecutor:
                 cwd="/",
                 env={},
             )
-        except OSError:
+        except BaseException:
             os.close(started)
             raise
         finally:
@@ -336,12 +351,11 @@ class LocalExecutor:
     def _signal(self, worker: str, number: int) -> None:
         kept = self._kept.get(worker)
         if kept is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(kept.pidfd, number)
+            kept.tell(number)
         elif worker in self._adopting:
-            self._adopting[worker].append(number)
+            _put_off(self._adopting[worker], number)
         elif worker in self._delayed:
-            self._delayed[worker].signals.append(number)
+            _put_off(self._delayed[worker].signals, number)
 
     # Watching keepers
 
@@ -431,6 +445,13 @@ class LocalExecutor:
         self._keep(worker, directory, pidfd, grace_of(directory))
         for number in signals:
             self._signal(worker, number)
+
+
+def _put_off(signals: list[int], number: int) -> None:
+    """Of suspend and wake, only the last counts."""
+    if number in SUSPEND_AND_WAKE:
+        signals[:] = [other for other in signals if other not in SUSPEND_AND_WAKE]
+    signals.append(number)
 
 
 def _find_nodes(virtual_gpus: int | None) -> tuple[tuple[NodeInfo, ...], str]:

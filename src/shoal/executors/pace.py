@@ -8,9 +8,12 @@ keeper has started when it closes the pipe that it was given, which the kernel a
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import deque
 from collections.abc import Callable
+
+log = logging.getLogger("shoal.executors")
 
 #: A keeper may hang as it starts, for example in a working directory on a file server that does not answer.
 LONGEST_START_S = 5.0
@@ -46,7 +49,11 @@ class Pace:
         asyncio.get_running_loop().remove_reader(pipe)
         os.close(pipe)
         while self._waiting and self.is_free:
-            self._waiting.popleft()()
+            start = self._waiting.popleft()
+            try:
+                start()
+            except Exception:  # of one worker: those behind it must not wait for ever
+                log.exception("a worker was not started")
 
     def close(self) -> None:
         for pipe, timer in self._starting.items():
