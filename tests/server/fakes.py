@@ -129,6 +129,8 @@ class Fleet:
         self.stubborn = False
         #: Whether a start on a GPU in use fails; checking takes time with thousands of workers.
         self.checks_gpus = True
+        #: What must never happen. The server goes on after an error of its executor.
+        self.clashes: list[str] = []
         #: How workers ended, for a server that was not there to see it.
         self.exits: dict[str, Exit] = {}
         #: Workers that compute slower than the others, and by how much.
@@ -190,8 +192,9 @@ class Fleet:
         if not self.checks_gpus:
             return
         for other in self.running.values():
-            if other.worker not in (worker.worker, *self.suspended):
-                assert self.gpu(other) != self.gpu(worker), f"{worker.worker} on the GPU of {other.worker}"
+            if other.worker not in (worker.worker, *self.suspended) and self.gpu(other) == self.gpu(worker):
+                self.clashes.append(f"{worker.worker} on the GPU of {other.worker}")
+                raise AssertionError(self.clashes[-1])
 
     def gpu(self, worker: WorkerSpec) -> tuple[str, int]:
         return self.uses(worker.worker) or (worker.node, worker.gpu)
@@ -361,6 +364,7 @@ class Here:
     def check(self) -> None:
         """What must always hold."""
         c = self.loop
+        assert not self.fleet.clashes
         c.devices.check()
         assert c.devices.used <= c.cluster.total_gpus
         for job in c.jobs.values():

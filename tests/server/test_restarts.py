@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from shoal.executors.base import WorkerSpec
 from shoal.server.loop import elastic_runner, restarts
+from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.restarts import rest_s
+from shoal.server.loop.shutdown import stop_jobs
 
 from .fakes import Fleet, Here, run, server
 
@@ -122,6 +125,63 @@ def test_a_worker_that_cannot_be_started_is_tried_again_and_not_for_ever(
             fleet.broken = None
             other = (await here.submit(gpus))["id"]
             await here.until(lambda: here.state(other) == "running")
+
+    run(story())
+
+
+@pytest.mark.parametrize("gpus", ["2", "1..2"])
+def test_a_fault_in_the_start_of_one_worker_hinders_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: str, fast: None
+) -> None:
+    """All of them begin in the same turn, after one transaction."""
+    monkeypatch.setattr(restarts, "LONGEST_S", 0.02)
+
+    async def story() -> None:
+        fleet = Fleet(6)
+        starts, rightly = [], fleet.start
+
+        def start(worker: WorkerSpec) -> None:
+            starts.append(worker.worker)
+            if len(starts) == 1:
+                raise RuntimeError("a fault in the program")
+            rightly(worker)
+
+        monkeypatch.setattr(fleet, "start", start)
+        async with server(tmp_path, fleet=fleet) as here:
+            jobs = [(await here.submit(gpus, resize="live"))["id"] for _ in range(3)]
+            await here.until(lambda: all(here.state(job) == "running" for job in jobs))
+            ended = (await here.get("/events?type=worker.ended"))["items"]
+            assert [event["data"]["worker"] for event in ended] == [starts[0]]
+            assert "cannot start it: a fault in the program" in ended[0]["message"]
+
+    run(story())
+
+
+def test_a_fault_with_one_job_hinders_neither_the_others_nor_the_end_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with server(tmp_path) as here:
+            first = (await here.submit("1..1", resize="live"))["id"]
+            await here.until(lambda: here.state(first) == "running", train=(first,))
+            rightly = here.loop.elastic.reconcile
+
+            def reconcile(job: LiveJob) -> None:
+                if job.id == first:
+                    raise RuntimeError("a fault in the program")
+                rightly(job)
+
+            monkeypatch.setattr(here.loop.elastic, "reconcile", reconcile)
+            here.loop.reconciler.reconcile_next(first)
+            other = (await here.submit("1..1", resize="live"))["id"]
+            await here.until(lambda: here.state(other) == "running", train=(first, other))
+            # Its directory could not be prepared when the server started, for example.
+            here.loop.elastic.service.remove(str(first))
+            (tmp_path / "jobs" / str(first) / "secret").unlink()
+            monkeypatch.setattr(here.loop.elastic._keys, "secret", lambda *_: 1 / 0)
+            here.loop.elastic.ask_checkpoint(here.loop.jobs[first])
+            await stop_jobs(here.loop.jobs, here.loop.runners, here.fleet, here.loop.outbox)
+            assert not here.fleet.running
 
     run(story())
 

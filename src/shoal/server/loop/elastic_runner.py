@@ -268,15 +268,21 @@ class ElasticRunner(CoordinatorEvents):
             handle.stop(why)
 
     def shut_down(self, job: LiveJob) -> None:
-        if self._port.has_earlier(job):
-            self._renew(job, self._handle(job))
+        handle = self.service.jobs.get(str(job.id))
+        if handle is None:  # its directory could not be prepared: nothing can be saved
+            for worker in job.workers.values():
+                self.stop(job, worker)
+        elif self._port.has_earlier(job):
+            self._renew(job, handle)
         elif job.workers:
-            self._handle(job).set_target([])
+            handle.set_target([])
         if may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT, "the server was shut down; it goes on from where it was")
 
     def ask_checkpoint(self, job: LiveJob) -> None:
-        self._handle(job).ask_checkpoint()
+        handle = self.service.jobs.get(str(job.id))
+        if handle is not None:
+            handle.ask_checkpoint()
 
     # -- exits -------------------------------------------------------------------------------------
 

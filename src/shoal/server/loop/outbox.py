@@ -107,7 +107,10 @@ class Outbox:
                 self._write()
                 effects, self._effects = self._effects, []
                 for act in effects:
-                    act()
+                    try:
+                        act()
+                    except Exception:  # of one worker or job: the others must not be forgotten
+                        log.exception("a change was recorded and could not be carried out")
             self.trouble = None
             return True
         except (StoreFull, StoreDown) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Set
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.runner import Runner
 from shoal.server.loop.sharing.sharing import Sharing
+
+log = logging.getLogger("shoal.server")
 
 #: How long after a failed transaction it is tried again.
 RETRY_S = 1.0
@@ -86,7 +89,10 @@ class Reconciler:
         jobs = [self._jobs[i] for i in sorted(changed) if i in self._jobs and not self._jobs[i].is_over]
         if not self._loop.stopping:
             for job in sorted(jobs, key=lambda j: j.target_gpus >= j.gpus and not j.is_to_leave):
-                self._loop.runners[job.resize].reconcile(job)
+                try:
+                    self._loop.runners[job.resize].reconcile(job)
+                except Exception:  # it is tried again when the job changes again; the others go on
+                    log.exception("job %d could not be moved towards its target", job.id)
 
     def flush(self) -> None:
         """Write the changes and carry them out; if that fails, try again later."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -26,6 +29,8 @@ from shoal.server.loop.sharing.sharing import Sharing
 from shoal.server.metrics import Metrics
 from shoal.server.store.store import Store
 from shoal.wire.regular_file import read_regular
+
+log = logging.getLogger("shoal.server")
 
 #: Holds the GPUs of an interactive job, whose command runs in a session.
 HOLDER = ("sleep", "infinity")
@@ -254,7 +259,19 @@ class RunnerBase:
         self.parts.outbox.event("worker.started", f"worker {worker.id} starts on {worker.node}", job,
                             worker=worker.id, node=worker.node, gpu=worker.device[1],
                             gpus=[gpu for _, gpu in worker.devices])  # fmt: skip
-        self.parts.outbox.effect(lambda: self.parts.executor.start(spec))
+        self.parts.outbox.effect(lambda: self._start_or_report(spec))
+
+    def _start_or_report(self, spec: WorkerSpec) -> None:
+        """Whatever goes wrong here, the job must not wait for this worker for ever."""
+        executor = self.parts.executor
+        try:
+            executor.start(spec)
+        except Exception as error:
+            log.exception("worker %s was not started", spec.worker)
+            with contextlib.suppress(Exception):
+                executor.stop(spec.worker, kill=True)
+            exit_ = Exit(spec.worker, None, None, f"cannot start it: {error}", began=False)
+            asyncio.get_running_loop().call_soon(executor.on_exit, exit_)
 
     def _names(self, job: LiveJob, worker: LiveWorker) -> dict[str, str]:
         memory_mb = (job.needs or {}).get("gpu_mem_mb")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 
 from shoal.executors.base import Executor
@@ -10,6 +11,8 @@ from shoal.server.api.models import Resize
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.outbox import Outbox
 from shoal.server.loop.runner import Runner
+
+log = logging.getLogger("shoal.server")
 
 #: Workers that have not ended this long after their grace period are killed.
 MARGIN_S = 30.0
@@ -21,7 +24,12 @@ async def stop_jobs(
 ) -> None:
     """Release every GPU: live jobs save their state, others are stopped. Returns when all workers have ended."""
     for job in list(jobs.values()):
-        runners[job.resize].shut_down(job)
+        try:
+            runners[job.resize].shut_down(job)
+        except Exception:  # the others still save their state
+            log.exception("job %d could not be shut down in order", job.id)
+            for worker in job.workers.values():
+                executor.stop(worker.id)
     outbox.flush()
     longest_s = max((j.spec["grace_s"] for j in jobs.values() if j.workers), default=0.0)
     deadline = asyncio.get_running_loop().time() + longest_s + MARGIN_S
