@@ -19,6 +19,7 @@ from shoal.executors.base import NodeInfo
 from shoal.server.control import Control
 from shoal.server.options import Options
 from shoal.wire import agent_messages as am
+from shoal.wire.job_files import JobFiles
 
 from .fakes import Fleet, Here, run, server
 
@@ -32,6 +33,12 @@ def state_directories(here: Here, job: int) -> dict[str, str | None]:
         for w in here.fleet.running.values()
         if w.env["SHOAL_JOB"] == str(job)
     }
+
+
+def state_of(here: Here, job: int) -> Path:
+    """Where the control plane reads and writes the state of a job."""
+    files: JobFiles = here.loop.elastic.service.jobs[str(job)]._files
+    return files.directory
 
 
 async def trained(here: Here, gpus: int) -> int:
@@ -57,7 +64,7 @@ def test_machines_that_share_the_directory_write_there_and_it_is_remembered(tmp_
             assert first.parent.stat().st_mode & 0o777 == 0o700
         async with server(home, fleet=Fleet(NODES)) as here:
             assert here.control.home.states == first.parent
-            assert here.control.home.state(job) == first
+            assert state_of(here, job) == first
 
     run(story())
 
@@ -73,8 +80,8 @@ def test_a_job_keeps_the_directory_in_which_it_began(tmp_path: Path) -> None:
             assert state_directories(here, old) == {"sharing": str(home / "jobs" / str(old))}
         async with server(home, fleet=fleet, shared=str(shared)) as here:
             new = await trained(here, 1)
-            assert here.control.home.state(old) == home / "jobs" / str(old)
-            moved = here.control.home.state(new)
+            assert state_of(here, old) == home / "jobs" / str(old)
+            moved = state_of(here, new)
             assert moved.parent.parent == shared
             # Its new workers do not write to the home: nobody was asked whether they share it this time.
             await here.post(f"/jobs/{old}/pause")
@@ -83,8 +90,42 @@ def test_a_job_keeps_the_directory_in_which_it_began(tmp_path: Path) -> None:
             await here.until(lambda: here.gpus(old) == 1, train=(old,))
             assert state_directories(here, old) == {"sharing": None}
         async with server(home, fleet=Fleet(NODES), shared="none") as here:
-            assert here.control.home.state(new) == moved
+            assert state_of(here, new) == moved
             assert here.control.home.states == home / "jobs"
+
+    run(story())
+
+
+def test_a_job_cannot_lead_the_server_to_the_state_of_another_by_a_link(tmp_path: Path) -> None:
+    home, shared = tmp_path / "home", tmp_path / "shared"
+    shared.mkdir()
+
+    async def story() -> None:
+        fleet = Fleet(NODES)
+        async with server(home, fleet=fleet, kill=True) as here:
+            other, job = await trained(here, 1), await trained(here, 1)
+            link = home / "jobs" / str(job) / "state"
+            link.symlink_to(home / "jobs" / str(other))
+        async with server(home, fleet=fleet, shared=str(shared), kill=True) as here:
+            assert state_of(here, job) == home / "jobs" / str(job)
+            # As if an earlier version had recorded nothing.
+            states = here.control.home.states
+            here.loop.jobs[job].state_directory = None
+            here.loop.outbox.job(here.loop.jobs[job])
+            here.loop.outbox.flush()
+        for target, is_followed in (
+            (states / f"{other}-00000000", False),
+            (states / f"{job}-00000000x", False),
+            (home / f"{job}-00000000", False),
+            (states / f"{job}-00000000", True),
+        ):
+            target.mkdir(exist_ok=True)
+            link.unlink()
+            link.symlink_to(target)
+            assert (here.control.home.linked_state(job) == target) is is_followed, target
+        async with server(home, fleet=fleet) as here:
+            assert state_of(here, job) == target, "that of an earlier version is found again"
+            assert here.loop.jobs[job].state_directory == str(target)
 
     run(story())
 

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,18 +99,26 @@ class Home:
         """Of the jobs that begin now: machines that share this directory write their state there."""
         return self.shared or self.jobs
 
-    def state(self, job_id: int, *, begins: bool = False) -> Path:
-        """The directory of a job's state: what a pause saves, and checkpoints.
+    def new_state(self, job_id: int) -> Path | None:
+        """Make a directory for the state of a job that begins: what a pause saves, and checkpoints. None: its own."""
+        if self.shared is None:
+            return None
+        # Not the number alone: after a restored backup, it may be that of another job.
+        directory = self.shared / f"{job_id}-{secrets.token_hex(4)}"
+        directory.mkdir(mode=0o700)
+        return directory
 
-        It stays where it was when the job began, although the shared directory may be another one by now.
+    def linked_state(self, job_id: int) -> Path | None:
+        """The same of a job that began under an earlier version, which kept it as a link.
+
+        The job can write there: only what a server may have made is followed.
         """
-        link = self.job(job_id) / "state"
-        if begins and self.shared is not None and not link.is_symlink():
-            # Not the number alone: after a restored backup, it may be that of another job.
-            directory = self.shared / f"{job_id}-{secrets.token_hex(4)}"
-            directory.mkdir(mode=0o700)
-            link.symlink_to(directory)
-        return Path(os.readlink(link)) if link.is_symlink() else self.job(job_id)
+        try:
+            found = Path(os.readlink(self.job(job_id) / "state"))
+        except OSError:
+            return None
+        is_ours = found.parent == self.shared and re.fullmatch(rf"{job_id}-[0-9a-f]{{8}}", found.name)
+        return found if is_ours and not found.is_symlink() else None
 
     def take(self) -> None:
         """Make the home if it does not exist, and lock it until this process ends."""

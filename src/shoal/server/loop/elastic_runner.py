@@ -113,12 +113,21 @@ class ElasticRunner(CoordinatorEvents):
                 self._keys.secret(job.id, directory),
                 restore=job.coordinator,
                 on_change=lambda state: self._record(job, state),
-                files=self.parts.home.state(job.id, begins=job.coordinator is None),
+                files=self._state(job),
                 opens_paths=lambda: self._reads_all(job),
                 was_started=lambda worker: worker in job.workers,
             )
             name_files(handle.state, directory)
         return self.service.jobs[key]
+
+    def _state(self, job: LiveJob) -> Path:
+        """The directory of its state. It is on record, where the job cannot change it."""
+        home = self.parts.home
+        if job.state_directory is None:
+            found = home.new_state(job.id) if job.coordinator is None else home.linked_state(job.id)
+            job.state_directory = str(found or "")
+            self.parts.outbox.job(job)
+        return Path(job.state_directory) if job.state_directory else home.job(job.id)
 
     def _reads_all(self, job: LiveJob) -> bool:
         """Whether its workers run under the server's account, with nothing hidden from them."""
@@ -227,7 +236,7 @@ class ElasticRunner(CoordinatorEvents):
             env["SHOAL_CONTROL_FILE"] = str(self._address_file(job))
         if isinstance(self.parts.account_of(job.user), OwnAccount):
             # Under an account of its own it cannot enter the server's home: its files go through the control plane.
-            state = self.parts.home.state(job.id)
+            state = self._state(job)
             env |= addresses.state_env(node, state, proved=state.parent == self.parts.home.states)
         files = {"SHOAL_SECRET_FILE": self._keys.text(job.id, directory)}
         self.start(job, worker, env, warm=True, secret_files=files)

@@ -17,7 +17,7 @@ _SAVED = {
         *("next_worker", "ending", "size", "search", "needs", "host", "shared", "used"),
         *("failures", "again_s", "began_s", "last_loss", "warned", "timed_out"),
         *("losses", "vain_losses", "furthest_step", "restarts_before"),
-        *("reached_step", "reached_loss"),
+        *("reached_step", "reached_loss", "state_directory"),
     )
 } | {"asked_to_end": "told", "prescheduled": "early", "colocated": "lodges"}
 #: States of a worker. The store calls a suspended worker "stopped".
@@ -135,6 +135,9 @@ class LiveJob:
     size: int = 0
     #: Slow workers that were given another GPU.
     replaced: int = 0
+    #: Where its state is, apart from the home; empty: in its directory there. None: it has not begun, or it began under
+    #: an earlier version. It stays although new jobs may have theirs elsewhere by now.
+    state_directory: str | None = None
     #: What goes wrong with it; `restarts` says what raises and resets these, and nobody else writes them.
     failures: int = 0
     losses: int = 0
