@@ -165,6 +165,8 @@ def test_a_job_that_changes_its_key_hinders_neither_the_server_nor_its_own_end(t
         async with server(tmp_path, fleet=fleet) as here:
             assert any(f"the key of job {job} was replaced" in warning for warning in here.loop.warnings)
             assert secrets_of(directory) == {}
+            (directory / "secrets.json").write_text('{"SHOAL_JOB_DIR": "/home/of/another", "KEY": "x"}')
+            assert secrets_of(directory) == {"KEY": "x"}
             await here.post(f"/jobs/{job}/cancel")
             await here.until(lambda: here.state(job) == "cancelled")
 

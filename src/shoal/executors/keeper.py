@@ -129,7 +129,7 @@ def confine(spec: dict[str, Any]) -> None:
         with open(os.path.join(spec["cgroup"], "cgroup.procs"), "w") as file:
             file.write("0")
     if spec.get("hidden") is not None:
-        hide(spec["hidden"], spec["given_back"])
+        hide(spec["hidden"], spec["given_back"], spec["read_only"])
         os.chdir(spec["workdir"])  # it was entered before
     if spec.get("account") is not None:
         os.setgroups(spec["account"]["groups"])

@@ -261,8 +261,11 @@ class LocalExecutor:
         shared = isinstance(worker.account, OwnAccount) and worker.account.shared and os.geteuid() != 0
         if not shared or self._own_files is None or hidden.why_not():
             return {}
-        needed = [str(worker.directory), worker.workdir, env.get("SHOAL_JOB_DIR")]
-        return hidden.plan(self._own_files, [path for path in needed if path])
+        needed = [
+            env.get("SHOAL_JOB_DIR"),
+            worker.workdir if worker.tree else None,
+        ]  # else a user has chosen it
+        return hidden.plan(self._own_files, [path for path in needed if path], [str(worker.directory)])
 
     def _start_warm(self, worker: WorkerSpec, env: dict[str, str], spec_fd: int, lock: int) -> int | None:
         if self._zygote is None or not worker.warm or not may_start_warm(worker.command, env):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from shoal.executors.base import Executor, Exit, NodeInfo, RunAs, WorkerSpec
 from shoal.executors.logs import read_lines, tail_position
-from shoal.server.api.models import JobState
+from shoal.server.api.models import JobState, is_reserved
 from shoal.server.home import Home
 from shoal.server.loop.ceilings import Ceilings
 from shoal.server.loop.devices import Device, Devices
@@ -397,4 +397,5 @@ def secrets_of(directory: Path) -> dict[str, str]:
         found = json.loads(read_regular(directory / "secrets.json"))
     except (OSError, ValueError):  # a job under the server's account may have changed it
         return {}
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, dict) else {}
+    # A variable that Shoal sets says what the job may see: it was refused when the job was submitted.
+    return {str(k): str(v) for k, v in found.items() if not is_reserved(k)} if isinstance(found, dict) else {}
