@@ -1,13 +1,19 @@
-"""Uploaded directories and the proof of sharing between a real agent and the control plane, over TLS."""
+"""Files of agents: uploaded directories and the proof of sharing, over TLS, and what a job may have changed."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
+import pytest
+
+from shoal.agents.fleet import AgentExecutor
+from shoal.agents.registry import AgentRegistry
 from shoal.agents.services import AgentServices
 from shoal.agents.shared import SharedProof, Sharing
 from shoal.client.workdir import packed
+from shoal.executors.base import Exit, WorkerSpec
 
 from .test_agents import Cluster, until
 
@@ -57,3 +63,34 @@ def test_an_agent_fetches_a_directory_once_and_proves_what_it_shares(
             await cluster.down()
 
     asyncio.run(asyncio.wait_for(story(), 120))
+
+
+@pytest.mark.parametrize("what", ["pipe", "link", "noise", "its directory"])
+def test_what_a_job_puts_in_the_place_of_its_workers_node_stops_no_server(tmp_path: Path, what: str) -> None:
+    directory, other = tmp_path / "workers" / "1.0", tmp_path / "other"
+    directory.mkdir(parents=True)
+    other.write_text("a")
+    if what == "pipe":
+        os.mkfifo(directory / "node")  # to open it would wait for a writer
+    elif what == "link":
+        (directory / "node").symlink_to(other)
+    elif what == "noise":
+        (directory / "node").write_bytes(b"\xff")
+    else:
+        directory.rmdir()
+        directory.symlink_to(tmp_path)
+
+    async def story() -> None:
+        executor = AgentExecutor(AgentRegistry(tmp_path / "agents.json"))
+        exits: asyncio.Queue[Exit] = asyncio.Queue()
+        executor.on_exit = exits.put_nowait
+        executor.adopt("1.0", directory)
+        executor.start(WorkerSpec("1.0", directory, "a", 0, ("true",), "/", {}))
+        for why in ("it was ended before it began", "cannot start it: File exists"):
+            ended = await exits.get()
+            assert (ended.began, ended.why) == (False, why)
+        executor.close()
+
+    asyncio.run(story())
+    assert other.read_text() == "a"
+    assert not (tmp_path / "node").exists()

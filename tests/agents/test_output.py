@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import deque
 from pathlib import Path
@@ -197,3 +198,16 @@ def test_nothing_on_disk_is_passed_over(tmp_path: Path) -> None:
     assert read_output(tmp_path, 27, 100) == (27, b"three\n")
     assert read_output(tmp_path, 33, 100) == (33, b""), "it may still get its end"
     assert read_output(tmp_path, 33, 3) == (33, b"fou"), "a line that no chunk can hold is sent in parts"
+
+
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_a_copy_is_not_written_into_what_a_job_puts_in_its_place(tmp_path: Path, what: str) -> None:
+    other, copies = tmp_path / "other", LogCopy()
+    other.write_bytes(b"of another\n")
+    if what == "link":
+        (tmp_path / "log.0").symlink_to(other)
+    else:
+        os.mkfifo(tmp_path / "log.0")  # to open it would wait for a reader
+    with pytest.raises(OSError):
+        copies.append(tmp_path, os.lstat(tmp_path / "log.0").st_size, b"output\n")
+    assert other.read_bytes() == b"of another\n"

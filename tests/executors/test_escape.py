@@ -22,6 +22,8 @@ from shoal.executors.base import Exit, WorkerSpec
 from shoal.executors.cgroups import Cgroups
 from shoal.executors.keeper_files import is_kept
 from shoal.executors.local import LocalExecutor
+from shoal.executors.orphans import new_mark
+from shoal.executors.secret_files import SecretFiles
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +199,28 @@ def test_a_worker_that_changes_its_keepers_files_is_stopped_by_the_next_server(
     assert ended.asked_to_end
     assert not lives(worker)
     assert not is_kept(tmp_path / "w")
+
+
+@pytest.mark.parametrize("what", ["link", "pipe"])
+def test_what_a_job_lays_where_the_executor_will_write_is_removed(tmp_path: Path, what: str) -> None:
+    """It may know the name of its next worker."""
+    other, secrets = tmp_path / "other", SecretFiles(tmp_path)
+    other.mkdir()
+    (other / "file").write_text("of another")
+    if what == "link":
+        (tmp_path / "mark").symlink_to(other / "file")
+        (tmp_path / "secrets").symlink_to(other)
+        with pytest.raises(FileExistsError):
+            secrets.write({"KEY": "x"})
+    else:
+        os.mkfifo(tmp_path / "mark")  # to open it would wait for a reader
+        (tmp_path / "secrets").mkdir()
+        os.mkfifo(tmp_path / "secrets" / "key")
+        secrets.write({"KEY": "x"})
+        assert (tmp_path / "secrets" / "key").read_text() == "x"
+    mark = new_mark(tmp_path)
+    assert (tmp_path / "mark").read_text() == mark
+    assert [path.read_text() for path in other.iterdir()] == ["of another"]
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,14 @@ from shoal.wire import agent_messages as am
 from shoal.wire.auth import AuthError, OtherProtocol
 from shoal.wire.channel import HANDSHAKE_TIMEOUT_S
 from shoal.wire.messages import WireError
+from shoal.wire.regular_file import read_regular, write_new
 from shoal.wire.strangers import Strangers
 
 log = logging.getLogger("shoal.agents")
 
 TICK_S = 0.5
 UNCHECKED_PORTS = range(20_000, 32_000)
+LONGEST_NAME_BYTES = 4096
 EMBEDDED = "embedded"
 """The instance of the agent in the control plane's own process."""
 
@@ -124,8 +126,9 @@ class AgentExecutor:
         if not am.is_worker_id(worker.worker):
             raise ValueError(f"{worker.worker!r} is not an id of a worker")
         try:
-            worker.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (worker.directory / "node").write_text(worker.node)
+            worker.directory.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            worker.directory.mkdir(mode=0o700)  # a job may know the name of its next worker, and have made it
+            write_new(worker.directory / "node", worker.node)
         except OSError as error:
             why = f"cannot start it: {error.strerror or error}"
             self._obey([fs.WorkerExit(am.Exited(worker.worker, why=why, began=False))])
@@ -187,8 +190,8 @@ class AgentExecutor:
     def adopt(self, worker: str, directory: Path) -> None:
         """Take over a worker that an earlier process started. Call it before `listen`."""
         node = ""
-        with contextlib.suppress(OSError):
-            node = (directory / "node").read_text()
+        with contextlib.suppress(OSError, ValueError):  # a job may have changed it
+            node = read_regular(directory / "node", LONGEST_NAME_BYTES).decode()
         if not node:  # `start` writes it before it sends the command
             why = "it was ended before it began"
             self._obey([fs.WorkerExit(am.Exited(worker, why=why, began=False))])

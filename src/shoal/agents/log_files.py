@@ -7,7 +7,7 @@ from pathlib import Path
 
 from shoal.executors.local import LOG_FILE_BYTES, LOG_FILES
 from shoal.executors.logs import segments
-from shoal.wire.regular_file import open_regular
+from shoal.wire.regular_file import append_regular, open_regular
 
 
 def read_output(directory: Path, begin: int, max_bytes: int) -> tuple[int, bytes]:
@@ -44,11 +44,10 @@ class LogCopy:
         found = segments(directory)
         if found:
             start, path = found[-1]
-            size = path.stat().st_size
+            size = path.lstat().st_size
         if not found or start + size != position or size >= self._file_bytes:
             path = directory / f"log.{position}"
             for _, old in found[: len(found) + 1 - self._files]:
                 with contextlib.suppress(OSError):
                     old.unlink()
-        with path.open("ab") as file:
-            file.write(data)
+        append_regular(path, data)

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from shoal.wire.regular_file import read_regular
+from shoal.wire.regular_file import read_regular, write_new
 
 MARK = "SHOAL_MARK"
 MARK_BYTES = 16
@@ -24,7 +24,7 @@ END_S = 2.0
 def new_mark(directory: Path) -> str:
     """Make a mark for the worker in this directory and record it there."""
     mark = secrets.token_hex(MARK_BYTES)
-    (directory / "mark").write_text(mark)
+    write_new(directory / "mark", mark)
     return mark
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+
+from shoal.wire.regular_file import write_new
 
 
 class SecretFiles:
@@ -21,12 +22,10 @@ class SecretFiles:
     def write(self, files: Mapping[str, str]) -> None:
         if not files:
             return
-        self._directory.mkdir(mode=0o700, exist_ok=True)
+        self.remove()
+        self._directory.mkdir(mode=0o700)  # not a link to another directory
         for name, text in files.items():
-            path = self._directory / name.lower()
-            path.unlink(missing_ok=True)
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-                file.write(text)
+            write_new(self._directory / name.lower(), text)
 
     def remove(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)

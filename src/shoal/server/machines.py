@@ -26,6 +26,7 @@ from shoal.server.gateway import Gateway
 from shoal.server.home import Home
 from shoal.server.loop.runner import Addresses
 from shoal.server.options import PortInUse
+from shoal.wire.regular_file import write_new
 from shoal.wire.service import ControlService
 
 log = logging.getLogger("shoal.server")
@@ -110,7 +111,7 @@ class Machines:
             link = self.workers / row["id"]
             if (path / "lock").exists() and not (path / "node").exists():
                 with contextlib.suppress(OSError):
-                    (path / "node").write_text(row["node"])
+                    write_new(path / "node", row["node"])
                     link.symlink_to(path, target_is_directory=True)
 
     async def _connect(self) -> MemoryLink:
