@@ -17,11 +17,12 @@ import pytest
 from shoal.agents.registry import AgentRegistry, KnownAgent
 from shoal.executors.base import NamedAccount, NodeInfo
 from shoal.server.home import Home
+from shoal.server.loop.job_keys import JobKeys
 from shoal.server.loop.runner import secrets_of
 from shoal.server.machines import Machines
 from shoal.server.options import PortInUse
 from shoal.torch.link import ControlLink
-from shoal.wire.auth import new_secret
+from shoal.wire.auth import JobKey, new_secret, read_key, write_secret
 from shoal.wire.messages import Phase, Report, Status
 from shoal.wire.service import ControlService
 from shoal.wire.strangers import MAX_STRANGERS
@@ -171,6 +172,38 @@ def test_a_job_that_changes_its_key_hinders_neither_the_server_nor_its_own_end(t
             await here.until(lambda: here.state(job) == "cancelled")
 
     run(story())
+
+
+@pytest.mark.parametrize("change", ["00", "\xff", "ab" * 32 + "\nof another"])
+def test_a_key_that_a_job_changes_while_it_is_read_is_the_one_that_was_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    directory, warnings = tmp_path / "1", list[str]()
+
+    def passed_on(keys: JobKeys) -> JobKey:
+        key = JobKey.parse(keys.text(1, directory).encode())
+        assert key.secret == keys.secret(1, directory)
+        return key
+
+    made = passed_on(JobKeys(warnings))
+    assert made == read_key(directory / "secret")
+
+    def read_and_change(path: Path) -> JobKey:
+        key = read_key(path)
+        path.write_text(change)
+        return key
+
+    monkeypatch.setattr("shoal.server.loop.job_keys.read_key", read_and_change)
+    assert passed_on(JobKeys(warnings)) == made
+
+    def write_and_change(path: Path, *key: bytes) -> None:
+        write_secret(path, *key)
+        path.write_text(change)
+
+    monkeypatch.setattr("shoal.server.loop.job_keys.write_secret", write_and_change)
+    (directory / "secret").unlink()
+    assert b"CERTIFICATE" in passed_on(JobKeys(warnings)).pem
+    assert not warnings
 
 
 @pytest.mark.parametrize("what", ["pipe", "endless", "nothing"])

@@ -62,7 +62,14 @@ class JobKey:
     @staticmethod
     def parse(text: bytes) -> JobKey:
         secret, _, pem = text.partition(b"\n")
+        if not pem.isascii():
+            raise AuthError("the job's certificate is not in PEM")
         return JobKey(check_secret(secret.strip()), pem.strip())
+
+    @property
+    def text(self) -> str:
+        """As in the file."""
+        return self.secret.hex() + ("\n" + self.pem.decode() if self.pem else "")
 
 
 def read_key(path: str | Path) -> JobKey:
@@ -85,7 +92,7 @@ def read_secret(path: str | Path) -> bytes:
 def write_secret(path: str | Path, secret: bytes, pem: bytes = b"") -> None:
     """Write a job's key to a new file that only its owner can read from the start."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(secret.hex().encode() + (b"\n" + pem if pem else b""))
+        file.write(JobKey(secret, pem).text.encode())
 
 
 def check_secret(secret: bytes) -> bytes:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from shoal.agents.certificate import new_certificate
 from shoal.wire.auth import AuthError, JobKey, new_secret, read_key, write_secret
-from shoal.wire.regular_file import read_regular
 
 
 class JobKeys:
@@ -19,30 +18,39 @@ class JobKeys:
 
     def __init__(self, warnings: list[str]) -> None:
         self._warnings = warnings
-        self._texts: dict[int, str] = {}
+        self._keys: dict[int, JobKey] = {}
 
     def secret(self, job_id: int, directory: Path) -> bytes:
-        return JobKey.parse(self.text(job_id, directory).encode()).secret
+        return self._key(job_id, directory).secret
 
     def text(self, job_id: int, directory: Path) -> str:
         """The key as in the file. Raises OSError if a new one cannot be written."""
-        if job_id not in self._texts:
-            self._texts[job_id] = self._read_or_make(job_id, directory / "secret")
-        return self._texts[job_id]
+        return self._key(job_id, directory).text
 
     def forget(self, job_id: int) -> None:
-        self._texts.pop(job_id, None)
+        self._keys.pop(job_id, None)
 
-    def _read_or_make(self, job_id: int, path: Path) -> str:
-        if path.exists() or path.is_symlink():
-            try:
-                read_key(path)
-                return read_regular(path).decode()
-            except (AuthError, OSError, ValueError) as error:
-                self._warnings.append(f"the key of job {job_id} was replaced: {error}")
-                with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+    def _key(self, job_id: int, directory: Path) -> JobKey:
+        if job_id not in self._keys:
+            path = directory / "secret"
+            self._keys[job_id] = self._read(job_id, path) or self._make(job_id, path)
+        return self._keys[job_id]
+
+    def _read(self, job_id: int, path: Path) -> JobKey | None:
+        """The key in the file, which is read only once: the job may change it meanwhile."""
+        if not path.exists() and not path.is_symlink():
+            return None
+        try:
+            return read_key(path)
+        except AuthError as error:
+            self._warnings.append(f"the key of job {job_id} was replaced: {error}")
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        return None
+
+    def _make(self, job_id: int, path: Path) -> JobKey:
         certificate, private = new_certificate(f"shoal job {job_id}")
+        key = JobKey(new_secret(), certificate + private)
         path.parent.mkdir(mode=0o700, exist_ok=True)  # the job may have removed its directory
-        write_secret(path, new_secret(), certificate + private)
-        return path.read_text()
+        write_secret(path, key.secret, key.pem)
+        return key
