@@ -13,7 +13,7 @@ from pathlib import Path
 from shoal.server.store import tables as t
 from shoal.server.store.store import Store
 
-COUNTED = (t.events, t.arrays, t.tokens, t.webhooks)
+COUNTED = (t.events, t.jobs, t.arrays, t.tokens, t.webhooks)
 
 
 class HighWater:

@@ -35,8 +35,8 @@ def _no_record(home: Home, jobs: int) -> str:
 def check_record(home: Home, store: Store, now_s: float) -> list[int]:
     """Make sure that no id of a job is used twice. Return the jobs that have a directory but no record.
 
-    The directories are the high-water mark of ids outside the database: a job that was submitted after the backup
-    has one, with its checkpoint, and a new job must not get it.
+    A job that was submitted after the backup has a directory with its checkpoint, and a new job must not get it. Jobs
+    that have removed theirs are covered by `high_water`.
     """
     directories = sorted(int(p.name) for p in home.jobs.iterdir() if p.name.isdigit())
     if not directories:
