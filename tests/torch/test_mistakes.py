@@ -29,6 +29,7 @@ MISTAKES_AND_ADVICE = {
     "own_mesh": "or give fully_shard the job's mesh: fully_shard(module, mesh=job.mesh())",
     "plateau_on_main": "scheduler 0 of job.wrap differs between the workers: last_epoch 1 on w0, 0 on w1",
     "stop_on_main": "the script of w0 ended after step 20, and w1 went on to step 21",
+    "stop_before_a_decision": "the script of w1 ended after step 20, and w0 went on and waits for a value of it",
     "break_on_one": "the workers are at different batches",
     "return_on_one": "the script of w1 ended after step 15, and w0 went on to step 16",
     "break_to_evaluate": "w1 waits for a value of w0",

@@ -28,6 +28,26 @@ CASES = {
         *(at(5, phase=Phase.FINISHED), at(6, phase=Phase.HALTED)),
         "w1 went on to step 6",
     ),
+    "one has ended and the other waits for its value": (
+        *(at(5, 1, phase=Phase.FINISHED), at(5, 2)),
+        "w0 ended after step 5, and w1 went on and waits for a value of it",
+    ),
+    "one has ended and the other's exchange broke": (
+        *(at(5, 1, phase=Phase.FINISHED), at(5, 2, phase=Phase.HALTED)),
+        "w1 went on and waits for a value of it",
+    ),
+    "one has ended and the other exchanges values after its end": (
+        *(at(5, 1, phase=Phase.FINISHED), at(5, 2, phase=Phase.FINISHED)),
+        None,
+    ),
+    "one has ended and the other is in the exchanges before that": (
+        *(at(5, 2, phase=Phase.FINISHED), at(5, 1, phase=Phase.HALTED)),
+        None,
+    ),
+    "an exchange of the generation of the survivors is not one that the ended worker left out": (
+        *(at(5, 1, phase=Phase.FINISHED), at(5, 2, generation=4)),
+        None,
+    ),
     "counts of two generations cannot be compared": (at(5, 2), at(6, 0, generation=4), None),
 }
 

@@ -223,9 +223,9 @@ class Session:
             self._member.arrived = step
 
     def exchanges(self) -> None:
-        """Entered an exchange of the script's values."""
+        """Entered an exchange of the script's values. After the training the others have ended, too, or will."""
         with self.lock:
-            self._member.exchanges += 1
+            self._member.exchanges += self.training
 
     def flag(self) -> int:
         return self._member.flag()

@@ -32,18 +32,29 @@ def fail_if_apart(state: CoordinatorState) -> list[Effect]:
 
 
 def difference(name: str, one: Status, other_name: str, other: Status) -> str | None:
-    """Why `one`, which is behind `other` in steps, will never follow it. None: it may."""
-    if one.generation > other.generation or one.arrived >= other.arrived:
+    """Why `one`, which is behind `other`, will never follow it. None: it may."""
+    if one.generation > other.generation:
         return None
-    if one.phase is Phase.FINISHED:
+    if one.phase is Phase.FINISHED and one.arrived < other.arrived:
         return (
             f"the script of {name} ended after step {one.arrived}, and {other_name} went on to step {other.arrived}: "
             f"they must end together. {_TOGETHER}"
         )
-    if one.generation == other.generation and one.exchanges > other.exchanges:
+    if one.phase is Phase.FINISHED and _waits_in_vain(one, other):
+        return (
+            f"the script of {name} ended after step {one.arrived}, and {other_name} went on and waits for a value of "
+            f"it: they must end together. {_TOGETHER}"
+        )
+    if one.generation == other.generation and one.arrived < other.arrived and one.exchanges > other.exchanges:
         return (
             f"{name} waits for a value of {other_name} (in job.mean, job.any, job.broadcast, job.gather or the end of "
             f"an evaluation), and {other_name} went on to step {other.arrived} without giving one: every worker must "
             f"call these at the same point, not within `if job.is_main`. {_TOGETHER}"
         )
     return None
+
+
+def _waits_in_vain(ended: Status, other: Status) -> bool:
+    """Whether `other`, which goes on after the same step, has entered an exchange that the ended script has not."""
+    goes_on = other.phase in (Phase.ACTIVE, Phase.HALTED) and other.arrived == ended.arrived
+    return goes_on and other.generation == ended.generation and other.exchanges > ended.exchanges

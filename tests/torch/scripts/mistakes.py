@@ -141,6 +141,18 @@ def stop_on_main() -> None:
             break
 
 
+def stop_before_a_decision() -> None:
+    """The others begin the next epoch with an exchange, and not with a step."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        job.broadcast(epoch)
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        if job.rank == 1 and epoch == 1:
+            break
+
+
 def break_on_one() -> None:
     job, model, optimizer, _ = setup()
     loader = job.loader(Numbers(), batch_size=12)
