@@ -116,3 +116,25 @@ def test_what_cannot_be_resized_is_refused_with_advice(tmp_path: Path) -> None:
     trainer = Trainer(strategy=ShoalStrategy(), devices=1, max_epochs=1, **quiet)
     with pytest.raises(ValueError, match=r"sampler of your own .*Subset"):
         trainer.fit(BoringModel(), val_dataloaders=chosen)
+
+
+def test_a_trainer_that_is_resumed_after_its_last_epoch_trains_no_more(tmp_path: Path) -> None:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
+    from torch.utils.data import DataLoader
+
+    import shoal.torch as shoal
+    from shoal.integrations.lightning import ShoalStrategy
+
+    class Boring(BoringModel):
+        def train_dataloader(self) -> DataLoader:
+            return DataLoader(RandomDataset(32, 8), batch_size=4)
+
+        val_dataloader = None
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    for _ in range(2):
+        job = shoal.init(checkpoint=tmp_path / "state.pt")
+        Trainer(strategy=ShoalStrategy(job=job), devices=1, max_epochs=2, **quiet).fit(Boring())
+        assert (job.position.epoch, job.position.step) == (2, 4)
+        assert job.checkpoint()

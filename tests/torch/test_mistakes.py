@@ -26,6 +26,8 @@ def ways(tmp_path: Path, zygote: Zygote) -> Ways:
 MISTAKES_AND_ADVICE = {
     "plain_loader": "Train on `for batch in job.loader(dataset, ...)` instead of a DataLoader",
     "plain_range": "Write `for epoch in job.epochs(n)` instead of range(n)",
+    "passes_within_an_epoch": "For more passes count more epochs, as in job.epochs(50) for 10 times 5 passes",
+    "second_loop": "count all epochs in it, and branch on the epoch",
     "own_mesh": "or give fully_shard the job's mesh: fully_shard(module, mesh=job.mesh())",
     "plateau_on_main": "scheduler 0 of job.wrap differs between the workers: last_epoch 1 on w0, 0 on w1",
     "stop_on_main": "the script of w0 ended after step 20, and w1 went on to step 21",
@@ -51,6 +53,12 @@ MISTAKES_AND_ADVICE = {
 def test_a_mistake_ends_the_job_with_an_error_that_says_what_to_do(ways: Ways, way: str):
     ways.say("hurry")
     assert MISTAKES_AND_ADVICE[way] in ways.fail(way, 2)
+
+
+@pytest.mark.parametrize("way", ["passes_within_an_epoch", "second_loop", "pass_after_the_end"])
+def test_a_mistake_about_epochs_is_the_same_error_outside_shoal(ways: Ways, way: str):
+    with pytest.raises(AssertionError, match=r"RuntimeError: .*(count .*epochs|job\.eval_loader)"):
+        ways.alone(way)
 
 
 @pytest.mark.parametrize("within", [True, False], ids=["within it", "after its last batch"])

@@ -36,11 +36,19 @@ class Loop:
         self._session, self._replica, self._order, self._steps = session, replica, order, steps
         self._checkpoints, self._reconfiguration, self._meter = checkpoints, reconfiguration, meter
         self._meeting, self._check, self._rehearse = meeting, check, rehearse
-        self._began = self._in_epochs = False
+        self._began = self._in_epochs = self._looped = False
+        self._has_read_epoch = False  # the script has gone through the data of the present epoch
         self._passes = 0  # over the loader, outside of `epochs`
 
     def epochs(self, count: int) -> Iterator[int]:
         order = self._order
+        if self._looped:
+            raise RuntimeError(
+                "job.epochs() was called a second time. A job has one loop over its epochs, by which newcomers and "
+                "resumed jobs know where it is: count all epochs in it, and branch on the epoch, as in "
+                "`for epoch in job.epochs(15): if epoch < 5: ...`"
+            )
+        self._looped = True
         order.epochs = count
         if self._should_rehearse():
             with self._steps.rehearsal():
@@ -49,6 +57,7 @@ class Loop:
         self._in_epochs = True
         while order.position.epoch < count:
             self._session.set_away(True)
+            self._has_read_epoch = False
             yield order.position.epoch
             if not self.settle():  # its generation broke before this worker had the whole state
                 self._reconfiguration.join()
@@ -94,7 +103,18 @@ class Loop:
         self._replica.check_unchanged()
         if self._replica.buckets is not None:
             self._replica.buckets.check_frozen()
+        if self._in_epochs and self._has_read_epoch:
+            raise RuntimeError(
+                "the script goes through job.loader() a second time within one epoch of job.epochs(): an epoch is one "
+                "pass. For more passes count more epochs, as in job.epochs(50) for 10 times 5 passes. For a pass "
+                "without training use job.eval_loader(dataset, batch_size)"
+            )
         if not self._in_epochs:
+            if self._looped:
+                raise RuntimeError(
+                    "the script goes through job.loader() after the end of its training: for a pass without training "
+                    "use job.eval_loader(dataset, batch_size)"
+                )
             self._passes += 1
             if self._passes > 1 and not self._session.outside_shoal:
                 raise RuntimeError(
@@ -111,6 +131,7 @@ class Loop:
 
     def check_pass(self) -> None:
         """Here, too: no pass follows the last one. What the script changes after it has no effect on the training."""
+        self._has_read_epoch = True
         self._replica.check_unchanged()
 
     def end_pass(self) -> None:

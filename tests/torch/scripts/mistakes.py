@@ -48,6 +48,36 @@ def plain_loader() -> None:
             train(job, model, optimizer, batch)
 
 
+def passes_within_an_epoch() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(2):
+        for _ in range(3):
+            for batch in loader:
+                train(job, model, optimizer, batch)
+
+
+def second_loop() -> None:
+    """A warm-up, and then the training."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epochs in (1, 4):
+        for _ in job.epochs(epochs):
+            for batch in loader:
+                train(job, model, optimizer, batch)
+
+
+def pass_after_the_end() -> None:
+    """A test on the training data, of which each worker would have a part of an epoch that nobody asked for."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+    for batch in loader:
+        train(job, model, optimizer, batch)
+
+
 def plain_range() -> None:
     job, model, optimizer, _ = setup()
     loader = job.loader(Numbers(), batch_size=12)

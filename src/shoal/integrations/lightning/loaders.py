@@ -75,9 +75,12 @@ class TrainingBatches:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
-        if next(self._epochs, None) is not None and self._job.rehearsing:
+        epoch = next(self._epochs, None)
+        if epoch is not None and self._job.rehearsing:
             yield from self._rehearse()
-            next(self._epochs, None)
+            epoch = next(self._epochs, None)
+        if epoch is None:
+            return  # the job was resumed after its last epoch, and the Trainer does not know
         micro = 0
         for batch in self._loader:
             # Otherwise the Trainer stops after so many batches, and a step that has to be done again is lost.
