@@ -36,14 +36,14 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def exits() -> list[tuple[str, str, bool]]:
+def exits() -> list[tuple[str, str, int | None]]:
     return []
 
 
 @pytest.fixture
-def workers(tmp_path: Path, recorder: Recorder, exits: list[tuple[str, str, bool]]) -> JobWorkers:
-    def exited(worker: str, why: str, by_itself: bool) -> None:
-        exits.append((worker, why, by_itself))
+def workers(tmp_path: Path, recorder: Recorder, exits: list[tuple[str, str, int | None]]) -> JobWorkers:
+    def exited(worker: str, why: str, code: int | None) -> None:
+        exits.append((worker, why, code))
 
     return JobWorkers(recorder, tmp_path / "workers", ["train.py"], {"A": "1"}, exited, warm=True)  # type: ignore[arg-type]
 
@@ -73,7 +73,7 @@ def test_workers_use_only_the_devices_that_the_user_has_chosen(
 
 
 def test_the_end_of_a_worker_is_described(
-    workers: JobWorkers, recorder: Recorder, exits: list[tuple[str, str, bool]]
+    workers: JobWorkers, recorder: Recorder, exits: list[tuple[str, str, int | None]]
 ) -> None:
     for worker in ("w0", "w1", "w2"):
         workers.start("local", worker)
@@ -81,9 +81,9 @@ def test_the_end_of_a_worker_is_described(
     recorder.on_exit(Exit("w1", 3, None, ""))
     recorder.on_exit(Exit("w2", None, None, "its keeper was killed"))
     assert exits == [
-        ("w0", "killed by SIGKILL", False),
-        ("w1", "ended with code 3", True),
-        ("w2", "its keeper was killed", False),
+        ("w0", "killed by SIGKILL", None),
+        ("w1", "ended with code 3", 3),
+        ("w2", "its keeper was killed", None),
     ]
 
 
@@ -107,5 +107,5 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path, recorder: Recorder)
     old = tmp_path / "workers" / "w0" / "exit"
     old.parent.mkdir(parents=True)
     old.write_text('{"code": 9}')
-    JobWorkers(recorder, tmp_path / "workers", ["x.py"], {}, lambda w, why, by_itself: None, warm=False)  # type: ignore[arg-type]
+    JobWorkers(recorder, tmp_path / "workers", ["x.py"], {}, lambda w, why, code: None, warm=False)  # type: ignore[arg-type]
     assert not old.exists()

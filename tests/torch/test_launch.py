@@ -95,6 +95,42 @@ def test_a_job_that_lost_all_it_had_is_said_to_begin_again(capsys: pytest.Captur
     assert [line.endswith(", from the beginning") for line in told] == [False, False, False, True]
 
 
+AFTER_TRAINING = """
+import sys
+import torch
+import shoal.torch as shoal
+
+job = shoal.init()
+model = torch.nn.Linear(1, 1)
+model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+loader = job.loader([torch.ones(1)] * 8, batch_size=4)
+for _ in job.epochs(1):
+    for x in loader:
+        model(x).mean().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [
+        ("open('/no/such/place/model.pt', 'wb')", "No such file or directory: '/no/such/place/model.pt'"),
+        ("sys.exit(3)", "failed: its training was done, then w0 ended with code 3"),
+        ("sys.exit(0)", None),
+    ],
+)
+def test_a_job_fails_if_what_follows_its_training_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], after: str, told: str | None
+):
+    script = tmp_path / "train.py"
+    script.write_text(AFTER_TRAINING + after)
+    code = launch.main(["--dir", str(tmp_path / "run"), str(script)])
+    text = capfd.readouterr()
+    assert "finished after 2 steps" in text.out
+    assert code == (told is not None), text
+    assert (told or "") in text.out + text.err
+
+
 def test_what_a_user_sets_for_all_workers_reaches_warm_ones_too(
     tmp_path: Path, zygote: Zygote, monkeypatch: pytest.MonkeyPatch
 ):

@@ -32,11 +32,11 @@ class JobWorkers:
         directory: Path,
         argv: list[str],
         env: dict[str, str],
-        on_exit: Callable[[str, str, bool], None],
+        on_exit: Callable[[str, str, int | None], None],
         *,
         warm: bool,
     ) -> None:
-        """`on_exit` gets the worker, why it ended, and whether it ended by itself: nothing killed it."""
+        """`on_exit` gets the worker, why it ended, and its exit code if nothing killed it."""
         shutil.rmtree(directory, ignore_errors=True)  # of an earlier run with the same worker ids
         self._executor, self._directory, self._on_exit = executor, directory, on_exit
         self._command, self._warm = (sys.executable, *argv), warm
@@ -92,12 +92,12 @@ class JobWorkers:
             asyncio.get_running_loop().call_later(GRACE_S, lambda: self._executor.stop(worker, kill=True))
 
     def _exited(self, exit_: Exit) -> None:
-        del self._slot_of[exit_.worker]
         if exit_.signal is not None:
             why = f"killed by {exit_.signal}"
         else:
             why = f"ended with code {exit_.code}" if exit_.code is not None else exit_.why
-        self._on_exit(exit_.worker, why, exit_.code is not None)
+        self._on_exit(exit_.worker, why, exit_.code)
+        del self._slot_of[exit_.worker]
 
     async def end_all(self) -> None:
         """Kill all workers and wait until they have ended."""

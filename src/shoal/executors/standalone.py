@@ -77,6 +77,8 @@ class LocalJob:
         self._reports: dict[str, Report] = {}
         self.events: list[tuple[float, ev.JobEvent]] = []
         self.changed = threading.Condition()
+        #: The first worker whose script failed after the training was done, and how.
+        self.failed_after_end: str | None = None
         self._own_zygote = Zygote() if warm and zygote is None else None
         self.executor = LocalExecutor(zygote=zygote or self._own_zygote)
         own_env = {
@@ -194,9 +196,12 @@ class LocalJob:
         """Start another control service at the same address, with or without the saved state."""
         self._run(self._start_service(state))
 
-    def _exited(self, worker: str, why: str, by_itself: bool) -> None:
-        if not self._ended:
-            self.handle.exited(worker, why, by_itself=by_itself)
+    def _exited(self, worker: str, why: str, code: int | None) -> None:
+        if self._ended:
+            return
+        if code and self.handle.state.outcome is not None:
+            self.failed_after_end = self.failed_after_end or f"{worker} {why}"
+        self.handle.exited(worker, why, by_itself=code is not None)
 
     # Changing the job
 

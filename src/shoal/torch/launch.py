@@ -156,6 +156,9 @@ def run(args: argparse.Namespace) -> int:
                         f"finished after {event.step} steps" + (f": {event.stopped}" if event.stopped else "")
                     )
                     job.wait_gone()
+                    if job.failed_after_end is not None:
+                        print(f"failed: its training was done, then {job.failed_after_end}", file=sys.stderr)
+                        return 1
                     return 0
                 if isinstance(event, ev.JobFailed):
                     # The script's traceback is in its output already.

@@ -23,6 +23,12 @@ def end_job(state: CoordinatorState, outcome: str, event: ev.JobEvent) -> list[E
     return effects
 
 
+def fail_after_end(state: CoordinatorState, event: ev.JobFailed) -> list[Effect]:
+    """The training was done, and what follows it in a worker's script failed. The others may complete theirs."""
+    state.outcome = "failed"
+    return [Emit(event)]
+
+
 def finish_if_done(state: CoordinatorState) -> list[Effect]:
     """End the job once all its participants have done all steps."""
     participants = [v for w in state.participants if (v := state.workers.get(w)) is not None]

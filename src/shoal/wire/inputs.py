@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from shoal.wire import events as ev
-from shoal.wire.ending import end_job
+from shoal.wire.ending import end_job, fail_after_end
 from shoal.wire.events import Effect, Emit, StopWorker
 from shoal.wire.losses import remove
 from shoal.wire.messages import Phase, Report, Status
@@ -71,7 +71,8 @@ def _fail(state: CoordinatorState, view: WorkerView, why: str) -> list[Effect]:
             StopWorker(view.worker, kill=False, why="refused"),
         ]
     view.alive = False
-    return end_job(state, "failed", ev.JobFailed(view.worker, why))
+    failed = ev.JobFailed(view.worker, why)
+    return fail_after_end(state, failed) if state.outcome == "finished" else end_job(state, "failed", failed)
 
 
 def take_report(state: CoordinatorState, view: WorkerView, report: Report) -> list[Effect]:

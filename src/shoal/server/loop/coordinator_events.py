@@ -24,6 +24,8 @@ MAX_REPLACED = 3
 #: Notes per job that become events.
 MAX_NOTES = 100
 DONE = "done"
+#: What follows the training in a script (a last evaluation, saving the model) is part of the job.
+AFTER_DONE = "its training was done, then "
 #: A job that has reached its target ends after so many steps even if its checkpoint could not be written.
 UNSAVED_STEPS = 200
 
@@ -280,10 +282,11 @@ class CoordinatorEvents(RunnerBase):
         job.progress.step = event.step
 
     def _on_JobFailed(self, job: LiveJob, event: ev.JobFailed) -> None:
-        if job.life.state is JobState.STOPPING or job.ending is not None:
+        if job.life.state is JobState.STOPPING or job.ending not in (None, DONE):
             return
         self.parts.profiles.worker_failed(job)
-        job.ending = f"worker {event.worker} failed: {_last_line(event.why)}"
+        after = AFTER_DONE if job.ending == DONE else ""
+        job.ending = f"{after}worker {event.worker} failed: {_last_line(event.why)}"
         self.parts.outbox.event("worker.lost", job.ending, job, worker=event.worker, why=event.why[-4000:])
 
 

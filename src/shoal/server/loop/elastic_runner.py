@@ -20,7 +20,7 @@ from shoal.executors.accounts import address_file
 from shoal.executors.base import Exit, NamedAccount, OwnAccount
 from shoal.server.api.models import JobState, Resize
 from shoal.server.loop.control_port import ControlPort
-from shoal.server.loop.coordinator_events import DONE, CoordinatorEvents, usable_workers
+from shoal.server.loop.coordinator_events import AFTER_DONE, DONE, CoordinatorEvents, usable_workers
 from shoal.server.loop.job_keys import JobKeys
 from shoal.server.loop.lifecycle import Verb, may
 from shoal.server.loop.live_job import ACTIVE, LEAVING, LiveJob, LiveWorker
@@ -305,6 +305,7 @@ class ElasticRunner(CoordinatorEvents):
         if job.ending is None and handle is not None and _finished_unheard(handle, worker, exit_):
             job.ending = DONE  # written in the same transaction as the end of this worker
             self.parts.outbox.job(job)
+        self._fail_after_done(job, worker, exit_)  # before the exit of another worker ends the job
         self._keep(self._exited(job, worker, exit_, self.loop.then_s(job)))
 
     def _keep(self, work: Coroutine[Any, Any, object]) -> None:
@@ -336,8 +337,14 @@ class ElasticRunner(CoordinatorEvents):
             self.parts.outbox.job(job)
             if handle is not None:
                 handle.stop(job.ending)
+        self._fail_after_done(job, worker, exit_)
         if not job.workers:
             self._all_workers_ended(job)
+
+    def _fail_after_done(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
+        if job.ending == DONE and exit_.code and not exit_.asked_to_end and worker.state != LEAVING:
+            job.ending = AFTER_DONE + describe_exit(exit_)
+            self.parts.outbox.job(job)
 
     def conclude_rest(self, job: LiveJob) -> None:
         self._all_workers_ended(job)
