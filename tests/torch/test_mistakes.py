@@ -82,6 +82,23 @@ def test_a_model_that_is_changed_in_the_last_epoch_is_found_unless_the_training_
         train()
 
 
+@pytest.mark.parametrize("who", ["main", "until lost"])
+def test_an_evaluation_after_the_last_epoch_without_all_workers_is_an_error(ways: Ways, who: str):
+    ways.say("hurry")
+    with ways.job("evaluate_after_the_end", 2, EVALUATES=who) as job:
+        failed = job.wait(lambda e: isinstance(e, ev.JobFailed))
+        job.wait_gone(30)
+        assert (
+            "a worker has ended, or was lost, while another one needs it after the last epoch" in failed.why
+        )
+        assert job.failed_after_end == "w0 ended with code 1"
+
+
+def test_all_workers_evaluate_together_after_the_last_epoch(ways: Ways):
+    found = ways.run("evaluate_after_the_end", 2, EVALUATES="all")
+    assert found == {worker: [{"first": True, "mean": 15.0}] for worker in ("w0", "w1")}
+
+
 def test_a_schedule_that_newcomers_do_not_know_is_an_error_at_their_first_different_rate(ways: Ways):
     def story(job: LocalJob) -> None:
         job.wait_size(2)

@@ -64,6 +64,7 @@ class Ways:
             end = job.wait_end()
             assert isinstance(end, ev.JobFinished), end
             job.wait_gone(30)
+            assert job.failed_after_end is None, job.logs()
         return self.rows()
 
     def rows(self) -> Rows:

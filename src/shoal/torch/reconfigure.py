@@ -236,6 +236,12 @@ class Reconfiguration:
         backward pass, not in an exchange of the script.
         """
         session, began_s = self._session, time.perf_counter()
+        if session.finished:
+            raise RuntimeError(
+                "a worker has ended, or was lost, while another one needs it after the last epoch, in job.evaluate or "
+                "job.mean, for example: call these on every worker, not within `if job.is_main`. If a worker that is "
+                "lost must do no harm, call them within job.epochs"
+            )
         self._steps.broke()
         session.halt(holds)
         if session.partial:

@@ -370,6 +370,8 @@ class Session:
     def _use(self, plan: Plan, contributors: tuple[str, ...]) -> None:
         old, self._groups = self._groups, self._worker.take(plan.number)
         self._joined, self.retreated = True, False
+        if self._fresh is None:  # a script that asks only after its training must not wait for a coordinator
+            self._fresh = plan.kind is Kind.FIRST and not plan.restore
         self.contributors = tuple(i for i, m in enumerate(plan.members) if m in contributors)
         self.next_contributors = tuple(range(len(plan.members)))
         self._worker.retire(self._holders)
@@ -450,6 +452,11 @@ class Session:
     def training(self) -> bool:
         """Neither finished, failed nor left."""
         return self._member.phase in (Phase.STARTING, Phase.ACTIVE)
+
+    @property
+    def finished(self) -> bool:
+        """Its training is done: no coordinator replaces its generation any more."""
+        return not self.outside_shoal and self._member.phase is Phase.FINISHED
 
     def finish(self, stopped: str | None = None) -> None:
         with self.lock:
