@@ -39,6 +39,12 @@ def test_a_mistake_with_one_sharded_set_ends_the_job_with_advice(ways: Ways, way
     assert MISTAKES_AND_ADVICE[way] in ways.fail(way, 2)
 
 
+def test_a_checkpoint_after_the_last_epoch_is_not_left_out_silently(ways: Ways):
+    with ways.job("checkpoint_after_the_end", 2) as job:
+        failed = job.wait(lambda e: isinstance(e, ev.JobFailed))
+        assert "job.checkpoint() came after the last epoch" in failed.why
+
+
 @pytest.mark.parametrize("way", ["evaluated_on_main", "evaluated_in_broadcast", "changed_model"])
 def test_a_mistake_with_shard_groups_ends_the_job_with_advice(ways: Ways, way: str):
     ways.say("hurry")

@@ -36,6 +36,9 @@ class Membership(Protocol):
     def on_gpu(self) -> bool: ...
 
     @property
+    def finished(self) -> bool: ...
+
+    @property
     def checkpoints_asked(self) -> int:
         """How many checkpoints the coordinator has asked for so far."""
         ...
@@ -111,6 +114,11 @@ class Checkpoints:
                 self._wanted.append(target)
             if sharded.shards.collectives.size == 1:
                 return self._save_sharded(sharded)
+            if self._session.finished:
+                raise RuntimeError(
+                    "job.checkpoint() came after the last epoch, where the workers of a sharded model no longer meet "
+                    "to save it: call it within job.epochs"
+                )
         return True
 
     def save_if_due(self) -> None:

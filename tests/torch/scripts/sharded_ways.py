@@ -140,6 +140,15 @@ def stop_on_one() -> None:
             break
 
 
+def checkpoint_after_the_end() -> None:
+    job, model, optimizer = setup(checkpoint=str(HERE / "late.pt"))
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(1):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+    job.checkpoint()
+
+
 def changed_model() -> None:
     job, model, optimizer = setup()
     model.extra = nn.Linear(8, 1)
