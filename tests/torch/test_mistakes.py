@@ -44,6 +44,9 @@ MISTAKES_AND_ADVICE = {
     "step_on_one": "optimizer.step() was left out on some of them",
     "unregistered_schedule": "the job does not know the schedule StepLR of its optimizer",
     "unregistered_plateau": "the job does not know the schedule ReduceLROnPlateau of its optimizer",
+    "rank_before_epochs": "job.rank is not known before job.epochs(): every worker would read 0, also newcomers. For "
+    "what should happen once, use job.is_main, job.is_first",
+    "world_size_before_epochs": "The batch size of job.loader is that of all workers together",
     "mean_before_epochs": "before job.epochs() the workers do not know each other",
     "lost_after_its_part": "w1 was lost after its part of the evaluation, and its result with it: use job.evaluate",
 }

@@ -122,11 +122,22 @@ class Job:
 
     @property
     def rank(self) -> int:
+        self._check_known("job.rank", "every worker would read 0, also newcomers")
         return self.parts.session.rank
 
     @property
     def world_size(self) -> int:
+        self._check_known("job.world_size", "every worker would read 1")
         return self.parts.session.world_size
+
+    def _check_known(self, what: str, otherwise: str) -> None:
+        session = self.parts.session
+        if not (session.joined or session.retreated or self.rehearsing):
+            raise RuntimeError(
+                f"{what} is not known before job.epochs(): {otherwise}. For what should happen once, use job.is_main, "
+                "job.is_first (false on newcomers and after a restart) or job.once(name). The batch size of job.loader "
+                "is that of all workers together"
+            )
 
     @property
     def generation(self) -> int:
@@ -140,7 +151,7 @@ class Job:
         """
         if not self.parts.session.joined and not self.parts.session.retreated:
             return self.parts.session.leads and not self.rehearsing
-        return self.rank == 0 and self.parts.steps.counts
+        return self.parts.session.rank == 0 and self.parts.steps.counts
 
     @property
     def is_first(self) -> bool:
@@ -421,10 +432,11 @@ class Job:
         If rank 0 dies in it, another worker computes the value; without a function, that worker's own value is used.
         """
         made: list[Any] = []
-        rank = self.rank
+        session = self.parts.session
+        rank = session.rank
 
         def make() -> Any:
-            if self.rank != 0 and not self.parts.meeting.is_alone:
+            if session.rank != 0 and not self.parts.meeting.is_alone:
                 return None
             if rank != 0 and value is None:
                 raise RuntimeError("rank 0 died with its value: give job.broadcast a function that makes it")

@@ -136,6 +136,24 @@ def mean_before_epochs() -> None:
     write(offset=offset)
 
 
+def rank_before_epochs() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    if job.rank == 0:
+        (HERE / "log.csv").write_text("epoch\n")
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
+def world_size_before_epochs() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12 * job.world_size)
+    for _ in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
 def lost_after_its_part() -> None:
     """It has evaluated its part, and takes the result with it."""
     job, model, optimizer, _ = setup()

@@ -73,7 +73,7 @@ def publish(result: Path) -> None:
     from shoal.torch import current
 
     job = current()
-    if job is None or job.rank == 0:
+    if job is None or job.parts.session.rank == 0:  # it may not have trained
         os.replace(result, result.with_name(f"{os.environ['SHOAL_JOB']}_0_result.pkl"))
 
 
