@@ -85,6 +85,24 @@ def test_a_model_that_is_changed_in_the_last_epoch_is_found_unless_the_training_
         train()
 
 
+@pytest.mark.parametrize(
+    ("step", "then"),
+    [("4", "continue"), ("8", "continue"), ("4", "return")],
+    ids=["within an epoch", "in the last step", "at the end of the script"],
+)
+def test_the_script_cannot_leave_out_the_error_that_the_workers_have_come_apart(
+    ways: Ways, step: str, then: str
+):
+    ways.say("hurry")
+    why = ways.fail("errors_leave_batches_out", 2, STEP=step, THEN=then)
+    assert "optimizer.step() was left out on some of them" in why
+
+
+def test_an_error_between_two_steps_does_not_only_end_an_epoch(ways: Ways):
+    ways.say("hurry")
+    assert "scheduler 0 of job.wrap differs between the workers" in ways.fail("errors_end_epochs", 2)
+
+
 @pytest.mark.parametrize("who", ["main", "until lost"])
 def test_an_evaluation_after_the_last_epoch_without_all_workers_is_an_error(ways: Ways, who: str):
     ways.say("hurry")

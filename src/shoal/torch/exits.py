@@ -44,6 +44,13 @@ def report_exit(session: Reporter, finish: Callable[[], None]) -> None:
         codes.append(status)
         leave(status)
 
+    def finish_or_fail() -> None:
+        try:
+            finish()
+        except Exception:  # one that the script has caught before
+            fail(traceback.format_exc())
+            raise
+
     def ended() -> None:
         if os.getpid() != me:
             return
@@ -51,7 +58,7 @@ def report_exit(session: Reporter, finish: Callable[[], None]) -> None:
             if codes and codes[-1]:
                 fail(f"the script called sys.exit({codes[-1]!r})")
             else:
-                finish()
+                finish_or_fail()
         session.await_end()
 
     sys.excepthook, sys.exit = failed, leaving

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from shoal.torch.checked import StateCheck
 from shoal.torch.checkpoint import Checkpoints
 from shoal.torch.data_order import DataOrder
+from shoal.torch.latch import Latch
 from shoal.torch.meeting import Meeting
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part
@@ -39,6 +40,7 @@ class Loop:
         self._began = self._in_epochs = self._looped = False
         self._has_read_epoch = False  # the script has gone through the data of the present epoch
         self._passes = 0  # over the loader, outside of `epochs`
+        self._latch = Latch()
 
     def epochs(self, count: int) -> Iterator[int]:
         order = self._order
@@ -100,6 +102,10 @@ class Loop:
         return self._steps.rehearsing
 
     def begin_pass(self) -> None:
+        with self._latch:
+            self._begin_pass()
+
+    def _begin_pass(self) -> None:
         self._replica.check_unchanged()
         if self._replica.buckets is not None:
             self._replica.buckets.check_frozen()
@@ -149,23 +155,26 @@ class Loop:
 
     def settle(self, asked: bool = False) -> bool:
         """The loop's body has run: the step is done, or has to be done again."""
-        step = self._steps.settle(asked)
-        if step is not None:
-            self._reconfiguration.step_done(step)
+        with self._latch:
+            step = self._steps.settle(asked)
+            if step is not None:
+                self._reconfiguration.step_done(step)
         return self._session.joined
 
     def boundary(self) -> bool:
-        if not self._steps.redoes:
-            self._checkpoints.save_if_due()
-        self._reconfiguration.boundary()
-        self._steps.resume()
+        with self._latch:
+            if not self._steps.redoes:
+                self._checkpoints.save_if_due()
+            self._reconfiguration.boundary()
+            self._steps.resume()
         return self._session.joined
 
     # Called by the gradient buckets
 
     def end_of_backward(self) -> None:
         began_s = time.perf_counter()
-        outcome = self._steps.synchronize()
-        if outcome is not Outcome.DONE:
-            self._reconfiguration.halt(holds=outcome is Outcome.HELD)
+        with self._latch:
+            outcome = self._steps.synchronize()
+            if outcome is not Outcome.DONE:
+                self._reconfiguration.halt(holds=outcome is Outcome.HELD)
         self._meter.sync_s += time.perf_counter() - began_s

@@ -316,6 +316,36 @@ def evaluate_after_the_end() -> None:
     write(first=job.is_first, mean=job.evaluate(held_out, mean))
 
 
+def errors_leave_batches_out() -> None:
+    """A script that leaves out what needs too much memory also leaves out that the workers have come apart."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(2):
+        for step, (_, x, y, _) in enumerate(loader):
+            optimizer.zero_grad()
+            try:
+                nn.functional.mse_loss(model(x).squeeze(2), y).backward()
+            except RuntimeError:
+                if os.environ["THEN"] == "return":
+                    return
+                continue
+            if job.rank == 0 or (epoch, step) != (1, int(os.environ["STEP"])):
+                optimizer.step()
+
+
+def errors_end_epochs() -> None:
+    job, model, optimizer, scheduler = setup(torch.optim.lr_scheduler.ReduceLROnPlateau, register=True)
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(3):
+        try:
+            for batch in loader:
+                train(job, model, optimizer, batch)
+        except RuntimeError:
+            pass
+        if job.is_main and epoch == 0:
+            scheduler.step(error_of(model))
+
+
 # Mistakes that the runtime makes right
 
 
