@@ -42,6 +42,7 @@ MISTAKES_AND_ADVICE = {
     "sum_loss": "the loss is a sum over the samples",
     "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
     "step_on_one": "optimizer.step() was left out on some of them",
+    "gan_step_on_one": "optimizer.step() was left out on some of them",
     "unregistered_schedule": "the job does not know the schedule StepLR of its optimizer",
     "unregistered_plateau": "the job does not know the schedule ReduceLROnPlateau of its optimizer",
     "rank_before_epochs": "job.rank is not known before job.epochs(): every worker would read 0, also newcomers. For "

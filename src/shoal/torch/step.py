@@ -62,6 +62,8 @@ class Step:
     resized: bool = False  # the members changed within it: batch and learning rate follow after it
     broken: bool = False  # the members changed within it: a further backward pass makes it void
     updates: int = 0  # calls of optimizer steps, with several optimizers
+    updates_of: list[int] = field(default_factory=list)  # how many of them each optimizer had
+    generation: int = 0  # in which it was opened
     kept: bytes | None = None  # with several optimizers: schedulers and learning rates at its start
     undo: bytes | None = None  # `job.state` and learning rates at the break
 
@@ -139,6 +141,8 @@ class Steps:
         self.altered = False
         #: Optimizer steps of the present step that were applied before it broke and is done again.
         self._applied = 0
+        #: The generation in which the last step was opened, and its updates of each optimizer.
+        self._last_updates: tuple[int, tuple[int, ...]] = (-1, ())
         self._outside: dict[int, int] = {}  # optimizer -> its steps since the last batch of the loader
 
     @property
@@ -250,6 +254,8 @@ class Steps:
         if first:
             kind = StepKind.CATCH_UP if self._handover.catching_up else StepKind.REAL
             self.present = Step(kind, part, samples, time.perf_counter(), self._order.step_samples())
+            self.present.generation = self._session.generation
+            self.present.updates_of = [0] * len(self._replica.state.optimizers)
             self._outside.clear()
             if self._replica.several:
                 self._keep_start(self.present)
@@ -343,7 +349,7 @@ class Steps:
         part, place = step.parts[step.backwards], self._order.position
         buckets.aside.set_place(
             (place.epoch, place.cursor, step.syncs),
-            (*self._replica.state.rates(), self.stepped or self._replica.several),
+            (*self._replica.state.rates(), self._stepped_last()),
             self._replica.box.quick_hash(),
             place.step,
         )
@@ -355,6 +361,14 @@ class Steps:
             group, sync = self._session.summing(self.sync)
             weight, earlier = self._gradient_weight(step, part), self._earlier_weight(step, part)
             buckets.arm(group, sync, weight, step.backwards == 0, part.last, part.weight, earlier)
+
+    def _stepped_last(self) -> Any:
+        """Which optimizers the script has stepped in the last step, if all workers know that."""
+        if not self._replica.several:
+            return self.stepped
+        # Workers that come apart within a step, and newcomers, have not all seen the same of it.
+        generation, updates = self._last_updates
+        return updates if generation == self._session.generation else ()
 
     def _arm_alone(self, step: Step) -> None:
         """A single worker has nothing to sum, but its micro-batches count differently."""
@@ -462,6 +476,7 @@ class Steps:
             return None
         if self._replica.several:
             step.updates += 1
+            step.updates_of[self._replica.state.optimizers.index(optimizer)] += 1
             if step.updates <= self._applied:
                 return None
         elif step.stepped and not self._session.outside_shoal:
@@ -518,6 +533,7 @@ class Steps:
         self._handover.close_window(stepping=False)
         self._order.advance(step.size)
         self.stepped, self._applied = step.stepped, 0
+        self._last_updates = (step.generation, tuple(step.updates_of))
         if step.kind is StepKind.REAL:
             self._meter.step_done(step.samples, step.began_s)
         return step

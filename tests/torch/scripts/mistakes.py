@@ -346,6 +346,26 @@ def errors_end_epochs() -> None:
             scheduler.step(error_of(model))
 
 
+def gan_step_on_one() -> None:
+    """One worker leaves an update of the critic out, by its own loss."""
+    job = shoal.init()
+    torch.manual_seed(0)
+    generator, critic = net(4, 8), net(8, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-3) for m in (generator, critic)]
+    job.wrap(models=[generator, critic], optimizers=optimizers)
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, (_, x, _, _) in enumerate(loader):
+            fake = generator(x[:, 1, :4])
+            optimizers[1].zero_grad()
+            nn.functional.softplus(critic(fake.detach()) - critic(x[:, 0])).mean().backward()
+            if job.rank == 0 or (epoch, step) != (1, 4):
+                optimizers[1].step()
+            optimizers[0].zero_grad()
+            nn.functional.softplus(-critic(fake)).mean().backward()
+            optimizers[0].step()
+
+
 # Mistakes that the runtime makes right
 
 
