@@ -11,11 +11,12 @@ import pytest
 from fakes import FakeSession, make_order, make_replica
 
 import torch
-from shoal.torch.checked import StateCheck
+from shoal.torch.checked import OFTEN, StateCheck
 from shoal.torch.checkpoint import Checkpoints
 from shoal.torch.meter import Meter
 from shoal.torch.order import Position
 from shoal.torch.replica import Replica
+from shoal.torch.same_weights import Weights, digest, first_difference, weights_of
 from shoal.torch.state_files import StateFiles
 
 
@@ -186,3 +187,71 @@ def test_a_comparison_waits_for_newcomers_and_for_the_step_after_a_recovery():
     session.done = 2
     with pytest.raises(RuntimeError, match="differ"):  # the fake group has only one of the two members
         check.run_if_due()
+
+
+def checked(replicas: list[Replica], done: int, **options) -> list[str]:
+    """What a check of the first of these members notes or raises. It knows what the others have."""
+    session = FakeSession(world_size=len(replicas), vote_group=Unequal(), done=done)
+    meeting = MagicMock()
+    meeting.exchange = lambda point, make: [weights_of(r.state) for r in replicas]
+    order, found = make_order(session), session.reported
+    check = StateCheck(session, replicas[0], order, meeting, found.append, enabled=False, **options)
+    check._epoch = order.position.epoch  # it is within an epoch, and the members have not changed
+    try:
+        check.run_if_due()
+    except RuntimeError as error:
+        found.append(str(error))
+    return [text for text in found if isinstance(text, str)]
+
+
+class Unequal:
+    """The other members have other weights, and nothing else that differs."""
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> MagicMock:
+        half = len(tensors[0]) // 2
+        tensors[0].mul_(2)
+        tensors[0][half - 1] += 1
+        return MagicMock()
+
+
+def test_weights_are_compared_at_times_within_a_long_epoch():
+    replicas = [make_replica(1), make_replica(2)]
+    assert checked(replicas, done=OFTEN - 1) == []
+    (found,) = checked(replicas, done=OFTEN)
+    assert "parameter weight differs between the workers w0 and w1: something has changed it" in found
+
+
+@pytest.mark.parametrize("reason", ["optimizer", "sync"])
+def test_weights_that_may_differ_by_rounding_are_only_noted(reason: str):
+    replicas = [make_replica(1), make_replica(2)]
+    if reason == "optimizer":
+        replicas[0].state.optimizers = (torch.optim.Adafactor(replicas[0].state.model.parameters()),)
+    (found,) = checked(replicas, done=OFTEN, own_sync=reason == "sync")
+    assert "parameter weight differs between the workers w0 and w1: unless the optimizer" in found
+
+
+def test_weights_are_compared_between_workers_of_the_same_hardware():
+    def weights(hardware: str, value: bytes) -> Weights:
+        return Weights(hardware, {"parameter a": b"same", "parameter b": value})
+
+    names = ["w0", "w1", "w2"]
+    assert first_difference(names, [weights("A", b"1"), weights("B", b"2"), weights("A", b"1")]) is None
+    found = first_difference(names, [weights("A", b"1"), weights("B", b"2"), weights("B", b"3")])
+    assert found == "parameter b differs between the workers w1 and w2"
+
+
+@pytest.mark.parametrize("where", ["a parameter", "optimizer state"])
+def test_the_digest_of_weights_shows_a_change_of_any_tensor(where: str):
+    replica = make_replica(1)
+    model, optimizer = replica.state.model, replica.state.optimizers[0]
+    model.weight.grad, model.bias.grad = torch.ones_like(model.weight), torch.ones_like(model.bias)
+    optimizer.step()
+    before, weights = digest(replica.state), weights_of(replica.state)
+    assert digest(replica.state) == before
+    with torch.no_grad():
+        changed = model.bias if where == "a parameter" else optimizer.state[model.bias]["momentum_buffer"]
+        changed.mul_(1.5)
+    assert digest(replica.state) != before
+    found = first_difference(["w0", "w1"], [weights, weights_of(replica.state)])
+    name = "parameter bias" if where == "a parameter" else "'momentum_buffer' of parameter bias"
+    assert found == f"{name} differs between the workers w0 and w1"

@@ -43,6 +43,8 @@ MISTAKES_AND_ADVICE = {
     "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
     "step_on_one": "optimizer.step() was left out on some of them",
     "gan_step_on_one": "optimizer.step() was left out on some of them",
+    "best_weights_on_main": "parameter 0.weight differs between the workers w0 and w1",
+    "clips_on_one": "parameter 0.weight differs between the workers w0 and w1: something has changed it on some",
     "unregistered_schedule": "the job does not know the schedule StepLR of its optimizer",
     "unregistered_plateau": "the job does not know the schedule ReduceLROnPlateau of its optimizer",
     "rank_before_epochs": "job.rank is not known before job.epochs(): every worker would read 0, also newcomers. For "

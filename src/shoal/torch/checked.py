@@ -1,8 +1,9 @@
-"""Comparing the workers: what must be equal on all of them, at each epoch and after each change of members.
+"""Comparing the workers: what must be equal on all of them, at each epoch, after each change of members, and at times.
 
-Always: learning rates, schedules, `job.state` and the order of the data, by a hash. In checked mode also parameters,
-batch-norm statistics and optimizer state, bit for bit. Learning rates and plain values of `job.state` are compared in
-every step, too (see aside.py). If the latter differ, they are compared here after that step, and all get main's.
+Always: learning rates, schedules, `job.state` and the order of the data, by a hash, and a few elements of each
+parameter and its optimizer state (see same_weights.py). In checked mode all of them and batch-norm statistics, bit for
+bit. Learning rates and plain values of `job.state` are compared in every step, too (see aside.py). If the latter
+differ, they are compared here after that step, and all get main's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from shoal.torch.data_order import DataOrder
 from shoal.torch.fingerprint import fingerprint, shown
 from shoal.torch.meeting import Meeting
 from shoal.torch.replica import Replica
+from shoal.torch.same_weights import digest, first_difference, weights_of
 from shoal.torch.state import OWN
 from torch import Tensor
 
@@ -51,6 +53,8 @@ class Membership(Protocol):
     def wait(self, work: Any) -> bool: ...
 
 
+OFTEN = 1000
+"""Steps between two comparisons in a long epoch."""
 LONGEST_BITS = 10
 """Values that differ in every step are given to all every 1,024 steps."""
 
@@ -75,10 +79,12 @@ class StateCheck:
         meeting: Meeting,
         note: Callable[[str], None],
         enabled: bool,
+        own_sync: bool = False,
     ) -> None:
         self._session, self._replica, self._order = session, replica, order
         self._meeting, self._note = meeting, note
         self._enabled = enabled  # checked mode
+        self._own_sync = own_sync  # the script sums the gradients itself
         self._changed = False
         self._after = -1
         self._epoch = -1
@@ -98,7 +104,8 @@ class StateCheck:
     def run_if_due(self) -> None:
         """Between two steps. All members reach it after the same step."""
         session, epoch = self._session, self._order.position.epoch
-        due = self._changed or epoch != self._epoch or self._step_shows_difference()
+        long_ago = session.done > 0 and session.done % OFTEN == 0
+        due = self._changed or epoch != self._epoch or long_ago or self._step_shows_difference()
         if not due or session.growing or session.done <= self._after:
             return
         changed, self._changed, self._epoch, self._after = self._changed, False, epoch, -1
@@ -119,6 +126,7 @@ class StateCheck:
     def _compare(self, bits: bool) -> None:
         state, size, generation = self._replica.state, self._session.world_size, self._session.generation
         digests = [fingerprint({name: entry.digest for name, entry in self._entries().items()})]
+        digests.append(digest(state) if self._replica.sharded is None else b"")
         if bits:
             digests.append(state.digest((self._order.position, self._order.rule)))
         equal = self._are_equal(digests)
@@ -126,13 +134,29 @@ class StateCheck:
             return  # it broke for another reason, which the next step finds
         if not equal[0]:
             self._resolve(self._meeting.exchange("a comparison of job.state", self._entries))
-        if bits and not equal[1]:
+        if not equal[1]:
+            self._check_weights()
+        if bits and not equal[2]:
             raise RuntimeError(
                 f"generation {generation}: the members' states differ: "
                 "is all that the script keeps (schedules, scalers, averages) in job.state?"
             )
         if bits:
             self._note(f"generation {generation}: state verified bit for bit on {size} members")
+
+    def _check_weights(self) -> None:
+        state = self._replica.state
+        found = self._meeting.exchange("a comparison of the weights", lambda: weights_of(state))
+        where = first_difference(self._session.members, found)
+        if where is None:
+            return  # workers with other hardware round differently
+        if state.elementwise and not self._own_sync:
+            raise RuntimeError(f"{where}: {_ADVICE_ON_WEIGHTS}")
+        if self._session.rank == 0 and "weights" not in self._told:
+            self._told.add("weights")
+            self._note(
+                f"{where}: unless the optimizer or the sync function rounds differently, {_ADVICE_ON_WEIGHTS}"
+            )
 
     def _are_equal(self, digests: list[bytes]) -> list[bool] | None:
         """Which digests are equal on all members. None: it broke."""
@@ -193,6 +217,11 @@ class StateCheck:
 _ADVICE = (
     "Pass schedules to job.wrap(..., schedulers=[...]), and take decisions on all workers with the same numbers: "
     "job.mean(x), job.broadcast(x), job.any(x)"
+)
+
+_ADVICE_ON_WEIGHTS = (
+    "something has changed it on some workers only, such as load_state_dict or clipping within `if job.is_main`, or by "
+    "a worker's own loss. Do it on every worker, with the same values: job.broadcast(x), job.mean(x)"
 )
 
 

@@ -107,7 +107,7 @@ class Job:
             lambda: change.halt(steps.holds, in_backward=False),
             replica.meet_for_exchange,
         )
-        check = StateCheck(session, replica, order, meeting, meter.note, checked)
+        check = StateCheck(session, replica, order, meeting, meter.note, checked, sync is not all_reduce)
         change = Reconfiguration(
             session, replica, order, handover, vote, steps, checkpoints, check, meeting, meter
         )

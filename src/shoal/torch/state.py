@@ -219,15 +219,19 @@ class ModelState:
         together = (torch.optim.LBFGS, torch.optim.Adafactor)
         return all(_of_torch(o) and type(o) not in together for o in self.optimizers)
 
+    @property
+    def elementwise(self) -> bool:
+        """Whether the optimizers update each element by itself."""
+        return all(_of_torch(o) and type(o).__name__ in ELEMENTWISE for o in self.optimizers)
+
     def pieces(self, limit_bytes: float) -> list[tuple[Piece, int]]:
         """All parameters, cut where the optimizer allows it, with the bytes of each piece."""
         result = []
-        elementwise = all(_of_torch(o) and type(o).__name__ in ELEMENTWISE for o in self.optimizers)
         for index, size in enumerate(self.sizes()):
             param = self.parameters[index]
             slots = [v for v in self.slots(param).values() if isinstance(v, Tensor)]
             large = [param, *(v for v in slots if size_bytes(v) > SMALL_BYTES)]
-            cut = elementwise and all(t.shape == param.shape and t.is_contiguous() for t in large)
+            cut = self.elementwise and all(t.shape == param.shape and t.is_contiguous() for t in large)
             parts = max(1, min(param.numel(), -int(-size // limit_bytes))) if cut else 1
             edges = [param.numel() * i // parts for i in range(parts + 1)]
             result += [(Piece(index, *span), size // parts) for span in pairwise(edges)]

@@ -366,6 +366,30 @@ def gan_step_on_one() -> None:
             optimizers[0].step()
 
 
+def best_weights_on_main() -> None:
+    """Main returns to its best weights."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    best = {k: v.clone() for k, v in model.state_dict().items()}
+    for epoch in job.epochs(4):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        if job.is_main and epoch == 1:
+            model.load_state_dict(best)
+
+
+def clips_on_one() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        for step, (_, x, y, _) in enumerate(loader):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x).squeeze(2), y).backward()
+            if job.rank == 1 and (epoch, step) == (1, 4):
+                nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+            optimizer.step()
+
+
 # Mistakes that the runtime makes right
 
 
