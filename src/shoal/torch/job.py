@@ -16,6 +16,8 @@ A `Job` owns the parts below. Each part owns its state; no part reads another's 
 | `StateCheck`      | checked.py     | whether a comparison is due                          | all but vote, handover  |
 | `Reconfiguration` | reconfigure.py | nothing: it orders the calls at a change of members  | all of the above        |
 | `Loop`            | loop.py        | whether the script is in `job.epochs`                | reconfiguration, steps  |
+
+`UnknownOptimizers` (unknown_optimizers.py) finds those that train beside the job.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ from shoal.torch.sharding.versions import check_sharding, check_version, is_shar
 from shoal.torch.state import StateBox
 from shoal.torch.state_files import StateFiles
 from shoal.torch.step import Steps
+from shoal.torch.unknown_optimizers import UnknownOptimizers
 from shoal.torch.vote import Vote
 from shoal.torch.worker import Identity, Worker
 from torch import nn
@@ -111,6 +114,7 @@ class Job:
         change = Reconfiguration(
             session, replica, order, handover, vote, steps, checkpoints, check, meeting, meter
         )
+        self._unknown = UnknownOptimizers(session, replica, steps)
         steps.halt = lambda: change.halt(holds=False)
         loop = Loop(session, replica, order, steps, checkpoints, change, meeting, check, meter, rehearse)
         self.parts = Parts(
@@ -295,10 +299,11 @@ class Job:
         self.state.own.update({f"scheduler {i}": scheduler for i, scheduler in enumerate(schedulers)})
 
     def _take_steps(self, optimizer: torch.optim.Optimizer) -> None:
-        steps, original = self.parts.steps, optimizer.step
+        steps, original, unknown = self.parts.steps, optimizer.step, self._unknown
 
         def step(this: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            return steps.optimizer_step(this, original, *args, **kwargs)
+            with unknown.known_step():
+                return steps.optimizer_step(this, original, *args, **kwargs)
 
         if getattr(original, "_wrapped_by_lr_sched", False):
             step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler looks for its mark
@@ -391,7 +396,8 @@ class Job:
         """The epochs that are still to do, wherever the job stands."""
         if count < 1:
             raise ValueError(f"epochs must be at least 1, not {count}")
-        yield from self.parts.loop.epochs(count)
+        with self._unknown.refused():
+            yield from self.parts.loop.epochs(count)
 
     def finish(self) -> None:
         """End the training before its last epoch. All workers must call it after the same step.

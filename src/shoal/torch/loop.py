@@ -74,7 +74,7 @@ class Loop:
 
     def _begin(self) -> None:
         if not self._began:
-            self._replica.check_schedules()
+            self._replica.check_registered()
         self._began = True
         self._reconfiguration.join()
 

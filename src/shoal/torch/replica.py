@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 from shoal.torch.gradients import GradientBuckets
-from shoal.torch.schedules import check_registered
+from shoal.torch.registered import check_registered
 from shoal.torch.state import ModelState, StateBox
 from torch import nn
 
@@ -127,10 +127,11 @@ class Replica:
     def _remember(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._wrapped = tuple(models), tuple(optimizers), _parameters(models, optimizers)
 
-    def check_schedules(self) -> None:
-        """Refuse schedules of the learning rate that would not travel."""
+    def check_registered(self) -> None:
+        """Refuse schedules, scalers and averages of the weights that would not travel."""
         if self._wrapped is not None:
-            check_registered(self._wrapped[1], [*self.box.values(), *self.box.own.values()])
+            everything = [*self.box.values(), *self.box.own.values()]
+            check_registered(self._wrapped[1], everything, sharded=self.sharded is not None)
 
     def check_unchanged(self) -> None:
         """Parameters that came, went or moved after `wrap` or `shard` are not summed: the workers would diverge."""
