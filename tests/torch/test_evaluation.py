@@ -12,7 +12,7 @@ import torch
 from shoal.torch.aside import HEAD, LOGS, WIDTH, Aside
 from shoal.torch.evaluation import EvaluationLoader, batches_of, split
 from shoal.torch.reductions import WeightedSum
-from shoal.torch.schedules import check_registered
+from shoal.torch.registered import check_registered
 from shoal.torch.state import StateBox
 from torch import nn
 
@@ -186,3 +186,15 @@ def test_a_schedule_that_the_script_has_dropped_is_no_mistake():
     dropped.itself = dropped  # only the garbage collector frees it
     del dropped
     check_registered([mine], [])
+
+
+def test_scalers_and_averages_of_weights_must_travel_if_they_are_used():
+    mine = optimizer()
+    scaler, average = torch.amp.GradScaler("cpu"), torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
+    unused = torch.amp.GradScaler("cpu", enabled=False)
+    check_registered([mine], [scaler, {"average": average}])
+    for kept, name in (([average], "GradScaler"), ([scaler], "AveragedModel")):
+        with pytest.raises(RuntimeError, match=f"does not know the {name}, .* put it into job.state"):
+            check_registered([mine], kept)
+    check_registered([mine], [scaler], sharded=True)
+    assert not unused.is_enabled()

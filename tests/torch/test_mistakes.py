@@ -45,11 +45,16 @@ MISTAKES_AND_ADVICE = {
     "gan_step_on_one": "optimizer.step() was left out on some of them",
     "best_weights_on_main": "parameter 0.weight differs between the workers w0 and w1",
     "clips_on_one": "parameter 0.weight differs between the workers w0 and w1: something has changed it on some",
+    "freeze_on_one": "requires_grad of parameter 0.weight differs between the workers: True on w0, False on w1",
+    "critic_unwrapped": "the job does not know the optimizer Adam, which has stepped within job.epochs()",
+    "second_optimizer": "the job does not know the optimizer SGD, which has stepped within job.epochs()",
     "unregistered_schedule": "the job does not know the schedule StepLR of its optimizer",
     "unregistered_plateau": "the job does not know the schedule ReduceLROnPlateau of its optimizer",
     "rank_before_epochs": "job.rank is not known before job.epochs(): every worker would read 0, also newcomers. For "
     "what should happen once, use job.is_main, job.is_first",
     "world_size_before_epochs": "The batch size of job.loader is that of all workers together",
+    "unregistered_scaler": "the job does not know the GradScaler, which would begin anew",
+    "unregistered_average": "the job does not know the AveragedModel, which would begin anew",
     "mean_before_epochs": "before job.epochs() the workers do not know each other",
     "lost_after_its_part": "w1 was lost after its part of the evaluation, and its result with it: use job.evaluate",
 }

@@ -147,6 +147,26 @@ def test_a_checkpoint_holds_the_same(optimizer: str):
     assert content(loaded) == content(saved)
 
 
+def test_what_was_frozen_during_the_training_travels_and_what_was_frozen_before_does_not():
+    holder, newcomer = Side("sgd", 0), Side("sgd", 1)
+    holder.model.large.requires_grad_(False)
+    newcomer.model.brain.requires_grad_(False)
+    newcomer.state.adopt(pickle.loads(holder.state.describe({})))
+    assert not newcomer.model.large.requires_grad
+    assert newcomer.model.brain.requires_grad
+    assert not newcomer.model.frozen.requires_grad
+
+    second = Zoo(
+        2
+    )  # another stage of the training begins from the first one's state, with other layers frozen
+    second.frozen.requires_grad_(True)
+    second.late.requires_grad_(False)
+    stage = ModelState([second], [torch.optim.SGD(second.parameters(), lr=0.1)], StateBox())
+    stage.adopt(pickle.loads(Side("sgd", 0).state.describe({})))
+    assert second.frozen.requires_grad
+    assert not second.late.requires_grad
+
+
 @pytest.mark.parametrize(
     "tensor",
     [

@@ -51,6 +51,21 @@ def test_gradients_that_a_script_adds_up_over_batches_are_those_of_one_process(w
     assert {row["size"] for row in found["w0"][:-1]} == {2, 3}
 
 
+def test_layers_that_are_frozen_during_the_training_are_frozen_in_newcomers_too(ways: Ways):
+    alone = ways.alone("freezes")[-1]
+
+    def story(job: LocalJob) -> None:
+        until(lambda: any(row["epoch"] == 3 for row in ways.rows().get("w0", ())))
+        grow(job)
+
+    found = ways.run("freezes", 2, story)
+    for worker in ("w0", "w1", "w2"):
+        final = found[worker][-1]
+        assert final["first"] == pytest.approx(alone["first"], abs=1e-5)
+        assert final["final"] == pytest.approx(alone["final"], abs=1e-5)
+    assert {row["size"] for row in found["w0"][:-1]} == {2, 3}
+
+
 def test_a_worker_that_dies_between_two_updates_of_one_step_leaves_no_trace(ways: Ways):
     alone = ways.alone("gan")[-1]
 

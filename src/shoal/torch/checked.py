@@ -178,6 +178,9 @@ class StateCheck:
                     what = "the learning rate" if name == "lr" else f"{name!r}"
                     entries[f"{what} of parameter group {index}"] = _entry(value)
         entries["the order of the data"] = Entry(self._order.digest(), {"": "an order of its own"})
+        frozen = set(state.frozen())
+        for index, name in enumerate(state.names()):
+            entries[f"requires_grad of {name}"] = _entry(index not in frozen)
         captured, live = box.capture(), {**box, **{OWN + k: v for k, v in box.own.items()}}
         for key, value in captured.items():
             schedule = isinstance(live[key], LRScheduler)

@@ -36,9 +36,7 @@ def check_registered(
         what = type(unknown[0]).__name__
         if isinstance(unknown[0], LRScheduler):
             what = f"schedule {what} of its optimizer"
-            advice = (
-                "pass it to job.wrap(model, optimizer, schedulers=[scheduler]) (or job.shard), or put it into job.state"
-            )
+            advice = "pass it to job.wrap(model, optimizer, schedulers=[scheduler]) (or job.shard), or put it into job.state"
         else:
             advice = "put it into job.state, on every worker"
         raise RuntimeError(

@@ -56,13 +56,11 @@ def first_difference(members: Sequence[str], weights: Sequence[Weights]) -> str 
 
 
 def _tensors(state: ModelState) -> Iterator[tuple[str, Tensor]]:
-    names = {id(p): f"parameter {name}" for name, p in state.model.named_parameters()}
-    names |= {id(p): f"the optimizer's own parameter {i}" for i, p in enumerate(state.others)}
-    for param in state.parameters:
-        yield names[id(param)], param
+    for name, param in zip(state.names(), state.parameters):
+        yield name, param
         for key, value in sorted(state.slots(param).items()):
             if isinstance(value, Tensor):
-                yield f"{key!r} of {names[id(param)]}", value
+                yield f"{key!r} of {name}", value
 
 
 def _some(tensor: Tensor) -> Tensor:

@@ -180,6 +180,7 @@ class ModelState:
                 if id(param) not in known:
                     self.others.append(param)
         self.parameters: list[Tensor] = [*self.model.parameters(), *self.others]
+        self._trainable = [i for i, p in enumerate(self.parameters) if p.requires_grad]
 
     @property
     def trained(self) -> list[Tensor]:
@@ -312,6 +313,15 @@ class ModelState:
         for group, saved in zip(mine, groups):
             group.update(saved)
 
+    def names(self) -> list[str]:
+        """Of the parameters, in the same order."""
+        own = (f"the optimizer's own parameter {i}" for i in range(len(self.others)))
+        return [*(f"parameter {name}" for name, _ in self.model.named_parameters()), *own]
+
+    def frozen(self) -> list[int]:
+        """Parameters that were to be trained at first, and which the script has frozen since."""
+        return [i for i in self._trainable if not self.parameters[i].requires_grad]
+
     def describe(self, facts: dict[str, Any], whole: bool = True) -> bytes:
         """Everything but the parameters, copied now: forward changes the buffers, and the script `job.state`.
 
@@ -321,7 +331,9 @@ class ModelState:
         buffers = [compact(t) for t in self.model.buffers()] if whole else None
         box = copied(self.box.capture(), whole, compact)
         try:
-            return dumps({"buffers": buffers, "groups": self.groups(), "box": box, **facts})
+            return dumps(
+                {"buffers": buffers, "groups": self.groups(), "frozen": self.frozen(), "box": box, **facts}
+            )
         except Exception as error:
             raise unfit(box) or error from None
 
@@ -331,6 +343,8 @@ class ModelState:
             for buffer, value in zip(self.model.buffers(), facts["buffers"] or ()):
                 buffer.copy_(value)
             self.set_groups(facts["groups"])
+            for index in self._trainable if "frozen" in facts else ():  # an older checkpoint lacks it
+                self.parameters[index].requires_grad_(index not in facts["frozen"])
             own = self.box.capture()
             box = {k: filled(v, own.get(k)) for k, v in facts["box"].items()}
             self.box.restore({k: v for k, v in box.items() if not lacks(v)})

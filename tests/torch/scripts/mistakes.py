@@ -112,6 +112,29 @@ def unregistered_plateau() -> None:
         scheduler.step(job.broadcast(lambda: error_of(model)))
 
 
+def unregistered_scaler() -> None:
+    """A newcomer would scale its losses by the first factor, and the others by one that has grown."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+    for _ in job.epochs(2):
+        for _, x, y, _ in loader:
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.mse_loss(model(x).squeeze(2), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def unregistered_average() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+        average.update_parameters(model)
+
+
 def own_schedule() -> None:
     """A newcomer's counter begins when it rehearses: its rate changes at another epoch than the others'."""
     job, model, optimizer, _ = setup()
@@ -388,6 +411,41 @@ def clips_on_one() -> None:
             if job.rank == 1 and (epoch, step) == (1, 4):
                 nn.utils.clip_grad_norm_(model.parameters(), 0.01)
             optimizer.step()
+
+
+def freeze_on_one() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(4):
+        if job.rank == 1 and epoch == 1:
+            model[0].requires_grad_(False)
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
+def critic_unwrapped() -> None:
+    """Only the generator is given to the job."""
+    job, generator, optimizer, _ = setup()
+    critic = net(6, 1)
+    own = torch.optim.Adam(critic.parameters(), lr=1e-3)
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(2):
+        for batch in loader:
+            own.zero_grad()
+            critic(torch.randn(4, 6)).mean().backward()
+            own.step()
+            train(job, generator, optimizer, batch)
+
+
+def second_optimizer() -> None:
+    """A new optimizer for the second half of the training."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for epoch in job.epochs(2):
+        if epoch == 1:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        for batch in loader:
+            train(job, model, optimizer, batch)
 
 
 # Mistakes that the runtime makes right

@@ -176,6 +176,23 @@ def by_hand() -> None:
     write(final=total(model), step=job.position.step)
 
 
+def freezes() -> None:
+    """The first layer is frozen from the third epoch on."""
+    job = shoal.init(checked=True)
+    torch.manual_seed(0)
+    model = net()
+    model, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    loader = job.loader(Numbers(), batch_size=14)
+    for epoch in job.epochs(8):
+        if epoch == 2:
+            model[0].requires_grad_(False)
+        for _, x, y, _ in loader:
+            train_step(job, model, optimizer, x, y)
+            if job.is_main:
+                write(epoch=epoch, step=job.position.step, size=job.world_size)
+    write(final=total(model), first=total(model[0]), step=job.position.step)
+
+
 LOADERS: dict[int, object] = {}
 
 
