@@ -40,6 +40,7 @@ MISTAKES_AND_ADVICE = {
     "samples, w1 is at job.mean. Call these on every worker, in the same order, and leave a loop over an eval_loader",
     "different_reductions": "the workers are at different points: w0 is at job.sum, w1 is at job.mean",
     "sum_loss": "the loss is a sum over the samples",
+    "divided_loss": "a sum divided by the batch size of all workers",
     "changed_model": "was changed after job.wrap(): 2.weight, 2.bias",
     "step_on_one": "optimizer.step() was left out on some of them",
     "gan_step_on_one": "optimizer.step() was left out on some of them",
@@ -139,6 +140,17 @@ def test_a_schedule_that_newcomers_do_not_know_is_an_error_at_their_first_differ
     why = ways.fail("own_schedule", 2, story)
     assert "the learning rate of parameter group 0 differs between the workers: " in why, why
     assert "Pass schedules to job.wrap(..., schedulers=[...])" in why
+
+
+def test_a_loss_divided_by_the_batch_of_all_workers_is_right_for_one_worker_and_refused_for_two(ways: Ways):
+    with ways.job("divided_loss", 1) as job:
+        job.wait_size(1)
+        job.resize(2)
+        refused = job.wait(lambda e: isinstance(e, ev.WorkerRefused))
+        assert "a sum divided by the batch size of all workers" in refused.why
+        ways.say("hurry")
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
 
 
 def test_the_best_value_that_only_main_sets_outlives_it(ways: Ways):

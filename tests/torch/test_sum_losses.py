@@ -43,6 +43,25 @@ def test_a_sum_is_told_from_a_mean(name: str):
     assert is_sum(loss.grad_fn) is expected
 
 
+WHOLE = frozenset({64})
+DIVIDED = {
+    "by the size of the batch": ((X - T).square().sum() / 64, True),
+    "by that, and scaled": (1024 * (functional.cross_entropy(X, Y, reduction="sum") / 64), True),
+    "times one over the size of the batch": ((X - T).square().sum() * (1 / 64), True),
+    "by this worker's samples": ((X - T).square().sum() / len(X), False),
+    "64 divided by a sum": (64 / (X - T).square().sum(), False),
+    "a mean, divided by the size of the batch": (functional.cross_entropy(X, Y) / 64, False),
+    "times nothing": ((X - T).square().sum() * 0, False),
+}
+
+
+@pytest.mark.parametrize("name", DIVIDED)
+def test_a_sum_that_is_divided_by_the_batch_of_all_workers_is_no_mean(name: str):
+    loss, expected = DIVIDED[name]
+    assert is_sum(loss.grad_fn, WHOLE) is expected
+    assert not is_sum(loss.grad_fn), "a worker may have the whole batch"
+
+
 def test_only_the_first_backward_within_it_is_looked_at():
     before = torch.Tensor.backward
     with refusing_sums(True):

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -72,6 +73,11 @@ class Driver(Protocol):
 
     def weigh_part(self, amount: float) -> None: ...
 
+    @property
+    def weighs(self) -> bool:
+        """Whether the script says what its losses count."""
+        ...
+
 
 class Loader:
     def __init__(
@@ -101,6 +107,9 @@ class Loader:
         self._driver, self._order, self._meter = driver, order, meter
         self._weigh, self._resizes = weight, resizes
         self._checks_loss = loss is None and resizes
+        self._checked: set[bool] = (
+            set()
+        )  # whether the worker had all samples of a batch whose loss was looked at
         collate = collate_fn or default_collate
         indices = SeededSampler(sampler, order.seed) if sampler is not None else None
         self._source: _Mapped | _Stream
@@ -158,9 +167,24 @@ class Loader:
                 self._driver.weigh_part(float(self._weigh(batch)))
             if self._resizes:
                 mark_batch_dynamic(batch)
-            checks, self._checks_loss = self._checks_loss, False
-            with refusing_sums(checks):
+            with self._refusing_sums(has_all=part.weight == 1.0):
                 yield batch
+
+    def _refusing_sums(self, has_all: bool) -> AbstractContextManager[None]:
+        """A sum that is divided by the size of the batch is a mean only where one worker has all of it."""
+        checks = self._checks_loss and has_all not in self._checked
+        self._checked.add(has_all)
+
+        def wholes() -> frozenset[int]:
+            if has_all or self._driver.weighs:
+                return frozenset()  # what the script divides by is its own affair
+            return frozenset(
+                size * k
+                for size in (self.rule.batch_size, self._order.batch_size)
+                for k in (1, self.accumulate)
+            )
+
+        return refusing_sums(checks, wholes)
 
     def _rehearse(self) -> Iterator[Any]:
         """One step on some samples before joining: it warms everything up, and errors show while nobody waits."""

@@ -153,6 +153,10 @@ class Loop:
     def weigh_part(self, amount: float) -> None:
         self._steps.weigh_part(amount)
 
+    @property
+    def weighs(self) -> bool:
+        return self._steps.weighs
+
     def settle(self, asked: bool = False) -> bool:
         """The loop's body has run: the step is done, or has to be done again."""
         with self._latch:

@@ -33,12 +33,11 @@ def check_registered(
         return
     gc.collect()  # one that the script has dropped may still be in memory
     if unknown := _unknown(mine, known, sharded):
-        what = type(unknown[0]).__name__
+        what, advice = type(unknown[0]).__name__, "put it into job.state, on every worker"
         if isinstance(unknown[0], LRScheduler):
             what = f"schedule {what} of its optimizer"
-            advice = "pass it to job.wrap(model, optimizer, schedulers=[scheduler]) (or job.shard), or put it into job.state"
-        else:
-            advice = "put it into job.state, on every worker"
+            advice = "pass it to job.wrap(model, optimizer, schedulers=[scheduler]) (or job.shard), or put it into "
+            advice += "job.state"
         raise RuntimeError(
             f"the job does not know the {what}, which would begin anew in each new worker and after a restart: {advice}"
         )

@@ -279,6 +279,11 @@ class Steps:
         if step.backwards == len(step.parts) - 1:
             self._reweigh(step)
 
+    @property
+    def weighs(self) -> bool:
+        """Whether the script says what the gradients of the present step count."""
+        return self.present is not None and self._amount(self.present) is not None
+
     def weigh(self, amount: float) -> None:
         """What this worker's gradient of the whole step counts."""
         step = self.present

@@ -298,6 +298,18 @@ def sum_loss() -> None:
             optimizer.step()
 
 
+def divided_loss() -> None:
+    """A sum, divided by the size of the batch of all workers."""
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    for _ in job.epochs(30):
+        for _, x, y, _ in loader:
+            optimizer.zero_grad()
+            ((model(x).squeeze(2) - y).square().mean(1).sum() / 12).backward()
+            optimizer.step()
+            pace(job)
+
+
 def changed_model() -> None:
     job, model, optimizer, _ = setup()
     model[2] = nn.Linear(16, 1)
