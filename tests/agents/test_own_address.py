@@ -95,5 +95,7 @@ class Executor:
 
 def test_a_server_to_which_no_way_leads_is_named_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, [V6, V4], set())
-    with pytest.raises(Exception, match=r"no way to head of --join .*unreachable.* --address"):
+    with pytest.raises(
+        Exception, match=r"no route from this machine to head .--join.: .*unreachable.* --address"
+    ):
         _own_address("head:7070")

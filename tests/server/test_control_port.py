@@ -12,15 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from shoal.agents.registry import AgentRegistry, KnownAgent
 from shoal.executors.base import NamedAccount, NodeInfo
+from shoal.server.control import Control
 from shoal.server.home import Home
 from shoal.server.loop.job_keys import JobKeys
 from shoal.server.loop.runner import secrets_of
 from shoal.server.machines import Machines
-from shoal.server.options import PortInUse
+from shoal.server.options import Options, PortInUse
 from shoal.torch.link import ControlLink
 from shoal.wire.auth import JobKey, new_secret, read_key, write_secret
 from shoal.wire.messages import Phase, Report, Status
@@ -29,6 +31,29 @@ from shoal.wire.strangers import MAX_STRANGERS
 
 from .fakes import Fleet, run, server
 from .test_crash import RealServer
+
+
+def addresses_of(port: int) -> set[str]:
+    connections = psutil.Process().net_connections("tcp")
+    return {c.laddr.ip for c in connections if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
+
+
+def test_agents_connect_where_they_are_told_to_and_the_server_listens_where_it_is_told_to(
+    tmp_path: Path,
+) -> None:
+    async def story(options: Options) -> None:
+        control = Control(options)
+        machines = control.machines
+        assert machines is not None
+        await control.loop.start()
+        machines.start(control.loop.elastic.service, lambda: None)
+        await machines.wait_until_listening()
+        assert machines.address == f"192.0.2.7:{machines.port}"
+        assert addresses_of(machines.port) == {"127.0.0.3"}
+        await control.close()
+
+    run(story(Options(tmp_path, gpus=1, control_host="127.0.0.3", advertise="192.0.2.7")))
+    run(story(Options(tmp_path, gpus=1)))  # as at the last start
 
 
 class NoProcesses:

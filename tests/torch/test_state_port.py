@@ -78,8 +78,8 @@ def certificate() -> bytes:
 PEM = certificate()
 
 
-def streams(host: str, pem: bytes = PEM) -> Streams:
-    return Streams.of("job", host, JobKey(SECRET, pem))
+def streams(host: str, pem: bytes = PEM, bind: str = "") -> Streams:
+    return Streams.of("job", host, JobKey(SECRET, pem), bind)
 
 
 @pytest.fixture
@@ -201,6 +201,27 @@ def test_the_store_of_a_gpu_group_listens_on_its_own_address_only():
     socket.create_connection(("127.0.0.2", store.port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", store.port))
+
+
+@pytest.mark.parametrize(
+    ("bind", "reached_at"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("0.0.0.0", "127.0.0.9")]
+)
+def test_a_worker_may_listen_on_another_address_than_others_connect_to(bind: str, reached_at: str):
+    not_of_this_machine = "192.0.2.7"
+    receiver = Receiver(streams(not_of_this_machine, bind=bind), threading.Condition(threading.RLock()))
+    host, _, port = receiver.address.rpartition(":")
+    assert host == not_of_this_machine
+    # From another machine, whose way here leads to the address that it listens on.
+    holder, newcomer = send_everything(receiver, f"{reached_at}:{port}", "127.0.0.2")
+    assert holder.digest() == newcomer.digest()
+    receiver.close()
+
+
+def test_workers_of_one_machine_meet_although_it_does_not_have_the_address_that_others_connect_to():
+    at = streams("192.0.2.7", bind="127.0.0.4")
+    receiver = Receiver(at, threading.Condition(threading.RLock()))
+    at.open(receiver.address, 1 << 16).close()
+    receiver.close()
 
 
 def test_gloo_listens_on_the_workers_own_address_only():

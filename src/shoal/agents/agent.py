@@ -95,7 +95,9 @@ class Agent:
         embedded: bool = False,
         save_credential: Callable[[str], None] = lambda credential: None,
         open_session: OpenSession | None = None,
+        bind: str = "",
     ) -> None:
+        """`bind`: what workers listen on, if not on the address of their node."""
         self._directory, self._connect = state_directory, connect
         self._workers = state_directory / "workers"
         self._workers.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -105,6 +107,7 @@ class Agent:
         self._executor = PreparingExecutor(executor, self._requests.workdir)
         self._local_name = {facts.name: local for local, facts in nodes.items()}
         self._address = {facts.name: facts.address for facts in nodes.values()}
+        self._listens_at = {"SHOAL_BIND": bind} if bind else {}
         self._embedded, self._save_credential = embedded, save_credential
         self._link: Link | None = None
         self._said = ""
@@ -297,7 +300,9 @@ class Agent:
                 gpu=order.gpu,
                 command=order.command,
                 workdir=order.workdir,
-                env={"SHOAL_HOST": self._address[order.node], "SHOAL_NODE": order.node} | order.env,
+                env={"SHOAL_HOST": self._address[order.node], "SHOAL_NODE": order.node}
+                | self._listens_at
+                | order.env,
                 grace_s=order.grace_s,
                 warm=order.warm,
                 gpus=order.gpus,

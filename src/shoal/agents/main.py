@@ -40,6 +40,8 @@ class AgentOptions:
     name: str | None
     state: Path | None
     allow_root: bool = False
+    #: What workers listen on, if not on `address`.
+    bind: str = ""
 
 
 def run(options: AgentOptions) -> None:
@@ -71,7 +73,7 @@ async def _run(options: AgentOptions) -> None:
     agent = Agent(
         name, state, executor, nodes, member.connect,
         versions=versions(), save_credential=member.save,
-        open_session=executor.session,
+        open_session=executor.session, bind=options.bind,
     )  # fmt: skip
     task = asyncio.create_task(agent.run())
 
@@ -139,6 +141,6 @@ def _own_address(join: str) -> str:
         except OSError as error:
             why = error.strerror or str(error)
     raise AgentError(
-        f"there is no way to {host} of --join from here: {why}; "
+        f"no route from this machine to {host} (--join): {why}; "
         "if this is temporary, give this machine's own address with --address"
     )

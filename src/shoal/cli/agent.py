@@ -27,6 +27,9 @@ from shoal.cli.report import reported
 @click.option("--rack", envvar="SHOAL_RACK", default="rack0", help="Rack of this machine.")
 @click.option("--domain", envvar="SHOAL_DOMAIN", default="domain0", help="Domain of its rack.")
 @click.option("--address", envvar="SHOAL_ADDRESS", help="What other machines connect to. Default: found out.")
+@click.option(
+    "--bind", metavar="A", help="What workers here listen on, if not on --address (see docs/clusters.md)."
+)
 @click.option("--name", help="Name of this machine. Default: its host name.")
 @click.option("--state", type=click.Path(path_type=Path), help="Directory of the agent's files.")
 @click.option(
@@ -44,6 +47,7 @@ def agent(
     rack: str,
     domain: str,
     address: str | None,
+    bind: str | None,
     name: str | None,
     state: Path | None,
     allow_root: bool,
@@ -51,4 +55,8 @@ def agent(
     """Join a server and run workers for it until Ctrl-C. The workers go on; an agent that returns takes them over."""
     from shoal.agents.main import AgentOptions, run
 
-    run(AgentOptions(join, token_file, gpus, gpu_type, rack, domain, address, name, state, allow_root))
+    run(
+        AgentOptions(
+            join, token_file, gpus, gpu_type, rack, domain, address, name, state, allow_root, bind or ""
+        )
+    )

@@ -53,6 +53,10 @@ LOG_BYTES = 10 << 20
     type=click.IntRange(min=0, max=65535),
     help="Port where other machines connect, inside TLS. Default: that of the last start.",
 )
+@click.option(
+    "--control-host",
+    help="Address to listen on for other machines. Default: all if --advertise names one that they reach.",
+)
 @click.option("--advertise", help="Address of this machine for other machines. Default: that of --host.")
 @click.option(
     "--shared",
@@ -108,6 +112,7 @@ def up(
     host: str | None,
     port: int | None,
     control_port: int | None,
+    control_host: str | None,
     advertise: str | None,
     shared: str | None,
     lease: str | None,
@@ -138,6 +143,7 @@ def up(
     command = _command(where, gpus, policy, policy_option, host, port)
     others = {
         "--control-port": control_port,
+        "--control-host": control_host,
         "--advertise": advertise,
         "--shared": shared if shared in (None, "none") else Path(shared).expanduser().absolute(),
         "--lease": None if lease is None else seconds(lease),

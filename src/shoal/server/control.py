@@ -357,12 +357,15 @@ class Control:
         elif gpus is None and "executor" in last:
             gpus = last["executor"].get("virtual_gpus")
         advertise = self.options.advertise or self.store.get("advertise")
+        listen = self.options.control_host or self.store.get("control_host")
         with self.store.change(self.clock.now_s()) as change:
             change.put("advertise", advertise)  # agents go on connecting to it after a restart
+            change.put("control_host", listen)
         return Machines(
             self.home,
             virtual_gpus=gpus,
-            host=control_host(self.options.host, advertise, has_engine=self.engine.settings is not None),
+            host=listen
+            or control_host(self.options.host, advertise, has_engine=self.engine.settings is not None),
             port=self.options.control_port,
             last_port=int(self.store.get("agents_port", 0)),
             advertise=advertise,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import time
@@ -77,6 +78,7 @@ class Machines:
         self._agent = Agent(
             HERE, self._agent_directory, self._local, nodes, self._connect,
             versions=versions(), embedded=True, open_session=self._local.session,
+            bind="" if host in ANY_HOST else host,
         )  # fmt: skip
         self._gateway: Gateway | None = None
         #: Why other machines cannot connect, and what to do. `on_trouble` gets it once.
@@ -157,7 +159,8 @@ class Machines:
             except OSError as error:
                 if port == wanted[-1]:
                     text = f"cannot listen at {self._host} port {port}: {error.strerror}"
-                    raise PortInUse(f"{text}; choose another --control-port") from None
+                    option = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+                    raise PortInUse(f"{text}; choose another --control-{option}") from None
         raise AssertionError
 
     @property

@@ -46,6 +46,8 @@ class Options:
     control_port: int = 0
     #: What other machines connect to; None: `host`, or the address of this machine if that is all addresses.
     advertise: str | None = None
+    #: What the port of agents listens on; None: as at the last start, at first as `control_host` says.
+    control_host: str | None = None
     #: Where the state of jobs is kept, apart from the home; `none`: in the home; None: as at the last start.
     shared: str | None = None
     #: A cluster file: an agent with virtual GPUs runs here for each of its nodes. None: as at the last start.
@@ -104,6 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     port = _within(0, 65535)
     add("--port", type=port, help="0, the default: the port of the last start if it is free, else any")
     add("--control-port", type=port, help="port of agents; 0, the default: that of the last start")
+    add("--control-host", help="address to listen on for agents; default: that of the last start")
     add("--advertise", help="address of this machine for others; default: that of --host")
     lease = "seconds that workers elsewhere go on without this server"
     add("--lease", dest="lease_s", type=_within(MIN_LEASE_S, MAX_LEASE_S), help=lease)

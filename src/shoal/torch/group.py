@@ -125,13 +125,13 @@ def _prove(group: Any, members: Sequence[str], worker: str, secret: bytes, label
         work.wait(limit)
 
 
-def form_nccl(gloo: Any, members: Sequence[str], worker: str, host: str) -> Any:
+def form_nccl(gloo: Any, members: Sequence[str], worker: str, host: str, bind: str) -> Any:
     """The nccl group beside a gloo group, for models on GPUs. Not covered by our tests."""
     rank, size = members.index(worker), len(members)
     address = torch.zeros(64, dtype=torch.uint8)
     store = None
     if rank == 0:
-        store = listening_store(host, size)
+        store = listening_store(host, size, bind)
         text = f"{host}:{store.port}".encode()
         address[: len(text)] = torch.tensor(list(text), dtype=torch.uint8)
     gloo.broadcast([address]).wait()
@@ -143,9 +143,9 @@ def form_nccl(gloo: Any, members: Sequence[str], worker: str, host: str) -> Any:
     return group
 
 
-def listening_store(host: str, size: int) -> Any:
-    """A store that listens on this address only. By itself a TCPStore listens on all addresses of the machine."""
-    server = socket.create_server((host, 0))
+def listening_store(host: str, size: int, bind: str = "") -> Any:
+    """A store that listens on `bind`, or on `host`, only. A TCPStore by itself listens on all addresses."""
+    server = socket.create_server((bind or host, 0))
     port = server.getsockname()[1]
     return dist.TCPStore(
         host, port, size, is_master=True, wait_for_workers=False, master_listen_fd=server.detach()

@@ -74,7 +74,7 @@ class Receiver:
 
     def __init__(self, streams: Streams, changed: threading.Condition) -> None:
         self._streams = streams
-        self._server = socket.create_server((streams.host, 0))
+        self._server = socket.create_server((streams.own_address, 0))
         self.address = f"{streams.host}:{self._server.getsockname()[1]}"
         self.changed = changed
         self._incoming: dict[int, Incoming] = {}

@@ -79,16 +79,23 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Opens and accepts the streams of one worker, which listens on `host`."""
+    """Opens and accepts the streams of one worker, which others reach at `host`."""
 
     job: str
     host: str
     secret: bytes
     tls: JobTls | None
+    #: What it listens on, if not on `host`.
+    bind: str = ""
+
+    @property
+    def own_address(self) -> str:
+        """Where this machine reaches its own workers."""
+        return self.bind or self.host
 
     @staticmethod
-    def of(job: str, host: str, key: JobKey) -> Streams:
-        return Streams(job, host, key.secret, JobTls(key.pem) if key.pem else None)
+    def of(job: str, host: str, key: JobKey, bind: str = "") -> Streams:
+        return Streams(job, host, key.secret, JobTls(key.pem) if key.pem else None, bind)
 
     def open(self, address: str, buffer_bytes: int) -> Stream:
         """Connect to a worker of the same job."""
@@ -98,8 +105,10 @@ class Streams:
                 f"this worker is at {self.host} and {address} is another address: the job has no certificate, and "
                 "its state is not sent over a network in plain text. Start the job again with this version of Shoal"
             )
+        # A machine may not reach itself at an address that others know it by.
+        where = self.own_address if peer == self.host else peer
         deadline_s = time.monotonic() + CONNECT_TIMEOUT_S
-        sock = socket.create_connection((peer, port), CONNECT_TIMEOUT_S)
+        sock = socket.create_connection((where, port), CONNECT_TIMEOUT_S)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)

@@ -36,6 +36,7 @@ log = logging.getLogger("shoal.torch")
 # peer ends the wait at once; this interval only bounds how late an interrupt by the coordinator is seen.
 POLL = timedelta(seconds=1)
 AT_ONCE = timedelta(milliseconds=1)
+ANY_HOST = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Identity:
     worker: str
     control: str
     key: auth.JobKey
+    #: What workers on other machines connect to.
     host: str
     checkpoint: str | None
     patience_s: float
@@ -56,10 +58,17 @@ class Identity:
     certificate: str | None = None
     #: Where the control plane of this machine writes its address if it had to change it.
     address_file: str | None = None
+    #: What it listens on, if not on `host`.
+    bind: str = ""
 
     @property
     def tls(self) -> PinnedTls | None:
         return None if self.certificate is None else PinnedTls(self.certificate)
+
+    @property
+    def gloo_host(self) -> str:
+        """Gloo listens on one address and tells the other members just that one."""
+        return self.host if self.bind in ANY_HOST else self.bind
 
     @staticmethod
     def from_environment() -> Identity | None:
@@ -83,6 +92,7 @@ class Identity:
             state_bytes_per_s=_number(env, "SHOAL_STATE_BYTES_PER_S", 0.0) or None,
             certificate=env.get("SHOAL_CONTROL_CERTIFICATE"),
             address_file=env.get("SHOAL_CONTROL_FILE"),
+            bind=env.get("SHOAL_BIND", ""),
         )
 
 
@@ -142,7 +152,7 @@ class Worker:
         self.identity = identity
         self.member = Member(identity.worker)
         self.lock = threading.Condition(threading.RLock())
-        self._streams = Streams.of(identity.job, identity.host, identity.key)
+        self._streams = Streams.of(identity.job, identity.host, identity.key, identity.bind)
         self.receiver = Receiver(self._streams, self.lock)
         self.interrupted = False
         self.entering: Plan | None = None
@@ -268,11 +278,13 @@ class Worker:
         if len(members) == 1:
             return None
         me, label = self.identity, f"{plan.number} {name}"
-        return form_gloo(PrefixStore(name, store), members, self.name, me.host, me.key.secret, label)
+        return form_gloo(PrefixStore(name, store), members, self.name, me.gloo_host, me.key.secret, label)
 
     def _on_device(self, gloo: Any, members: Sequence[str]) -> Any:
         """The group for tensors on the model's device, beside one for host memory."""
-        return form_nccl(gloo, members, self.name, self.identity.host) if self.cuda and gloo else gloo
+        if not (self.cuda and gloo):
+            return gloo
+        return form_nccl(gloo, members, self.name, self.identity.host, self.identity.bind)
 
     def _form_shard_groups(self, plan: Plan, store: Any, groups: Groups) -> None:
         rank, size = plan.members.index(self.name), plan.group

@@ -1,0 +1,85 @@
+"""Machines that are not as others: an address that is not their own, a wrong clock, no torch. No root is needed."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from live_cluster import Cluster, eventually
+from machines import await_nodes
+
+SCRIPTS = Path(__file__).with_name("scripts")
+pytest.importorskip("torch")
+pytestmark = pytest.mark.timeout(600)
+
+
+class Agents:
+    """Agents as plain processes, each with variables of its own."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self.cluster, self.directory = cluster, directory
+        self.processes: list[subprocess.Popen] = []
+
+    def start(self, name: str, *words: object, gpus: int = 2, site: str = "") -> None:
+        """`site`: what its interpreter and those of its workers run as they start."""
+        state = self.directory / name
+        state.mkdir()
+        made = self.cluster.json("node", "join-token", "create")
+        (state / "token").write_text(made["token"])
+        env = dict(self.cluster.env)
+        if site:
+            (state / "site").mkdir()
+            (state / "site" / "sitecustomize.py").write_text(textwrap.dedent(site))
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(state / "site"), env.get("PYTHONPATH"))))
+        command = [sys.executable, "-m", "shoal.cli.main", "agent", "--join", made["address"]]
+        command += ["--token-file", state / "token", "--name", name, "--gpus", gpus, "--state", state, *words]
+        with (state / "log").open("w") as log:
+            self.processes.append(subprocess.Popen(list(map(str, command)), env=env, stdout=log, stderr=log))
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster(tmp_path / "home")
+    made.shoal("up", "--gpus", 0, "--policy", "max-min", "--timeout", "120s", code=0, timeout=150)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def agents(cluster, tmp_path):
+    made = Agents(cluster, tmp_path)
+    yield made
+    for job in cluster.json("ps")["items"]:
+        cluster.shoal("cancel", "-y", "--grace", "0s", job["id"], timeout=90)
+    eventually(lambda: cluster.json("ps")["items"] == [], 60, "the end of the jobs")
+    made.close()
+
+
+def show(cluster: Cluster, name: str) -> dict:
+    return cluster.json("show", name)
+
+
+def test_live_jobs_train_where_the_machine_does_not_have_the_address_that_others_connect_to(
+    cluster, agents, tmp_path
+):
+    agents.start("nat", "--address", "192.0.2.7", "--bind", "127.0.0.4")
+    await_nodes(cluster, "nat")
+    command = [sys.executable, SCRIPTS / "train.py", 100_000, tmp_path / "fast"]
+    cluster.shoal("run", "-d", "--name", "t", "--gpus", "1..2", "--", *command, code=0)
+    cluster.shoal("wait", "t", "--for", "size=2", "--timeout", "60s", code=0, timeout=90)
+    step = show(cluster, "t")["step"] or 0
+    eventually(lambda: (show(cluster, "t")["step"] or 0) > step + 2, 60, "steps of both workers")
+    assert "at 192.0.2.7" in cluster.shoal("logs", "t", code=0).stdout
