@@ -419,7 +419,6 @@ def test_a_live_job_is_asked_for_a_checkpoint_before_its_time_limit(tmp_path: Pa
         ({"max_running": 3}, "it is for an array or a sweep"),
         ({"priority": 10**9}, "less than or equal to 1000"),
         ({"labels": {"a b": "c"}}, "labels"),
-        ({"warn_signal": "USR1"}, "give time_limit_s too"),
         ({"warn_signal": "KILL", "time_limit_s": 5}, "USR1"),
     ],
 )

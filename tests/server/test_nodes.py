@@ -148,6 +148,37 @@ def test_a_leaving_node_is_empty_before_it_goes_but_a_job_that_cannot_move_runs_
     run(story())
 
 
+def test_a_command_that_cannot_move_is_warned_once_before_its_machine_goes(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with server(tmp_path, (node("a", 4),), policy="fifo") as here:
+            # The numbers leave room for a slow machine: `late` is not warned within any test, `early` is at once.
+            early = (await here.submit("1", warn_signal="USR1", warn_s=3000.0))["id"]
+            late = (await here.submit("1", warn_signal="USR1", warn_s=0.0))["id"]
+            silent = (await here.submit("1", warn_s=3000.0))["id"]
+            await here.until(lambda: all(here.state(job) == "running" for job in (early, late, silent)))
+            here.loop.endings.look()
+            assert here.fleet.warned == []
+            leaves = NodeLeaving("a", 2000.0, "its time limit")
+
+            def looked(change: NodeLeaving) -> None:
+                here.fleet.on_node(change)
+                here.loop.endings.look()
+                here.loop.endings.look()
+
+            looked(leaves)
+            await here.until(lambda: here.fleet.warned == [(f"{early}.0", "USR1")])
+            events = (await here.get("/events?type=job.warned"))["items"]
+            words = "node a is taken away in 2000 s (its time limit) and the command cannot move"
+            found = {event["job"]: event["message"] for event in events}
+            assert found == {early: f"{words}; it got SIGUSR1", silent: words}
+            looked(NodeLeaving("a", None, ""))
+            looked(leaves)  # the machine stayed, and leaves after all
+            await here.until(lambda: here.fleet.warned == [(f"{early}.0", "USR1")] * 2)
+            assert here.state(early) == "running"
+
+    run(story())
+
+
 def test_without_any_node_jobs_wait_and_start_when_one_joins(tmp_path: Path) -> None:
     async def story() -> None:
         async with server(tmp_path, (), policy="max-min") as here:

@@ -139,6 +139,8 @@ def _conditions(job: Job) -> list[tuple[str, str]]:
     if job.time_limit_s is not None:
         warn = f", SIG{job.warn_signal} {duration(job.warn_s)} before" if job.warn_signal else ""
         rows.append(("time_limit_s", f"{duration(job.time_limit_s)}{warn}"))
+    elif job.warn_signal:
+        rows.append(("warn", f"SIG{job.warn_signal} {duration(job.warn_s)} before its machine is taken away"))
     return rows
 
 

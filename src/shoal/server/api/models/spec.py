@@ -195,9 +195,10 @@ class JobSpec(Given):
     )
     warn_signal: Warning_ | None = Field(
         None,
-        description="Sent to its workers `warn_s` before the time limit; live jobs save a checkpoint anyway.",
+        description="Sent to its workers `warn_s` before the time limit, and to a command that can neither move nor "
+        "save before its machine is taken away; live jobs save a checkpoint anyway.",
     )
-    warn_s: float = Field(60.0, ge=0, le=86400, description="How long before the time limit it is warned.")
+    warn_s: float = Field(60.0, ge=0, le=86400, description="How long before that it is warned.")
     after: list[AfterJob] = Field(
         default_factory=list, max_length=1000, description="It does not start before these jobs have ended."
     )
@@ -281,8 +282,6 @@ class JobSpec(Given):
             raise ValueError("tree: is the name of an uploaded directory; set upload too")
         if self.name is not None and any(a.job == self.name for a in self.after):
             raise ValueError(f"after: {self.name} would wait for itself; name an earlier job")
-        if self.time_limit_s is None and self.warn_signal is not None:
-            raise ValueError("warn_signal: give time_limit_s too, of which it warns")
         check_tasks(self.array, self.sweep, self.max_running)
         for field, given in (("env", self.env), ("secrets", self.secrets)):
             taken = sorted(name for name in given if is_reserved(name))
