@@ -1,6 +1,7 @@
 """Machines that are not as others: an address that is not their own, a wrong clock, no torch. No root is needed."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -83,3 +84,21 @@ def test_live_jobs_train_where_the_machine_does_not_have_the_address_that_others
     step = show(cluster, "t")["step"] or 0
     eventually(lambda: (show(cluster, "t")["step"] or 0) > step + 2, 60, "steps of both workers")
     assert "at 192.0.2.7" in cluster.shoal("logs", "t", code=0).stdout
+
+
+def test_doctor_names_a_machine_whose_address_leads_elsewhere(cluster, agents):
+    agents.start("right", "--address", "127.0.0.2")
+    agents.start("wrong", "--address", "127.0.0.99", "--bind", "127.0.0.3")
+    await_nodes(cluster, "right", "wrong")
+
+    def checked() -> dict | None:
+        checks = json.loads(cluster.shoal("doctor", "-o", "json").stdout)["checks"]
+        return next((c for c in checks if c["name"] == "between machines"), None)
+
+    found = eventually(checked, 60, "the answers of both agents")
+    text = "workers on right cannot connect to it at 127.0.0.99: connection refused"
+    assert (found["status"], found["message"]) == ("warning", f"wrong: {text}")
+    assert "--address" in found["hint"]
+    warnings = {n["name"]: n["warnings"] for n in cluster.json("node", "ls")["items"]}
+    assert text in warnings["wrong"]
+    assert text not in warnings["right"]

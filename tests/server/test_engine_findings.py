@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.agents.reaching import Reach
 from shoal.agents.shared import Sharing
-from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks, node_findings
+from shoal.server.engine.findings import (
+    AgentFacts,
+    StateDirectory,
+    machine_checks,
+    node_findings,
+    reach_check,
+)
 
 OWN = {"shoal": "0.1.0", "python": "3.11.2", "torch": "2.13.0"}
 
@@ -115,3 +122,19 @@ def test_a_port_that_workers_cannot_reach_is_an_error_with_a_remedy() -> None:
     assert check.message == "b: workers there cannot connect to 10.0.0.1:7071: connection refused"
     assert check.hint is not None
     assert "open the port" in check.hint
+
+
+def test_a_machine_that_others_cannot_connect_to_is_named_with_its_address_and_a_remedy() -> None:
+    ways = {"a": Reach("10.0.0.1"), "b": Reach("10.9.9.9", cut_off={"c": "no answer", "a": "no answer"})}
+    (check,) = reach_check(ways)
+    assert (check.name, check.status) == ("between machines", "warning")
+    assert check.message == "b: workers on a and c cannot connect to it at 10.9.9.9: no answer"
+    assert check.hint is not None
+    assert "--address" in check.hint
+    assert "firewall" in check.hint
+    (check,) = reach_check({"a": Reach("10.0.0.1"), "b": Reach("10.0.0.2")})
+    assert (check.status, check.message) == ("ok", "2 machines can connect to each other, as was tried")
+    (check,) = reach_check({"b": Reach("10.9.9.9", deaf="10.9.9.9: cannot assign requested address")})
+    assert check.message == "b: workers there cannot listen at 10.9.9.9: cannot assign requested address"
+    assert "--bind" in str(check.hint)
+    assert reach_check({}) == []

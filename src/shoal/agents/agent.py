@@ -102,7 +102,11 @@ class Agent:
         self._workers = state_directory / "workers"
         self._workers.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._lock = _lock(state_directory)
-        self._requests = AgentRequests(state_directory, self._send)
+        self._requests = AgentRequests(
+            state_directory,
+            self._send,
+            bind or next((facts.address for facts in nodes.values()), "127.0.0.1"),
+        )
         self._sessions = AgentSessions(open_session, self._send)
         self._executor = PreparingExecutor(executor, self._requests.workdir)
         self._local_name = {facts.name: local for local, facts in nodes.items()}
@@ -137,6 +141,7 @@ class Agent:
                 retry_s = min(SLOWER * retry_s, LONGEST_RETRY_S)
         finally:
             self._ports.close()
+            self._requests.close()
             self._executor.close()
             os.close(self._lock)
 
@@ -166,7 +171,7 @@ class Agent:
                 silence_s = SILENT_HEARTBEATS * self.state.heartbeat_s
                 async with asyncio.timeout(silence_s):
                     message = await link.receive()
-                if isinstance(message, am.TreePart | am.Probe):
+                if isinstance(message, am.TreePart | am.Probe | am.Listen | am.Reach):
                     self._requests.received(message)
                     continue
                 if isinstance(message, am.ToSession):

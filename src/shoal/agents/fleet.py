@@ -319,7 +319,7 @@ class AgentExecutor:
             agent = hello.agent
             while self._links.get(agent) is link:
                 message = await link.receive()
-                if isinstance(message, am.FetchTree | am.Probed):
+                if isinstance(message, am.FetchTree | am.Probed | am.Listening | am.Reached):
                     self._spawn(self._answer(link, agent, message))
                 elif isinstance(message, am.SessionOutput | am.SessionEnded):
                     self.sessions.received(agent, message)
@@ -386,6 +386,15 @@ class AgentExecutor:
     def _refuse(self, link: Link, agent: str, why: str, *, final: bool) -> None:
         self._note_refusal(agent, link.peer, why)
         link.send(am.Refused(why, final))
+
+    async def try_ways(self) -> None:
+        """Let agents with GPUs try to connect to each other. `services.reaching` knows the result."""
+        addresses = {
+            agent.name: agent.nodes[0].address
+            for agent in self.state.agents.values()
+            if agent.name in self._links and any(node.gpus for node in agent.nodes)
+        }
+        await self.services.reaching.try_all(addresses, self._send)
 
     def agent_of(self, node: str) -> str | None:
         """The agent that has the node."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shoal.agents.prepared import job_of
+from shoal.agents.reaching import Greeter
 from shoal.agents.shared import answer_probe
 from shoal.agents.trees import TreeFetcher, Workdirs
 from shoal.executors.base import RunAs
@@ -16,11 +17,12 @@ from shoal.wire import agent_messages as am
 class AgentRequests:
     """The agent's side of `AgentServices`."""
 
-    def __init__(self, state_directory: Path, send: Callable[[am.FromAgent], None]) -> None:
-        """`send` queues a message, or drops it if there is no connection."""
+    def __init__(self, state_directory: Path, send: Callable[[am.FromAgent], None], host: str) -> None:
+        """`send` queues a message, or drops it if there is no connection. `host`: where workers listen."""
         self._send, self._workers = send, state_directory / "workers"
         self._fetcher = TreeFetcher(state_directory / "trees", send)
         self._workdirs = Workdirs(state_directory, self._fetcher, self._jobs_here)
+        self._greeter = Greeter(host, send)
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _jobs_here(self) -> set[str]:
@@ -34,11 +36,15 @@ class AgentRequests:
         """The control plane has accepted the agent."""
         self._fetcher.connected()
 
-    def received(self, message: am.TreePart | am.Probe) -> None:
+    def close(self) -> None:
+        self._greeter.close()
+
+    def received(self, message: am.TreePart | am.Probe | am.Listen | am.Reach) -> None:
         if isinstance(message, am.TreePart):
             self._fetcher.received(message)
             return
-        task = asyncio.get_running_loop().create_task(self._answer(message))
+        work = self._answer(message) if isinstance(message, am.Probe) else self._greeter.received(message)
+        task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

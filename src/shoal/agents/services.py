@@ -1,4 +1,6 @@
-"""What agents ask the control plane for besides orders: archives of working directories, and proof of sharing."""
+"""What agents exchange with the control plane besides orders: archives of working directories, and proofs of what
+their machines share and reach.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
+from shoal.agents.reaching import Reaching
 from shoal.agents.shared import SharedProof, Sharing
 from shoal.wire import agent_messages as am
 
-Request = am.FetchTree | am.Probed
+Request = am.FetchTree | am.Probed | am.Listening | am.Reached
 
 
 class AgentServices:
@@ -25,9 +28,11 @@ class AgentServices:
         self._find_tree, self.proof, self._addresses = find_tree, proof, addresses
         #: The addresses that workers on an agent's machine cannot reach, and why.
         self.unreachable: dict[str, dict[str, str]] = {}
+        self.reaching = Reaching()
 
     def connected(self, agent: str) -> list[am.Probe]:
         """What to ask an agent that has just connected."""
+        self.reaching.forget(agent)
         if self.proof is None:
             return []
         self.proof.forget(agent)
@@ -37,7 +42,9 @@ class AgentServices:
     async def answer(self, agent: str, request: Request) -> am.TreePart | None:
         if isinstance(request, am.FetchTree):
             return await asyncio.to_thread(self._part, request)
-        if self.proof is not None:
+        if isinstance(request, am.Listening | am.Reached):
+            self.reaching.answered(agent, request)
+        elif self.proof is not None:
             self.unreachable[agent] = request.unreachable
             await asyncio.to_thread(self.proof.answered, agent, request)
         return None

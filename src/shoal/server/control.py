@@ -13,6 +13,7 @@ from pathlib import Path
 from shoal import __version__
 from shoal.agents.fleet_state import Link
 from shoal.agents.main import versions
+from shoal.agents.reaching import Reach
 from shoal.agents.refusals import Refusal
 from shoal.agents.services import AgentServices
 from shoal.agents.shared import SharedProof
@@ -30,7 +31,14 @@ from shoal.server.api.hub import Hub
 from shoal.server.api.models import Check, Role
 from shoal.server.api.routes.common import Services
 from shoal.server.engine.cluster_view import ClusterView
-from shoal.server.engine.findings import AgentFacts, StateDirectory, machine_checks, node_findings
+from shoal.server.engine.findings import (
+    AgentFacts,
+    StateDirectory,
+    machine_checks,
+    node_findings,
+    reach_check,
+    reach_findings,
+)
 from shoal.server.engine.setup import ServerEngine
 from shoal.server.gauges import Gauges
 from shoal.server.high_water import HighWater, continue_ids
@@ -213,6 +221,7 @@ class Control:
                 limit_bytes,
                 limits_use.ignored,
                 self._machine_checks,
+                self._try_ways,
                 self.accounts,
             ),
             workdirs=workdirs,
@@ -245,15 +254,29 @@ class Control:
             if agent.link is Link.CONNECTED
         ]  # fmt: skip
 
+    def _ways(self) -> dict[str, Reach]:
+        """To the agents on other machines, and to the one here if it has GPUs."""
+        if self.machines is None:
+            return {}
+        agents, reaching = self.machines.executor.state.agents, self.machines.executor.services.reaching
+        return reaching.known(name for name, agent in agents.items() if agent.link is Link.CONNECTED)
+
+    async def _try_ways(self) -> None:
+        if self.machines is not None:
+            await self.machines.executor.try_ways()
+
     @property
     def _states(self) -> StateDirectory:
         return StateDirectory(str(self.home.states), declared=self.home.shared is not None)
 
     def _node_warnings(self) -> dict[str, list[str]]:
         """What is wrong with machines, by node."""
-        agents, known = self._agent_facts(), self.machines.known() if self.machines is not None else {}
+        if self.machines is None:
+            return {}
+        agents, known = self._agent_facts(), self.machines.executor.state.agents
         found: dict[str, list[str]] = {}
-        for finding in [*node_findings(agents, versions()), *self._states.wrong(agents)]:
+        ways = reach_findings(self._ways())
+        for finding in [*node_findings(agents, versions()), *ways, *self._states.wrong(agents)]:
             for node in known[finding.node].nodes:
                 found.setdefault(node.name, []).append(finding.message)
         return found
@@ -269,6 +292,7 @@ class Control:
             found.append(Check(name="agents' port", status="error", message=text, hint=hint or None))
         if agents:
             found.append(self._states.check(agents))
+        found += reach_check(self._ways())
         found += self.services.join_tokens.refused_checks()
         return found + self.engine.checks()
 

@@ -153,6 +153,19 @@ class Probed(_Message, frozen=True):
     unreachable: dict[str, str] = {}  # addresses that it cannot connect to, and why
 
 
+class Listening(_Message, frozen=True):
+    """The answer to `Listen`. Without a port it says why."""
+
+    port: Int
+    why: str = ""
+
+
+class Reached(_Message, frozen=True):
+    """The answer to `Reach`: the addresses that it cannot connect to, and why."""
+
+    failed: dict[str, str]
+
+
 class FetchTree(_Message, frozen=True):
     """Send the archive of an uploaded working directory from this position on. The answer is one `TreePart`."""
 
@@ -216,6 +229,18 @@ class Probe(_Message, frozen=True):
 
     directory: str
     addresses: tuple[str, ...] = ()
+
+
+class Listen(_Message, frozen=True):
+    """Listen for a short while where workers listen, and say this text to whoever connects."""
+
+    text: Annotated[str, Meta(max_length=64)]
+
+
+class Reach(_Message, frozen=True):
+    """Can workers there connect to these addresses of other agents, each of which says a text?"""
+
+    others: dict[str, str]
 
 
 class TreePart(_Message, frozen=True):
@@ -348,11 +373,13 @@ FromAgent = (
     | Leaving
     | FetchTree
     | Probed
+    | Listening
+    | Reached
     | SessionOutput
     | SessionEnded
 )
 ToSession = SessionOpen | SessionInput | SessionSize | SessionTaken | SessionClose
-ToAgent = Welcome | Refused | Renewed | LogAck | Command | TreePart | Probe | ToSession
+ToAgent = Welcome | Refused | Renewed | LogAck | Command | TreePart | Probe | Listen | Reach | ToSession
 AgentMessage = FromAgent | ToAgent
 
 _decoder: msgspec.msgpack.Decoder[AgentMessage] = msgspec.msgpack.Decoder(AgentMessage)

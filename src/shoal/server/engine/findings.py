@@ -7,12 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from shoal.agents.reaching import Reach
 from shoal.agents.shared import Sharing
 from shoal.core.words import counted, listed
 from shoal.server.api.models import Check
 
 CLOCK_OFF_S = 5.0
 MOST_NAMED = 5
+REACH = "between machines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,34 @@ def _ports(agent: AgentFacts) -> list[Finding]:
         Finding("ports", agent.name, f"workers there cannot connect to {address}: {why}", hint)
         for address, why in agent.unreachable.items()
     ]
+
+
+def reach_findings(ways: Mapping[str, Reach]) -> list[Finding]:
+    """Machines that workers on other machines cannot connect to."""
+    found: list[Finding] = []
+    for name, way in ways.items():
+        if way.deaf:
+            hint = "start its agent with an --address of this machine, or with such an address as --bind"
+            found.append(Finding(REACH, name, f"workers there cannot listen at {way.deaf}", hint))
+        elif way.cut_off:
+            others = listed(sorted(way.cut_off)[:MOST_NAMED], len(way.cut_off))
+            why = listed(sorted(set(way.cut_off.values())))
+            text = f"workers on {others} cannot connect to it at {way.address}: {why}"
+            hint = (
+                "start its agent with an --address that the other machines reach, and let the firewall there pass "
+                "connections from the other machines to any port"
+            )
+            found.append(Finding(REACH, name, text, hint))
+    return found
+
+
+def reach_check(ways: Mapping[str, Reach]) -> list[Check]:
+    """For `doctor`. Without a second machine there is nothing to check."""
+    found = reach_findings(ways)
+    if found:
+        return [Check(name=REACH, status="warning", message=_together(found), hint=found[0].hint)]
+    tried = f"{counted(len(ways), 'machine')} can connect to each other, as was tried"
+    return [Check(name=REACH, status="ok", message=tried)] if ways else []
 
 
 def _version(agent: AgentFacts, package: str, usual: str | None) -> list[Finding]:

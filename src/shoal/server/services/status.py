@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -81,13 +81,15 @@ class Status:
         upload_limit_bytes: int,
         ignored: Callable[[], list[str]],
         machine_checks: Callable[[], list[m.Check]],
+        try_ways: Callable[[], Awaitable[None]],
         accounts: Accounts,
     ) -> None:
         """`ignored`: what somebody has set and the policy in force does not use.
 
-        `machine_checks`: of the machines and of the engine that provides them.
+        `machine_checks`: of the machines and of the engine that provides them. `try_ways` prepares what they say of
+        the ways between machines.
         """
-        self._machine_checks = machine_checks
+        self._machine_checks, self._try_ways = machine_checks, try_ways
         self._loop, self._store, self._nodes, self._ignored = loop, store, nodes, ignored
         self._upload_limit_bytes = upload_limit_bytes
         self._clock, self.process, self._accounts = clock, process, accounts
@@ -137,8 +139,9 @@ class Status:
             found.append(self._loop.outbox.trouble)
         return found
 
-    def doctor(self) -> m.Doctor:
+    async def doctor(self) -> m.Doctor:
         """What is in order, what is not, and what to do about it."""
+        await self._try_ways()
         checks = [
             self._gpu_check(),
             self._store_check(),

@@ -26,7 +26,7 @@ async def status(s: S, who: W) -> m.Status:
 @router.get("/doctor", response_model=m.Doctor)
 async def doctor(s: S, who: W) -> m.Doctor:
     """What is in order, what is not, and what to do about it."""
-    return s.status.doctor()
+    return await s.status.doctor()
 
 
 @router.get("/shares", response_model=m.ShareList)
