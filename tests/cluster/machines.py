@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,10 +30,15 @@ class Machine:
         gpus: int = 2,
         join: str | None = None,
         hidden: tuple[Path, ...] = (),
+        preload: Path | None = None,
     ) -> None:
-        """`join`: where it reaches the server, if not at its own address. `hidden`: directories that it cannot see."""
+        """`join`: where it reaches the server, if not at its own address. `hidden`: directories that it cannot see.
+
+        `preload`: a library of all its processes, whatever their environment.
+        """
         self.cluster, self.name, self.address = cluster, name, address
         self._hidden = (cluster.home, *hidden, Path("/dev/shm"))
+        self._preload = preload
         self.state = directory / name
         self.state.mkdir()
         made = cluster.json("node", "join-token", "create")
@@ -47,6 +53,11 @@ class Machine:
     def boot(self) -> None:
         run = f"{shlex.join(self.command)} >> {shlex.quote(str(self.state / 'log'))} 2>&1"
         hidden = " && ".join(f"mount -t tmpfs none {shlex.quote(str(path))}" for path in self._hidden)
+        if self._preload is not None:
+            etc = self.state / "etc"
+            shutil.copytree("/etc", etc, symlinks=True, dirs_exist_ok=True)
+            (etc / "ld.so.preload").write_text(f"{self._preload}\n")
+            hidden += f" && mount --bind {shlex.quote(str(etc))} /etc"
         script = f"{hidden} && while true; do {run}; sleep 0.1; done"
         command = [
             "unshare",

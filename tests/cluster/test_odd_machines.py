@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -25,21 +23,19 @@ class Agents:
         self.cluster, self.directory = cluster, directory
         self.processes: list[subprocess.Popen] = []
 
-    def start(self, name: str, *words: object, gpus: int = 2, site: str = "") -> None:
-        """`site`: what its interpreter and those of its workers run as they start."""
+    def start(self, name: str, *words: object, gpus: int = 2, env: dict[str, str] | None = None) -> None:
         state = self.directory / name
         state.mkdir()
         made = self.cluster.json("node", "join-token", "create")
         (state / "token").write_text(made["token"])
-        env = dict(self.cluster.env)
-        if site:
-            (state / "site").mkdir()
-            (state / "site" / "sitecustomize.py").write_text(textwrap.dedent(site))
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(state / "site"), env.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "shoal.cli.main", "agent", "--join", made["address"]]
         command += ["--token-file", state / "token", "--name", name, "--gpus", gpus, "--state", state, *words]
         with (state / "log").open("w") as log:
-            self.processes.append(subprocess.Popen(list(map(str, command)), env=env, stdout=log, stderr=log))
+            self.processes.append(
+                subprocess.Popen(
+                    list(map(str, command)), env=self.cluster.env | (env or {}), stdout=log, stderr=log
+                )
+            )
 
     def close(self) -> None:
         for process in self.processes:

@@ -3,15 +3,20 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 import pytest
 from live_cluster import eventually
 from machines import alive, await_nodes, needs_namespaces
+
+from engines.absent import skip
 
 SCRIPTS = Path(__file__).with_name("scripts")
 STEPS = 1500
@@ -248,3 +253,75 @@ def test_what_a_machine_wrote_up_to_its_crash_is_there_and_the_rest_follows_when
     x.boot()
     eventually(lambda: len(shipped()) >= len(on_disk), 60, "the rest")
     assert shipped()[: len(on_disk)] == on_disk
+
+
+A_DAY_AHEAD = """
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *found) {
+    int failed = syscall(SYS_clock_gettime, clock, found);
+    if (!failed && clock == CLOCK_REALTIME) found->tv_sec += 90000;
+    return failed;
+}
+"""
+
+
+@pytest.fixture
+def day_ahead(tmp_path):
+    """A library with which all processes of a machine believe that it is tomorrow."""
+    if shutil.which("cc") is None:
+        skip("NO TEST OF A WRONG CLOCK: it needs a C compiler")
+    (tmp_path / "clock.c").write_text(A_DAY_AHEAD)
+    library = tmp_path / "clock.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "clock.c"], check=True)
+    return library
+
+
+#: The processes print in turn; who may print next is in a file.
+IN_TURN = """
+import os, pathlib, time
+print("clock", time.time(), flush=True)
+rank, baton = int(os.environ["RANK"]), pathlib.Path(os.environ["BATON"])
+for turn in range(rank, 8, 2):
+    while int(baton.read_text() or 0) != turn:
+        time.sleep(0.02)
+    print("turn", turn, flush=True)
+    time.sleep(0.5)  # a keeper notes the time when it reads the line
+    new = baton.with_suffix(f".{rank}")
+    new.write_text(str(turn + 1))
+    new.replace(baton)
+"""
+
+
+@pytest.mark.parametrize("world", [120], indirect=True)
+def test_a_machine_whose_clock_is_a_day_off_is_named_and_changes_neither_logs_nor_durations(
+    world, tmp_path, day_ahead
+):
+    cluster = world.cluster
+    world.machine("right", gpus=1), world.machine("wrong", gpus=1, preload=day_ahead)
+    await_nodes(cluster, "right", "wrong")
+    warnings = {n["name"]: n["warnings"] for n in cluster.json("node", "ls")["items"]}
+    assert "its clock is 1 day ahead of the server's" in warnings["wrong"]
+    assert warnings["right"] == []
+
+    (tmp_path / "baton").write_text("0")
+    began_s = time.time()
+    env = ("--env", f"BATON={tmp_path / 'baton'}")
+    words = ("--gpus", 2, "--per-gpu", *env, "--", sys.executable, "-c", IN_TURN)
+    cluster.shoal("run", "-d", "--name", "t", *words, code=0)
+    cluster.shoal("wait", "t", "--timeout", "90s", code=0, timeout=120)
+    took_s = time.time() - began_s
+    job = world.show("t")
+    lines = json.loads(cluster.shoal("logs", "t", "-o", "json", code=0).stdout)["items"]
+    clocks = {line["rank"]: float(line["text"].split()[1]) for line in lines if "clock" in line["text"]}
+    assert abs(clocks[0] - clocks[1]) > 80_000, "the clocks of the two processes differ"
+    assert [line["text"] for line in lines if "turn" in line["text"]] == [f"turn {n}" for n in range(8)]
+    at = [datetime.fromisoformat(line["at"]).timestamp() for line in lines]
+    assert began_s - 1 < min(at)
+    assert max(at) < began_s + took_s + 1
+    assert 3.5 <= job["running_s"] <= took_s
+    for worker in job["workers"]:
+        ran = [datetime.fromisoformat(worker[when]).timestamp() for when in ("started_at", "ended_at")]
+        assert 3.0 <= ran[1] - ran[0] <= took_s
