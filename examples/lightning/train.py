@@ -49,7 +49,7 @@ class Classifier(LightningModule):
 
     def validation_step(self, batch: list[torch.Tensor], index: int) -> None:
         loss, scores = self.loss(batch)
-        self.log("val_loss", loss, sync_dist=True)
+        self.log("val_loss", loss)
         self.accuracy(scores, batch[1])
         self.log("val_accuracy", self.accuracy)
 

@@ -74,9 +74,44 @@ def test_metrics_of_uneven_parts_are_those_of_one_process_on_every_worker(
         assert metrics == pytest.approx(
             {
                 "epoch_mean": 4.5, "val_mean": 2.0, "val_sum": 10.0, "val_max": 4.0, "val_min": 0.0, "val_metric": 2.0,
-                "step_mean": 7.0, "epoch_sum": 45.0, "limit": 1.0,
+                "step_mean": 7.0, "epoch_sum": 45.0, "epoch_metric": 4.5, "limit": 1.0,
             }
         )  # fmt: skip
+
+
+def test_metrics_of_an_epoch_are_of_all_workers_without_sync_dist(tmp_path: Path, zygote: Zygote) -> None:
+    found = metrics_of_two_workers(tmp_path, zygote, SYNC="")
+    for metrics in found:
+        values = {
+            name: metrics[name] for name in ("val_mean", "val_sum", "val_max", "epoch_mean", "epoch_sum")
+        }
+        assert values == {
+            "val_mean": 2.0,
+            "val_sum": 10.0,
+            "val_max": 4.0,
+            "epoch_mean": 4.5,
+            "epoch_sum": 45.0,
+        }
+    steps = sorted(metrics["step_mean"] for metrics in found)
+    assert steps == [6.0, 8.5], "each worker's own part of the last batch, 5 to 9"
+
+
+def test_a_worker_without_validation_data_counts_nothing_and_knows_the_metrics(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    # The only sample is 3. The second worker validates it, too, so that it knows the names.
+    for metrics in metrics_of_two_workers(tmp_path, zygote, VALIDATION="1", FIRST="3"):
+        found = {name: value for name, value in metrics.items() if name.startswith("val_")}
+        assert found == {"val_mean": 3.0, "val_sum": 3.0, "val_max": 3.0, "val_min": 3.0, "val_metric": 3.0}
+
+
+def test_a_worker_that_joins_at_the_end_of_an_epoch_takes_part_in_its_metrics(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    script = str(Path(__file__).parent / "scripts" / "lightning_metrics.py")
+    out = ExampleLab(tmp_path, zygote, script).resized(SAMPLES="5", EPOCHS="60")  # one step for each epoch
+    (metrics,) = [json.loads(file.read_text()) for file in out.glob("*.json")]
+    assert (metrics["epoch_mean"], metrics["epoch_sum"], metrics["val_mean"]) == (2.0, 10.0, 2.0)
 
 
 @pytest.mark.parametrize("accumulate", ["1", "2"])
@@ -85,8 +120,10 @@ def test_a_worker_without_a_part_of_a_batch_counts_nothing_in_the_metrics_of_the
 ) -> None:
     # The last batch of 0 to 10 in batches of 5 has one sample: one of the two workers has none.
     for metrics in metrics_of_two_workers(tmp_path, zygote, SAMPLES="11", ACCUMULATE=accumulate):
-        found = {name: metrics[name] for name in ("step_mean", "epoch_mean", "epoch_sum")}
-        assert found == pytest.approx({"step_mean": 10.0, "epoch_mean": 5.0, "epoch_sum": 55.0})
+        found = {name: metrics[name] for name in ("step_mean", "epoch_mean", "epoch_sum", "epoch_metric")}
+        assert found == pytest.approx(
+            {"step_mean": 10.0, "epoch_mean": 5.0, "epoch_sum": 55.0, "epoch_metric": 5.0}
+        )
 
 
 @pytest.mark.parametrize(("limit", "samples"), [("2", 4), ("0.5", 2)], ids=["two batches", "half of three"])
@@ -102,7 +139,7 @@ def test_limit_val_batches_counts_the_batches_of_one_process(
 
 
 def test_what_cannot_be_resized_is_refused_with_advice(tmp_path: Path) -> None:
-    from lightning.pytorch import Trainer
+    from lightning.pytorch import Trainer, callbacks
     from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
     from torch.utils.data import DataLoader, SubsetRandomSampler
 
@@ -116,6 +153,12 @@ def test_what_cannot_be_resized_is_refused_with_advice(tmp_path: Path) -> None:
     trainer = Trainer(strategy=ShoalStrategy(), devices=1, max_epochs=1, **quiet)
     with pytest.raises(ValueError, match=r"sampler of your own .*Subset"):
         trainer.fit(BoringModel(), val_dataloaders=chosen)
+    for averaging in ("StochasticWeightAveraging", "WeightAveraging"):
+        if hasattr(callbacks, averaging):  # Lightning 2.5 has only the first
+            made = getattr(callbacks, averaging)(**({"swa_lrs": 0.1} if "Stochastic" in averaging else {}))
+            trainer = Trainer(strategy=ShoalStrategy(), devices=1, max_epochs=1, callbacks=[made], **quiet)
+            with pytest.raises(ValueError, match=f"leave out {averaging}"):
+                trainer.fit(BoringModel())
 
 
 def test_a_trainer_that_is_resumed_after_its_last_epoch_trains_no_more(tmp_path: Path) -> None:

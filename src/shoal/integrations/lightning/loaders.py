@@ -116,9 +116,18 @@ class ValidationBatches:
             )
         self.dataset = _first_batches(dataloader, limit)
         self._loader = job.eval_loader(self.dataset, dataloader.batch_size, **options)
+        self._fillers = DataLoader(Subset(self.dataset, [0]), **options)
+        #: Whether the present batches are this worker's part of the data.
+        self.counts = True
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._loader)
+        """A worker without a part gets a batch that does not count: every worker must know every metric."""
+        self.counts = False
+        for batch in self._loader:
+            self.counts = True
+            yield batch
+        if not self.counts:
+            yield from self._fillers
 
 
 def _first_batches(dataloader: Any, limit: int | float) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from shoal.integrations.lightning.metrics import forget
 from shoal.torch.job import Job
 
 
@@ -41,4 +42,4 @@ class TravellingState:
         manual = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
         manual.ready = manual.completed = saved["manual_steps"]
         if self._job.parts.steps.present is not None:
-            trainer.fit_loop.epoch_loop._results.reset()  # a newcomer's own batches so far did not count
+            forget(trainer.fit_loop.epoch_loop._results)  # a newcomer's own batches so far did not count

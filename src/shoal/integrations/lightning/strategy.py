@@ -6,17 +6,17 @@
     trainer.fit(module, train_loader, val_loader)
 
 Each worker's Trainer believes that it is alone; Shoal's runtime splits each batch and adds the gradients. The batch
-size of the training DataLoader is that of all workers together. Metrics that are logged with `sync_dist=True`, and
-torchmetrics, are those of all workers.
+size of the training DataLoader is that of all workers together. Metrics of an epoch, and torchmetrics, are those of
+all workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer, callbacks
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -24,10 +24,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 import shoal.torch as shoal
 import torch
 from shoal.integrations.lightning.loaders import TrainingBatches, ValidationBatches
-from shoal.integrations.lightning.metrics import nothing_counts, reduced, share_metrics
+from shoal.integrations.lightning.metrics import nothing_counts, reduce_epochs, reduced, share_metrics
 from shoal.integrations.lightning.progress import VoidSteps
 from shoal.integrations.lightning.state import TravellingState
 from torch import Tensor
+
+AVERAGING = tuple(
+    getattr(callbacks, name)
+    for name in ("StochasticWeightAveraging", "WeightAveraging")
+    if hasattr(callbacks, name)  # Lightning 2.5 has only the first
+)
 
 
 class ShoalStrategy(SingleDeviceStrategy):
@@ -66,6 +72,9 @@ class ShoalStrategy(SingleDeviceStrategy):
             job.state["scaler"] = scaler
         trainer.callbacks.insert(0, VoidSteps(job))
         share_metrics(self.lightning_module, job, lambda: self._together)
+        epoch_loop = trainer.fit_loop.epoch_loop
+        reduce_epochs(epoch_loop._results)
+        reduce_epochs(epoch_loop.val_loop._results)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         trainer = self._trainer()
@@ -135,10 +144,24 @@ class ShoalStrategy(SingleDeviceStrategy):
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         self._in_training_step = True
         try:
-            with nullcontext() if self._has_part else nothing_counts(self._trainer()._results):
+            with self._counting(self._has_part):
                 return super().training_step(*args, **kwargs)
         finally:
             self._in_training_step = False
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        trainer = self._trainer()
+        counts = True
+        if trainer.state.fn == TrainerFn.FITTING:
+            loaders = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+            assert loaders is not None
+            assert trainer._results is not None
+            counts = loaders.flattened[trainer._results.dataloader_idx or 0].counts
+        with self._counting(counts):
+            return super().validation_step(*args, **kwargs)
+
+    def _counting(self, counts: bool) -> AbstractContextManager[None]:
+        return nullcontext() if counts else nothing_counts(self._trainer()._results, self.lightning_module)
 
     @property
     def _has_part(self) -> bool:
@@ -193,3 +216,9 @@ def _check(trainer: Trainer) -> None:
             "reload_dataloaders_every_n_epochs is not supported: a job has one training loader. For data that differ "
             "between epochs define set_epoch(epoch) in a sampler"
         )
+    for callback in trainer.callbacks:
+        if isinstance(callback, AVERAGING):
+            raise ValueError(
+                f"leave out {type(callback).__name__}: a new worker would not know its averaged model. Average the "
+                "checkpoints of ModelCheckpoint(save_top_k=-1) after the training"
+            )
