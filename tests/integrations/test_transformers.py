@@ -89,24 +89,52 @@ def test_a_resized_trainer_stops_early_and_returns_to_the_best_model_of_an_undis
         assert torch.allclose(found[name], value, atol=1e-3), name
 
 
-def test_the_worker_that_takes_over_from_rank_0_opens_the_tracker_and_the_progress_bar(
-    tmp_path: Path, zygote: Zygote
-) -> None:
+def tracked_and_taken_over(directory: Path, zygote: Zygote, **env: str) -> tuple[str, str]:
+    """Train, and kill rank 0. Returns the names of rank 0 and of the worker that takes over from it."""
     script = str(Path(__file__).parent / "scripts" / "tracked.py")
-    out = tmp_path / "out"
-    env = {"LAB_DIR": str(tmp_path), "OUTPUT_DIR": str(out)}
-    with LocalJob([str(PACED), script], 2, directory=tmp_path, zygote=zygote, timing=QUICK, env=env) as job:
+    out = directory / "out"
+    env = {"LAB_DIR": str(directory), "OUTPUT_DIR": str(out), **env}
+    with LocalJob([str(PACED), script], 2, directory=directory, zygote=zygote, timing=QUICK, env=env) as job:
         job.wait_size(2)
         first, second = job.handle.state.active.members
         until(lambda: (out / first).exists() and (out / first).read_text())
         job.kill(first)
-        (tmp_path / "hurry").touch()
+        (directory / "hurry").touch()
         end = job.wait_end()
         assert isinstance(end, ev.JobFinished), (end, job.logs())
         job.wait_gone(60)
-    steps = [int(line) for line in (out / second).read_text().split()]
+    return first, second
+
+
+def test_the_worker_that_takes_over_from_rank_0_opens_the_tracker_and_the_progress_bar(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    _, second = tracked_and_taken_over(tmp_path, zygote)
+    steps = [int(line) for line in (tmp_path / "out" / second).read_text().split()]
     assert steps[-2:] == [30, 30], "the last step, and the summary at the end"
     assert steps[:-1] == list(range(steps[0], 31))
+
+
+def test_the_worker_that_takes_over_from_rank_0_goes_on_with_the_run_of_mlflow(
+    tmp_path: Path, zygote: Zygote
+) -> None:
+    """With a small module in the place of MLflow: the real one has many dependencies."""
+    run, other = ({"shoal.run": name} for name in ("shoal-7-0a1b2c3d", "shoal-6-4e5f6a7b"))
+    env = {
+        "SHOAL_RUN_ID": run["shoal.run"],
+        "MLFLOW_RUN_CONTEXT": json.dumps(run),
+        "MLFLOW": str(Path(__file__).parent / "scripts" / "fakes"),
+    }
+    runs = tmp_path / "out" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "other.jsonl").write_text(json.dumps({"tags": other}) + "\n")
+    _, second = tracked_and_taken_over(tmp_path, zygote, **env)
+    (file,) = (path for path in runs.iterdir() if path.stem != "other")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert rows[0] == {"tags": run}
+    steps = [row["step"] for row in rows if "loss" in row]
+    assert (steps[0], steps[-1]) == (1, 30), "the first worker's and the second one's"
+    assert rows[-1] == {"ended": second}
 
 
 def arguments(directory: Path, **options: Any) -> TrainingArguments:

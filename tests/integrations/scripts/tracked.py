@@ -1,7 +1,8 @@
-"""Fine-tuning with a progress bar and a tracker of experiments, which only rank 0 opens."""
+"""Fine-tuning with a progress bar and a tracker of experiments, which only rank 0 opens. MLFLOW is where MLflow is."""
 
 import os
 import runpy
+import sys
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -9,6 +10,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, TrainerCallback, TrainingA
 
 from shoal.integrations.transformers import ElasticTrainer
 
+sys.path[:0] = [os.environ["MLFLOW"]] if "MLFLOW" in os.environ else []
 example = runpy.run_path(str(Path(__file__).resolve().parents[3] / "examples/transformers/fine_tune.py"))
 Phrases = example["Phrases"]
 output = Path(os.environ["OUTPUT_DIR"])
@@ -46,7 +48,7 @@ config = GPT2Config(
 )  # fmt: skip
 args = TrainingArguments(
     output_dir=str(output), per_device_train_batch_size=8, max_steps=30, logging_steps=1, save_strategy="no",
-    report_to="none", use_cpu=True, disable_tqdm=False,
+    report_to="mlflow" if "MLFLOW" in os.environ else "none", use_cpu=True, disable_tqdm=False,
 )  # fmt: skip
 trainer = ElasticTrainer(
     model=GPT2LMHeadModel(config), args=args, train_dataset=Phrases(80, seed=1), callbacks=[Tracker()]

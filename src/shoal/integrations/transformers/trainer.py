@@ -28,6 +28,7 @@ from shoal.integrations.transformers.checks import check_arguments, check_model
 from shoal.integrations.transformers.evaluation import evaluate_together, has_length
 from shoal.integrations.transformers.state import TravellingState
 from shoal.integrations.transformers.step_loss import StepLoss
+from shoal.integrations.transformers.tracking import SameRun
 
 
 class ElasticTrainer(Trainer):
@@ -44,6 +45,7 @@ class ElasticTrainer(Trainer):
         check_arguments(arguments)
         super().__init__(*args, **kwargs)
         check_model(self.model)
+        self.callback_handler.callbacks.insert(0, SameRun(self.callback_handler))
         self._max_batch_size = max_batch_size
         self._loss = StepLoss(self.job)
         self._steps_in_epoch = 0
