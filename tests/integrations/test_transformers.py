@@ -72,6 +72,27 @@ def test_two_workers_stop_where_one_does_and_return_to_the_same_best_model(
             assert each[name] == pytest.approx(expected[name], abs=2e-4, rel=1e-5)
 
 
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_the_mean_over_the_tokens_of_uneven_parts_is_that_of_one_process_if_the_model_computes_it(
+    tmp_path: Path, zygote: Zygote, accumulate: str
+) -> None:
+    script = str(Path(__file__).parent / "scripts" / "plain_forward.py")
+    one, two = ({"OUTPUT_DIR": str(tmp_path / name), "ACCUMULATE": accumulate} for name in ("one", "two"))
+    (tmp_path / "alone").mkdir()
+    exit_, text = run_script(zygote, [script], one, tmp_path / "alone")
+    assert exit_.ok, text
+    with LocalJob([script], 2, directory=tmp_path / "job", zygote=zygote, timing=QUICK, env=two) as job:
+        end = job.wait_end()
+        assert isinstance(end, ev.JobFinished), (end, job.logs())
+        job.wait_gone(60)
+    expected = json.loads((tmp_path / "one" / "alone.json").read_text())
+    found = [json.loads(file.read_text()) for file in (tmp_path / "two").iterdir()]
+    assert len(found) == 2
+    for each in found:
+        assert each["losses"] == pytest.approx(expected["losses"], abs=2e-4)
+        assert each["weights"] == pytest.approx(expected["weights"], rel=1e-5)
+
+
 def test_a_resized_trainer_stops_early_and_returns_to_the_best_model_of_an_undisturbed_one(
     tmp_path: Path, zygote: Zygote
 ) -> None:
@@ -164,6 +185,18 @@ def test_arguments_that_cannot_be_resized_are_refused_with_advice(
         ElasticTrainer(model=small_model(), args=arguments(tmp_path, **options))
 
 
+@pytest.mark.parametrize("sharding", ["DEEPSPEED", "FSDP"])
+def test_sharding_that_accelerates_launcher_asks_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharding: str
+) -> None:
+    from shoal.integrations.transformers import ElasticTrainer
+
+    args = arguments(tmp_path)
+    monkeypatch.setenv(f"ACCELERATE_USE_{sharding}", "true")
+    with pytest.raises(ValueError, match=rf"ACCELERATE_USE_{sharding}\)"):
+        ElasticTrainer(model=small_model(), args=args)
+
+
 def test_a_refused_trainer_has_joined_its_job_which_learns_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,5 +232,5 @@ def test_a_version_of_transformers_that_is_too_old_is_refused(monkeypatch: pytes
 
     with pytest.raises(ImportError, match=r"needs Transformers 5\.3 or newer, not 5\.2\.0: pip install"):
         reload("5.2.0")
-    for enough in ("5.3.0", "5.10.4", "6.0.0.dev0"):
+    for enough in ("5.3.0", "5.10.4", "6.0.0.dev0", "5.3rc1", "6"):
         reload(enough)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 
 OLDEST = (5, 3)
@@ -9,7 +10,7 @@ OLDEST = (5, 3)
 
 try:
     installed = metadata.version("transformers")
-    if tuple(map(int, installed.split(".")[:2])) < OLDEST:
+    if tuple(map(int, re.findall(r"\d+", installed)[:2])) < OLDEST:
         raise ImportError(f"ElasticTrainer needs Transformers 5.3 or newer, not {installed}")
     from shoal.integrations.transformers.trainer import ElasticTrainer
 except ImportError as error:  # transformers, accelerate or torch

@@ -16,6 +16,7 @@ a newcomer begins in the middle of an epoch. So the Trainer gets all micro-batch
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -35,6 +36,7 @@ class ElasticTrainer(Trainer):
     """`max_batch_size` lets the batch grow with the workers up to this many samples, see `job.loader`."""
 
     control: Any
+    model_accepts_loss_kwargs: bool
 
     def __init__(
         self, *args: Any, job: shoal.Job | None = None, max_batch_size: int | None = None, **kwargs: Any
@@ -97,7 +99,23 @@ class ElasticTrainer(Trainer):
         items = self._get_num_items_in_batch(mine or micro_batches, device)
         if items is not None:
             self._loss.weigh(float(items) if mine else 0.0)
+        else:
+            self._weigh_means(micro_batches, is_mine)
         return [micro_batches], items
+
+    def _weigh_means(self, micro_batches: list[Any], is_mine: list[bool]) -> None:
+        """The model takes no `num_items_in_batch`. Its loss is the mean over the tokens that it gets."""
+        if getattr(self, "loss_is_scaled_for_ga", None):
+            return
+        takes, self.model_accepts_loss_kwargs = self.model_accepts_loss_kwargs, True
+        try:
+            items = [self._get_num_items_in_batch([one], torch.device("cpu")) for one in micro_batches]
+        finally:
+            self.model_accepts_loss_kwargs = takes
+        if None not in items:
+            self._loss.weigh_means(
+                [float(n) if mine else 0.0 for n, mine in zip(items, is_mine, strict=True)]
+            )
 
     def floating_point_ops(self, inputs: Any) -> int:
         return sum(super(ElasticTrainer, self).floating_point_ops(one) for one in inputs)
@@ -171,9 +189,10 @@ class ElasticTrainer(Trainer):
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """The forward and backward passes of all micro-batches. Returns the loss of the step over all workers."""
-        self.current_gradient_accumulation_steps = len(inputs)
         total = None
         for one in inputs:
+            factor = self._loss.factor
+            self.current_gradient_accumulation_steps = len(inputs) / factor if factor else math.inf
             loss = super().training_step(model, one, num_items_in_batch)
             total = self._loss.add(loss)
         if total is None or self.job.parts.steps.is_void:
