@@ -137,10 +137,9 @@ class ElasticRunner(CoordinatorEvents):
     def _address_file(self, job: LiveJob) -> Path:
         """Where its workers on this machine find the control plane's address, if it had to change it."""
         if os.geteuid() == 0 and isinstance(self.parts.account_of(job.user), NamedAccount):
-            return address_file(
-                self.parts.home.path
-            )  # under an account of its own it cannot enter the server's home
-        return self.parts.home.state(job.id) / "control"
+            # Under an account of its own it cannot enter the server's home.
+            return address_file(self.parts.home.path)
+        return self._state(job) / "control"
 
     def _record(self, job: LiveJob, state: dict[str, Any]) -> bool:
         """Write the coordinator's state before its orders are sent. False if the disk is full."""
