@@ -8,6 +8,7 @@ import json
 import os
 import random
 import time
+import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,20 @@ def test_a_time_is_found_by_reading_few_lines_of_a_long_log(tmp_path: Path, monk
     assert len(read) < 40
     assert read_lines(tmp_path, position, 100)[0].text == f"line {12 * 3600}"
     assert position_at(tmp_path, since_s + 1e9) == len(lines)
+
+
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path: Path):
+    path = tmp_path / "log.0"
+    path.write_bytes(b"2026-01-01T00:00:00.000000Z first\n")
+    first = path.stat().st_size
+    os.truncate(path, 200_000_000)  # a job under this account may have made it longer
+    tracemalloc.start()
+    try:
+        assert position_at(tmp_path, datetime(2026, 1, 2, tzinfo=UTC).timestamp()) == first
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 10_000_000
 
 
 def test_a_line_says_how_much_of_the_head_was_dropped(tmp_path: Path):

@@ -10,11 +10,13 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 
+from shoal.executors.keeper import LONGEST_LINE
 from shoal.executors.keeper_files import clock_set_s
 from shoal.wire.regular_file import open_regular, read_regular
 
 STAMP = "%Y-%m-%dT%H:%M:%S.%fZ"
 LONGEST_STAMP = 40
+LONGEST_READ = 2 * LONGEST_LINE
 SAME_CLOCK_S = 0.005
 """Clocks of two machines that differ by less are taken to be the same."""
 
@@ -137,13 +139,13 @@ def _bisect(path: Path, since_s: float) -> int:
 
 
 def _line_at(path: Path, offset: int) -> tuple[int, Line] | None:
-    """(offset, line) of the first whole line that begins at `offset` or later."""
+    """(offset, line) of the first whole line that begins at `offset` or later. No keeper writes one that is longer."""
     with open_regular(path) as file:
         file.seek(max(offset - 1, 0))
-        if offset > 0:
-            file.readline()
+        if offset > 0 and not file.readline(LONGEST_READ).endswith(b"\n"):
+            return None
         begin = file.tell()
-        raw = file.readline()
+        raw = file.readline(LONGEST_READ)
         return (begin, _line(raw, file.tell())) if raw.endswith(b"\n") else None
 
 
