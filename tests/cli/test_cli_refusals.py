@@ -119,6 +119,15 @@ def test_two_servers_on_one_home_and_other_wishes_for_the_one_that_runs(live):
     refused(live.shoal("up", "--port", "4711"), 5, "--port")
 
 
+def test_the_database_of_the_server_that_runs_may_be_named_again(nowhere):
+    url = f"sqlite:///{nowhere.home}/other.db"
+    used = {"SHOAL_DATABASE": url}
+    nowhere.shoal("up", "--gpus", "1", env=used, code=0)
+    assert "already up" in nowhere.shoal("up", env=used, code=0).stderr
+    assert "already up" in nowhere.shoal("up", "--database", url, code=0).stderr
+    refused(nowhere.shoal("up", env={"SHOAL_DATABASE": f"{url}2"}), 5, "--database")
+
+
 def test_a_server_whose_first_admin_was_deleted_says_which_token_it_needs(nowhere):
     nowhere.up(gpus=1)
     nowhere.shoal("user", "create", "boss", "--role", "admin", "--account", getpass.getuser(), code=0)

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
+from shoal.cli.up import _open_log
 from shoal.core.errors import ShoalError
 from shoal.executors.logs import Line, read_lines
 from shoal.server.api.limits import Hosts
@@ -469,6 +470,25 @@ def test_a_home_is_closed_to_others_and_must_be_ones_own(
     monkeypatch.setattr("os.geteuid", lambda: home.stat().st_uid + 1)
     with pytest.raises(ShoalError, match="belongs to user id"):
         Home(home).take()
+
+
+def test_a_foreign_home_is_refused_before_anything_is_written_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, other = tmp_path / "home", tmp_path / "other"
+    home.mkdir(mode=0o755)
+    other.write_text("of another")
+    (home / "server.log").symlink_to(other)
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr("os.geteuid", lambda: home.stat().st_uid + 1)
+        elsewhere.setattr("shoal.cli.up.LOG_BYTES", 0)  # a long log is renamed
+        with pytest.raises(ShoalError, match="belongs to user id"):
+            _open_log(home)
+    assert (home / "server.log").is_symlink()
+    assert home.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(ShoalError, match="symbolic links"):  # laid before it was closed to others
+        _open_log(home)
+    assert [path.name for path in home.iterdir()] == ["server.log"]
 
 
 def test_repeated_log_lines_are_counted_instead_of_written() -> None:

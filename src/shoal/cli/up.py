@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -21,6 +22,7 @@ from shoal.cli.report import reported
 #: Exit codes of the server (docs/api.md) and ours: a port in use is a conflict, as is a home in use.
 EXIT_CODES = {2: 2, 5: 5, 9: 5}
 LOG_BYTES = 10 << 20
+DATABASE = b"SHOAL_DATABASE="
 
 
 @click.command()
@@ -176,7 +178,7 @@ def up(
                 "--policy-option": policy_option,
                 "--host": host,
                 "--port": port,
-                "--database": database,
+                "--database": database is not None and database != _database_of(where),
                 **{name: value is not None for name, value in others.items()},
             },
         )
@@ -215,6 +217,16 @@ def _refuse_unused(home: Path, given: dict[str, object]) -> None:
             f"{', '.join(unused)}: a server runs on {home} already, so this would have no effect; "
             "stop it with `shoal down` first"
         )
+
+
+def _database_of(home: Path) -> str | None:
+    """The database that the server of this home was started with, if another than its file: `up` passes it on so."""
+    from shoal.client.connection import server_of
+
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{server_of(home).pid}/environ").read_bytes().split(b"\0")
+        return next((os.fsdecode(v[len(DATABASE) :]) for v in variables if v.startswith(DATABASE)), None)
+    return None
 
 
 def _running(home: Path) -> str | None:
@@ -260,13 +272,17 @@ def _start(command: list[str], home: Path, limit_s: float) -> None:
 def _open_log(home: Path) -> IO[str]:
     """Open server.log to append; a long one is renamed first."""
     from shoal.core.errors import ShoalError
+    from shoal.server.home import Home
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600)
 
     path = home / "server.log"
+    Home(home).make()  # before anything is written there: whoever owns it could have laid a link
     try:
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.exists() and path.stat().st_size > LOG_BYTES:
             path.replace(home / "server.log.1")
-        log = open(path, "a+", opener=lambda name, flags: os.open(name, flags, 0o600))  # noqa: SIM115
+        log = open(path, "a+", opener=opened)  # noqa: SIM115
         log.seek(0, os.SEEK_END)
         return log
     except OSError as error:

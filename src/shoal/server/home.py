@@ -120,14 +120,21 @@ class Home:
         is_ours = found.parent == self.shared and re.fullmatch(rf"{job_id}-[0-9a-f]{{8}}", found.name)
         return found if is_ours and not found.is_symlink() else None
 
-    def take(self) -> None:
-        """Make the home if it does not exist, and lock it until this process ends."""
+    def make(self) -> None:
+        """Make the home if it does not exist. Nobody else may own or enter it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._close_to_others()
+        except OSError as error:
+            raise self._unusable(error) from None
+
+    def take(self) -> None:
+        """Make the home if it does not exist, and lock it until this process ends."""
+        self.make()
+        try:
             self.jobs.mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ShoalError(f"cannot use {self.path} as home: {error.strerror}; choose another") from None
+            raise self._unusable(error) from None
         fd = os.open(self.path / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -138,6 +145,10 @@ class Home:
             raise HomeInUse(f"{self.path} is in use{by}; stop that server, or give another --home") from None
         self._lock_fd = fd
         self._check_format()
+
+    def _unusable(self, error: OSError) -> ShoalError:
+        why = (error.strerror or str(error)).lower()
+        return ShoalError(f"cannot use {self.path} as home: {why}; choose another --home")
 
     def keep_states_in(self, directory: Path) -> None:
         """Jobs that begin keep their state there. Nobody else may own or enter it."""
