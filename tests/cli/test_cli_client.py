@@ -25,6 +25,7 @@ from shoal.client.errors import (
     Unreachable,
     WrongInput,
 )
+from shoal.server.api.models import Array
 from shoal.server.home import start_time
 
 
@@ -334,3 +335,41 @@ def test_importing_shoal_loads_neither_the_client_nor_the_server():
     assert shoal.Client is Client
     with pytest.raises(AttributeError, match="no attribute 'Klient'"):
         _ = shoal.Klient
+
+
+class OfArray(Client):
+    """A client of a server with an array of 50 jobs, of which the events are read and some may have ended before."""
+
+    def __init__(self, ends):
+        self.ends, self.over, self.looks = ends, set(), 0
+
+    def status(self):
+        return SimpleNamespace(last_event=7)
+
+    def array(self, array):
+        self.looks += 1
+        jobs = {"succeeded": len(self.over), "running": 50 - len(self.over)}
+        at = "2026-01-01T00:00:00Z"
+        return Array(id=1, name="many", user="ada", tasks=50, created_at=at, jobs=jobs, first=11, last=60)
+
+    def watch_events(self, **query):
+        for job in self.ends:
+            self.over |= {job} & set(range(11, 61))
+            yield SimpleNamespace(job=job, type="job.succeeded")
+            yield SimpleNamespace(job=job, type="job.noted")
+
+
+def test_the_jobs_of_an_array_are_looked_at_when_enough_of_them_have_ended():
+    client = OfArray(range(1, 70))
+    assert client.wait_array("many").unfinished == 0
+    assert client.looks == 2
+    client = OfArray(range(11, 60))
+    with pytest.raises(TimedOut, match="1 job of many is not over after 3 s"):
+        client.wait_array("many", timeout_s=3.0)
+    assert client.looks == 2
+
+
+def test_an_array_that_ends_as_the_time_is_up_has_ended():
+    client = OfArray([])
+    client.watch_events = lambda **query: client.over.update(range(11, 61)) or iter(())
+    assert client.wait_array("many", timeout_s=3.0).unfinished == 0

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shoal.client import jobfile
-from shoal.client.jobfile import JobFileError, job_spec, parse, with_settings
+from shoal.client.errors import Rejected
+from shoal.client.jobfile import JobFileError, at_its_place, job_spec, parse, with_settings
 from shoal.core.errors import ShoalError
 
 SCHEMA = Path(jobfile.__file__).parents[1] / "schemas" / "job.schema.json"
@@ -168,3 +169,10 @@ def test_a_file_made_to_explode_is_an_error_like_any_other(text):
 def test_no_text_whatever_ends_in_anything_but_a_job_or_a_clear_error(text):
     with contextlib.suppress(JobFileError):
         job_spec(parse(text))
+
+
+def test_what_the_server_refuses_is_found_also_within_a_list():
+    document = parse("command: x\nafter:\n  - 12\n  - {job: evil, on: any}\n", source="job.yaml")
+    with pytest.raises(JobFileError) as refused, at_its_place(document):
+        raise Rejected("spec.after.1.job: there is no job evil", field="spec.after.1.job")
+    assert str(refused.value) == "job.yaml:4:11: after.1.job: there is no job evil"

@@ -11,6 +11,7 @@ from typing import Any
 
 from shoal.client.connection import Connection, made, parsed, segment
 from shoal.client.errors import ClientError, NotFound, TimedOut, job_rejected
+from shoal.core.words import counted
 from shoal.server.api import models as m
 
 JobId = int | str
@@ -156,12 +157,22 @@ class Client(Connection):
         if not now.unfinished:
             return now
         ends = {f"job.{state.value}" for state in m.JobState if state.is_final}
+        ended: set[int] = set()  # since the array was read, which costs the server a look at all its jobs
         for event in self.watch_events(user=now.user, type="job.", cursor=cursor, deadline=deadline):
             if event.type in ends and event.job is not None and now.first <= event.job <= now.last:
-                now = self.array(now.id)
-                if not now.unfinished:
-                    return now
-        raise TimedOut(f"{now.unfinished} jobs of {now.name} are not over after {timeout_s:g} s")
+                ended.add(event.job)
+                if len(ended) >= now.unfinished:
+                    now = self.array(now.id)
+                    ended.clear()
+                    if not now.unfinished:
+                        return now
+        now = self.array(now.id)
+        if not now.unfinished:
+            return now
+        left = "is" if now.unfinished == 1 else "are"
+        raise TimedOut(
+            f"{counted(now.unfinished, 'job')} of {now.name} {left} not over after {timeout_s:g} s"
+        )
 
     # logs and events
 

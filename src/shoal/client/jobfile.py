@@ -198,7 +198,8 @@ def at_its_place(document: Document) -> Iterator[None]:
         field = (error.field or "").removeprefix("spec.")
         if field.partition(".")[0] not in document.data:
             raise
-        at = document.place(tuple(field.split(".")))
+        parts = [int(part) if part.isdecimal() else part for part in field.split(".")]
+        at = document.place(_in_file(parts, document, missing=False))
         message = str(error).removeprefix(f"{error.field}: ").removeprefix(f"{field}: ")
         raise JobFileError(document.source, [Mistake(message, field, *at)], error.code) from None
 
