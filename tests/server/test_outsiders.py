@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import socket
 import subprocess
@@ -31,7 +32,7 @@ from shoal.server.home import Home
 from shoal.server.http_server import HttpServer
 from shoal.server.log_repetitions import MOST_PER_WINDOW, WINDOW_S, Repetitions
 from shoal.server.options import bind
-from shoal.server.services.job_logs import READS_OF_USER
+from shoal.server.services.job_logs import READS_OF_USER, LogFilter, Logs
 
 from .fakes import run, server
 from .test_crash import RealServer
@@ -405,6 +406,33 @@ def test_logs_that_nobody_waits_for_are_not_read_on(tmp_path: Path, monkeypatch:
             assert found["items"] == []
 
     run(story())
+
+
+def test_users_who_read_long_logs_do_not_keep_the_server_from_other_work(tmp_path: Path) -> None:
+    """More readers than the event loop has threads, with which the server checks frames and compiles policies."""
+    over, reading = threading.Event(), threading.Semaphore(0)
+
+    def read() -> None:
+        reading.release()
+        over.wait(60)
+
+    async def story() -> None:
+        logs = Logs(None, lambda job, worker: tmp_path)  # type: ignore[arg-type]
+        users = [f"user {i}" for i in range((os.cpu_count() or 1) + 4)]
+        reads = [
+            asyncio.create_task(logs.read_in_turn(user, logs.of(1, LogFilter()), read))
+            for user in users
+            for _ in range(READS_OF_USER)
+        ]
+        try:
+            while not reading.acquire(blocking=False):
+                await asyncio.sleep(0.01)
+            assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 20) == "done"
+        finally:
+            over.set()
+        await asyncio.gather(*reads)
+
+    asyncio.run(story())
 
 
 def test_the_secrets_of_a_job_go_when_it_ends(tmp_path: Path) -> None:

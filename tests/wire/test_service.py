@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from shoal.wire.auth import new_secret
 from shoal.wire.channel import Channel
@@ -60,6 +64,42 @@ def test_a_job_has_a_bounded_number_of_connections_and_no_workers_that_were_not_
         assert isinstance(await asyncio.to_thread(again.receive), FileAnswer)
         for channel in (known, invented, late, again, *silent):
             channel.close()
+        await service.close()
+
+    asyncio.run(asyncio.wait_for(story(), 60))
+
+
+def test_a_service_that_stood_still_counts_that_time_against_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It read no messages meanwhile: the worker was not silent."""
+    stood_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stood_s)
+    monkeypatch.setattr("shoal.wire.service.time", clock)
+    secret = new_secret()
+
+    async def story() -> None:
+        nonlocal stood_s
+        service = ControlService(NoProcesses())
+        address = await service.start()
+        handle = service.add("7", secret)
+        ticks: list[float] = []
+        tick = handle.tick
+        monkeypatch.setattr(handle, "tick", lambda: (tick(), ticks.append(clock.monotonic())))
+        worker = await asyncio.to_thread(Channel.open, address, secret, "7", "worker")
+        worker.send(Hello("7.0", 1))  # and nothing more
+        while "7.0" not in handle.state.workers or not ticks:
+            await asyncio.sleep(0.01)
+        stood_s = 10 * handle.state.timing.heartbeat_timeout_s
+        before = len(ticks)
+        while len(ticks) == before:
+            await asyncio.sleep(0.01)
+        assert handle.state.workers["7.0"].alive
+        # What it does not say from then on counts as ever.
+        stood_s += handle.state.timing.heartbeat_timeout_s + 1.0
+        tick()
+        assert not handle.state.workers["7.0"].alive
+        worker.close()
         await service.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -6,8 +6,8 @@
 - When a keeper was killed, the processes that it kept are killed: those of the worker's control group, those that were
   below the keeper when the guard looked last, and those that carry the worker's mark (`orphans`).
 
-Without control groups, and of a job that may leave its own, a process escapes if it clears its environment and is
-started within `INTERVAL_S` before the keeper is killed.
+Without control groups, and of a job that may leave its own, a process escapes if it clears its environment and the
+keeper is killed within `INTERVAL_S` after it was started, or while nobody guards.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -23,6 +24,8 @@ WorkerDirectory = Callable[[int, str], Path]
 CHUNK_BYTES = 256 * 1024
 #: Requests of one user that read logs at the same time.
 READS_OF_USER = 2
+#: Threads that read logs. They are not those of the event loop, on which other work of the server must not wait.
+THREADS = 8
 #: Interval between looks whether a client is still there.
 LOOK_S = 0.2
 HasLeft = Callable[[], Awaitable[bool]]
@@ -50,6 +53,7 @@ class Logs:
     def __init__(self, store: Store, worker_directory: WorkerDirectory) -> None:
         self._store, self._worker_directory = store, worker_directory
         self._turns: dict[str, asyncio.Semaphore] = {}
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="shoal-logs")
 
     def of(self, job_id: int, chosen: LogFilter) -> JobLogs:
         """A reader of one job's output."""
@@ -60,14 +64,14 @@ class Logs:
     ) -> T:
         """Call `read`, which uses `reader`, in a thread. Raise `ClientLeft` if the client leaves.
 
-        The requests of a user take turns, so that the logs of one user never take all threads.
+        The requests of a user take turns, so that the logs of one user do not take all threads.
         """
         turns = self._turns.setdefault(user, asyncio.Semaphore(READS_OF_USER))
         watch = None if has_left is None else asyncio.create_task(_watch(has_left, reader))
         try:
             async with turns:
                 reader.go_on()
-                return await asyncio.to_thread(read)
+                return await asyncio.get_running_loop().run_in_executor(self._threads, read)
         except asyncio.CancelledError:
             reader.client_left.set()  # the thread goes on by itself
             raise
