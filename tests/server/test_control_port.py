@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import shutil
 import socket
+import sqlite3
+import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,7 +106,7 @@ def test_a_worker_follows_the_control_plane_to_another_port(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("where", ["in the home", "in a shared directory", "for another account"])
 def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, where: str
 ) -> None:
     """Also a job that waits: it would look there later, and find the address before the last."""
     base, home = tmp_path / "base", tmp_path / "home"
@@ -112,6 +116,7 @@ def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(
     if where == "for another account":
         if os.geteuid() != 0:
             pytest.skip("only root runs jobs under other accounts")
+        request.addfinalizer(partial(os.umask, os.umask(0o077)))
         monkeypatch.setattr(
             "shoal.server.services.accounts.Accounts.of", lambda self, user: NamedAccount("nobody")
         )
@@ -140,6 +145,40 @@ def test_a_server_whose_port_was_taken_tells_its_workers_where_it_is(
             assert (file.parent, file.stat().st_uid, file.stat().st_mode & 0o777) == (base, 0, 0o644)
 
     run(story())
+
+
+def test_a_job_trains_on_while_another_process_has_the_port(tmp_path: Path) -> None:
+    """With real workers. The state of jobs is in a shared directory."""
+    (tmp_path / "shared").mkdir()
+    script, result = Path(__file__).parents[2] / "bench" / "_count_samples.py", tmp_path / "result.json"
+    live = RealServer(
+        tmp_path / "home", "--gpus", "2", "--policy", "fifo", "--shared", str(tmp_path / "shared")
+    )
+    try:
+        words = (sys.executable, str(script), "24", "4", "12", "1", str(result))
+        job = int(live.submit(*words, gpus="2", resize="live")["id"])
+        while (live.until(job, "running", timeout_s=120)["step"] or 0) < 3:
+            time.sleep(0.05)
+        port = control_port(tmp_path / "home")
+        live.kill()
+        with contextlib.closing(another_process_at(f"127.0.0.1:{port}")):
+            live.up()
+            while control_port(tmp_path / "home") == port:
+                time.sleep(0.05)
+            result.with_suffix(".json.hurry").touch()
+            found = live.until(job, "succeeded", "failed", timeout_s=120)
+        assert (found["state"], found["restarts"]) == ("succeeded", 0), found["message"]
+        assert json.loads(result.read_text()) == [12.0]
+        lost = live.http.get("/events", params={"job": job, "type": "worker.lost"}).json()["items"]
+        assert lost == []
+    finally:
+        live.down()
+
+
+def control_port(home: Path) -> int:
+    with contextlib.closing(sqlite3.connect(f"file:{home}/shoal.db?mode=ro", uri=True)) as store:
+        (found,) = store.execute("select value from settings where key = 'control_port'").fetchone()
+    return int(found)
 
 
 def another_process_at(address: str) -> socket.socket:

@@ -245,6 +245,7 @@ def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
             file.write(text)
+            os.fchmod(file.fileno(), mode)  # whatever the umask is
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
