@@ -24,6 +24,7 @@ MISTAKES_AND_ADVICE = {
     "changed_model": "was changed after job.shard(): extra.weight, extra.bias",
     "average_of_rows": "job.state['average'] holds rows of a sharded tensor (DTensor), whose owner changes with the "
     "workers: keep whole tensors in it",
+    "failing_collective": "what the workers do together after step 5 broke 3 times, though no worker was lost",
     "no_zero_grad": "call optimizer.zero_grad() in each",
 }
 

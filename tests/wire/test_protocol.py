@@ -430,3 +430,40 @@ def test_a_script_that_ends_before_it_joins_fails_with_its_own_error_first():
     (failed,) = [e.event for e in effects if isinstance(e, Emit) and isinstance(e.event, JobFailed)]
     assert failed.why.startswith("ended with exit code 1: ValueError: no DeepSpeed (")
     assert "a command that never calls it needs a fixed number of GPUs" in failed.why
+
+
+def break_step(world: World) -> None:
+    """A collective fails in all members, though all of them live. They form the next generation."""
+    for name in world.state.active.members:
+        world._halt(world.workers[name], holds=False)
+        world.say(name)
+    for _ in range(20):
+        world.peace(1)
+        if all(world.workers[name].member.phase is Phase.ACTIVE for name in world.state.active.members):
+            return
+    raise AssertionError("no generation follows")
+
+
+def test_a_step_that_breaks_again_and_again_without_a_lost_worker_fails_the_job():
+    world = trained(2)
+    break_step(world)
+    break_step(world)
+    with pytest.raises(AssertionError, match="broke 3 times, though no worker was lost"):
+        break_step(world)
+    assert world.state.outcome == "failed"
+
+
+def test_steps_that_break_now_and_then_do_not_fail_the_job():
+    world = trained(3)
+    for _ in range(5):
+        break_step(world)
+        world.peace(10)
+    break_step(world)
+    break_step(world)
+    world.kill("w2")  # the reason is found
+    world.peace(4)
+    break_step(world)
+    break_step(world)
+    before = max(world.applied)
+    world.peace(10)
+    assert max(world.applied) > before

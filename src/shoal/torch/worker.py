@@ -374,6 +374,7 @@ class Worker:
 def _succeeded(work: Any) -> bool:
     try:
         work.wait()
-    except RuntimeError:
+    except RuntimeError as error:
+        log.warning("a collective broke: %s", error)
         return False
     return True

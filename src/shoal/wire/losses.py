@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from shoal.wire import events as ev
+from shoal.wire.ending import end_job
 from shoal.wire.events import Effect, Emit, StopWorker
 from shoal.wire.groups import unbroken
 from shoal.wire.messages import Kind, Phase
@@ -10,6 +11,8 @@ from shoal.wire.planning import issue
 from shoal.wire.state import CoordinatorState, WorkerView
 
 _ENDED = (Phase.LEFT, Phase.FINISHED)
+MAX_VAIN_BREAKS = 3
+"""A step that breaks so often without a lost worker would break for ever: one of its collectives fails by itself."""
 
 
 def check_liveness(state: CoordinatorState, view: WorkerView, now_s: float) -> list[Effect]:
@@ -55,6 +58,8 @@ def remove(state: CoordinatorState, view: WorkerView, why: str, quiet: bool = Fa
     expected = view.stopping or view.status.phase in _ENDED
     participant = view.worker in state.participants
     effects: list[Effect] = []
+    if participant:
+        state.vain_breaks = 0
     if not expected and not quiet:
         effects.append(Emit(ev.WorkerLost(view.worker, why, participant)))
     if participant and view.status.phase not in _ENDED:
@@ -78,8 +83,23 @@ def notice_broken_steps(state: CoordinatorState, now_s: float) -> list[Effect]:
         if now_s > view.back_by_s:  # a restarted coordinator has not heard of healthy workers yet
             effects += give_up(state, view, "its connection closed and a step broke")
     if not disconnected and now_s - min(v.halted_s for v in halted) >= state.timing.settle_s:
-        state.break_generation()
+        return _repeat(state, halted)
     return effects
+
+
+def _repeat(state: CoordinatorState, halted: list[WorkerView]) -> list[Effect]:
+    """Form the same members again, unless that was in vain too often."""
+    step = max(v.status.step for v in halted)
+    state.vain_breaks = state.vain_breaks + 1 if step == state.broken_step else 1
+    state.broken_step = step
+    if state.vain_breaks < MAX_VAIN_BREAKS:
+        state.break_generation()
+        return []
+    why = (
+        f"what the workers do together after step {step} broke {state.vain_breaks} times, though no worker was lost: "
+        "see 'a collective broke' in their output"
+    )
+    return end_job(state, "failed", ev.JobFailed(halted[0].worker, why))
 
 
 def recover(state: CoordinatorState) -> list[Effect]:

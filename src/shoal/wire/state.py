@@ -94,6 +94,9 @@ class CoordinatorState:
     stranded: bool = False
     workers: dict[str, WorkerView] = field(default_factory=dict)
     #: Not saved.
+    #: The step that broke last, and how often it did so without a lost worker.
+    broken_step: int = -1
+    vain_breaks: int = 0
     timing: Timing = field(default_factory=Timing)
     stragglers: StragglerRule = field(default_factory=StragglerRule)
 

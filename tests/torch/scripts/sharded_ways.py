@@ -149,6 +149,25 @@ def checkpoint_after_the_end() -> None:
     job.checkpoint()
 
 
+def failing_collective() -> None:
+    """Not a mistake of the script: a collective that fails each time, though all workers are there."""
+    from shoal.torch.sharding.private import Collectives
+
+    job, model, optimizer = setup()
+    loader = job.loader(Numbers(), batch_size=12)
+    real = Collectives._for
+
+    def fail(self, tensor):
+        if job.position.step >= 5:
+            raise RuntimeError("no such kernel")
+        return real(self, tensor)
+
+    Collectives._for = fail
+    for _ in job.epochs(2):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
 def changed_model() -> None:
     job, model, optimizer = setup()
     model.extra = nn.Linear(8, 1)

@@ -8,6 +8,7 @@ tests of this file have passed; any other one is refused before this file is imp
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 import torch
 from torch import Tensor, nn
+
+log = logging.getLogger("shoal.torch")
 
 _numbers = itertools.count(1)
 
@@ -59,7 +62,8 @@ class Collectives:
         if self.group is not None and not self.broken:
             try:
                 work = start()
-            except RuntimeError:  # the connection to a peer is closed already
+            except RuntimeError as error:  # the connection to a peer is closed already, for example
+                log.warning("a collective broke: %s", error)
                 self.broken = True
             else:
                 self.broken = not self._wait(work)
