@@ -15,7 +15,7 @@ A `Job` owns the parts below. Each part owns its state; no part reads another's 
 | `Meeting`         | meeting.py     | the present exchange of the script's values          | session, steps          |
 | `StateCheck`      | checked.py     | whether a comparison is due                          | all but vote, handover  |
 | `Reconfiguration` | reconfigure.py | nothing: it orders the calls at a change of members  | all of the above        |
-| `Loop`            | loop.py        | whether the script is in `job.epochs`                | reconfiguration, steps  |
+| `Loop`            | loop.py        | whether the script is in `job.epochs`, caught errors | reconfiguration, steps  |
 
 `UnknownOptimizers` (unknown_optimizers.py) finds those that train beside the job.
 """
