@@ -341,7 +341,8 @@ class ElasticRunner(CoordinatorEvents):
             self._all_workers_ended(job)
 
     def _fail_after_done(self, job: LiveJob, worker: LiveWorker, exit_: Exit) -> None:
-        if job.ending == DONE and exit_.code and not exit_.asked_to_end and worker.state != LEAVING:
+        by_itself = not (exit_.asked_to_end or exit_.node_lost or worker.state == LEAVING)
+        if job.ending == DONE and exit_.code and by_itself:
             job.ending = AFTER_DONE + describe_exit(exit_)
             self.parts.outbox.job(job)
 
