@@ -39,6 +39,7 @@ def make(**session) -> tuple[Reconfiguration, MagicMock]:
         interrupted=False,
         agreed=False,
         partial=False,
+        finished=False,
         contributors=(0,),
         next_contributors=(0, 1),
         **session,
