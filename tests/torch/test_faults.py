@@ -12,6 +12,7 @@ import threading
 
 import pytest
 from elastic_lab import PROBE, Lab, seen, until
+from fakes import make_replica
 
 import shoal.torch as shoal
 import torch
@@ -335,6 +336,20 @@ def test_a_model_that_another_wrapper_distributes_is_refused():
     model = nn.DataParallel(nn.Linear(1, 1))
     with pytest.raises(ValueError, match="wrapped in DataParallel: leave it out"):
         shoal.init().wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_batch_norm_that_would_not_be_synchronized_is_refused():
+    model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)))
+    with pytest.raises(ValueError, match="use BatchNorm, whose running statistics"):
+        shoal.init().wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_second_sharded_model_is_refused_with_what_is_possible():
+    replica = make_replica()
+    with pytest.raises(RuntimeError, match=r"make them parts of one module, .* or replicate them: job\.wrap"):
+        replica.check_empty(shards=True)
+    with pytest.raises(RuntimeError, match="pass everything at once"):
+        replica.check_empty()
 
 
 def test_a_closure_is_refused():

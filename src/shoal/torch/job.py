@@ -44,7 +44,7 @@ from shoal.torch.meter import Meter
 from shoal.torch.order import BatchRule, Position
 from shoal.torch.reconfigure import Reconfiguration
 from shoal.torch.reductions import mean_of, sum_of
-from shoal.torch.replica import Replica
+from shoal.torch.replica import ONE_SHARDED, Replica
 from shoal.torch.session import Session
 from shoal.torch.shapes import mark_inputs_dynamic
 from shoal.torch.sharding.versions import check_sharding, check_version, is_sharded
@@ -231,7 +231,7 @@ class Job:
         all_models = [model] if model is not None else list(models)
         all_optimizers = [optimizer] if optimizer is not None else list(optimizers)
         if any(is_sharded(m) for m in all_models):
-            raise ValueError("several models with a sharded one are not supported: job.shard takes one model")
+            raise ValueError(ONE_SHARDED)
         replica = self.parts.replica
         replica.check_fits(all_models)
         replica.wrap(all_models, all_optimizers)
@@ -274,7 +274,7 @@ class Job:
         """
         check_sharding(group, copy_every)
         parts = self.parts
-        parts.replica.check_empty()
+        parts.replica.check_empty(shards=True)
         parts.replica.check_fits([model])
         mesh = self._elastic_mesh()  # checks the version of torch before its private parts are imported
         from shoal.torch.sharding.begin import begin_sharded

@@ -33,6 +33,12 @@ _WRAPPERS = {
 """Wrappers that distribute a model themselves, by name: they need not be imported to be recognised."""
 
 
+ONE_SHARDED = (
+    "a job with a sharded model has no other: make them parts of one module, with one optimizer, or replicate them: "
+    "job.wrap(models=[a, b], optimizers=[c, d])"
+)
+
+
 class Replica:
     """Empty until `job.wrap`."""
 
@@ -91,11 +97,15 @@ class Replica:
         if self.sharded is not None:
             self.sharded.together.at_exchange()
 
-    def check_empty(self) -> None:
-        if self._state is not None:
-            raise RuntimeError(
-                "wrap() was called twice: pass everything at once, as job.wrap(models=[a, b], optimizers=[c, d])"
-            )
+    def check_empty(self, shards: bool = False) -> None:
+        """`shards`: the model that is to come is sharded."""
+        if self._state is None:
+            return
+        if shards or self.sharded is not None:
+            raise RuntimeError(ONE_SHARDED)
+        raise RuntimeError(
+            "wrap() was called twice: pass everything at once, as job.wrap(models=[a, b], optimizers=[c, d])"
+        )
 
     @staticmethod
     def check_fits(models: Sequence[nn.Module]) -> None:
@@ -121,6 +131,11 @@ class Replica:
 
     def wrap(self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.check_empty()
+        if any(isinstance(module, nn.SyncBatchNorm) for model in models for module in model.modules()):
+            raise ValueError(
+                "SyncBatchNorm needs torch's own process group, which Shoal does not use, and would not be "
+                "synchronized: use BatchNorm, whose running statistics job.wrap averages over the workers"
+            )
         self._state = ModelState(models, optimizers, self.box)
         self._remember(models, optimizers)
 
