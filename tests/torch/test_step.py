@@ -12,7 +12,7 @@ from shoal.torch.aside import WIDTH
 from shoal.torch.gradients import all_reduce
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part
-from shoal.torch.step import Outcome, StepKind, Steps, scaled_rates
+from shoal.torch.step import OFTEN, Outcome, StepKind, Steps, scaled_rates
 from shoal.torch.vote import Vote
 
 HALF = Part(0, 4, 0.5, last=True)
@@ -201,3 +201,18 @@ def test_learning_rates_are_scaled_only_during_the_optimizer_step():
     with scaled_rates(optimizer, 4.0):
         assert optimizer.param_groups[0]["lr"] == 2.0
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def test_the_workers_learn_in_every_thousandth_step_whether_their_weights_differ():
+    bench = Bench()
+    differ = []
+    for step in (OFTEN - 1, OFTEN, OFTEN + 1):
+        hashes = []
+        for _ in range(2):  # this worker, and another one with other weights
+            with torch.no_grad():
+                bench.weight.mul_(1.5)
+            bench.order.position.step = step
+            bench.steps.open(HALF, first=True, samples=4)
+            hashes.append(bench.replica.buckets.aside._state)
+        differ.append(hashes[0] != hashes[1])
+    assert differ == [False, True, False]

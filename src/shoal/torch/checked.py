@@ -1,9 +1,9 @@
-"""Comparing the workers: what must be equal on all of them, at each epoch, after each change of members, and at times.
+"""Comparing the workers: what must be equal on all of them, at each epoch and after each change of members.
 
 Always: learning rates, schedules, `job.state` and the order of the data, by a hash, and a few elements of each
 parameter and its optimizer state (see same_weights.py). In checked mode all of them and batch-norm statistics, bit for
-bit. Learning rates and plain values of `job.state` are compared in every step, too (see aside.py). If the latter
-differ, they are compared here after that step, and all get main's.
+bit. Learning rates and plain values of `job.state` are compared in every step, too, and a hash of the weights now and
+then (see aside.py). If values or weights differ, they are compared here after that step, and all get main's values.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ class Membership(Protocol):
     def wait(self, work: Any) -> bool: ...
 
 
-OFTEN = 1000
-"""Steps between two comparisons in a long epoch."""
 LONGEST_BITS = 10
 """Values that differ in every step are given to all every 1,024 steps."""
 
@@ -104,8 +102,7 @@ class StateCheck:
     def run_if_due(self) -> None:
         """Between two steps. All members reach it after the same step."""
         session, epoch = self._session, self._order.position.epoch
-        long_ago = session.done > 0 and session.done % OFTEN == 0
-        due = self._changed or epoch != self._epoch or long_ago or self._step_shows_difference()
+        due = self._changed or epoch != self._epoch or self._step_shows_difference()
         if not due or session.growing or session.done <= self._after:
             return
         changed, self._changed, self._epoch, self._after = self._changed, False, epoch, -1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,11 @@ from shoal.torch.handover import Handover
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part, Position
 from shoal.torch.replica import Replica
+from shoal.torch.same_weights import digest
 from shoal.torch.vote import Vote
+
+OFTEN = 1000
+"""Steps between two comparisons of the weights within an epoch."""
 
 
 class StepKind(Enum):
@@ -355,7 +360,7 @@ class Steps:
         buckets.aside.set_place(
             (place.epoch, place.cursor, step.syncs),
             (*self._replica.state.rates(), self._stepped_last()),
-            self._replica.box.quick_hash(),
+            self._hash_of_state(place.step),
             place.step,
         )
         buckets.aside.amount = self._counted(step)
@@ -366,6 +371,13 @@ class Steps:
             group, sync = self._session.summing(self.sync)
             weight, earlier = self._gradient_weight(step, part), self._earlier_weight(step, part)
             buckets.arm(group, sync, weight, step.backwards == 0, part.last, part.weight, earlier)
+
+    def _hash_of_state(self, step: int) -> int:
+        """Of what must be equal on all workers. An epoch may be long, so that includes the weights now and then."""
+        value = self._replica.box.quick_hash()
+        if step > 0 and step % OFTEN == 0 and self._replica.sharded is None:
+            value += zlib.crc32(digest(self._replica.state))
+        return value
 
     def _stepped_last(self) -> Any:
         """Which optimizers the script has stepped in the last step, if all workers know that."""
