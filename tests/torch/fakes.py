@@ -125,6 +125,9 @@ class FakeSource:
     def available(self, epoch: int, cursor: int, count: int) -> int:
         return max(0, min(count, self.length - cursor))
 
+    def peek(self, cursor: int) -> int:
+        return cursor
+
     def replan(self) -> None:
         self.replanned += 1
 

@@ -207,7 +207,7 @@ class Unequal:
     """The other members have other weights, and nothing else that differs."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> MagicMock:
-        half = len(tensors[0]) // 2
+        half = len(tensors[0]) // 2  # then come the squares
         tensors[0].mul_(2)
         tensors[0][half - 1] += 1
         return MagicMock()

@@ -153,6 +153,16 @@ def test_a_loss_divided_by_the_batch_of_all_workers_is_right_for_one_worker_and_
         job.wait_gone(30)
 
 
+@pytest.mark.parametrize("seeded", ["yes", "no"])
+def test_streams_that_differ_between_the_workers_are_told_once(ways: Ways, seeded: str):
+    ways.say("hurry")
+    with ways.job("shuffled_stream", 2, SEEDED=seeded) as job:
+        assert isinstance(job.wait_end(), ev.JobFinished)
+        job.wait_gone(30)
+        told = [n for n in notes(job) if "the IterableDataset gives another sample on some workers" in n]
+    assert len(told) == (0 if seeded == "yes" else 1)
+
+
 def test_the_best_value_that_only_main_sets_outlives_it(ways: Ways):
     with ways.job("best_on_main", 2) as job:
         ways.say("hurry")

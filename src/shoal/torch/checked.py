@@ -123,6 +123,7 @@ class StateCheck:
     def _compare(self, bits: bool) -> None:
         state, size, generation = self._replica.state, self._session.world_size, self._session.generation
         digests = [fingerprint({name: entry.digest for name, entry in self._entries().items()})]
+        digests.append(self._order.digest_of_sample())
         digests.append(digest(state) if self._replica.sharded is None else b"")
         if bits:
             digests.append(state.digest((self._order.position, self._order.rule)))
@@ -132,8 +133,10 @@ class StateCheck:
         if not equal[0]:
             self._resolve(self._meeting.exchange("a comparison of job.state", self._entries))
         if not equal[1]:
+            self._tell("stream", _ADVICE_ON_STREAMS)
+        if not equal[2]:
             self._check_weights()
-        if bits and not equal[2]:
+        if bits and not equal[3]:
             raise RuntimeError(
                 f"generation {generation}: the members' states differ: "
                 "is all that the script keeps (schedules, scalers, averages) in job.state?"
@@ -149,11 +152,14 @@ class StateCheck:
             return  # workers with other hardware round differently
         if state.elementwise and not self._own_sync:
             raise RuntimeError(f"{where}: {_ADVICE_ON_WEIGHTS}")
-        if self._session.rank == 0 and "weights" not in self._told:
-            self._told.add("weights")
-            self._note(
-                f"{where}: unless the optimizer or the sync function rounds differently, {_ADVICE_ON_WEIGHTS}"
-            )
+        unless = "unless the optimizer or the sync function rounds differently"
+        self._tell("weights", f"{where}: {unless}, {_ADVICE_ON_WEIGHTS}")
+
+    def _tell(self, name: str, text: str) -> None:
+        """Note it once, on one worker."""
+        if self._session.rank == 0 and name not in self._told:
+            self._told.add(name)
+            self._note(text)
 
     def _are_equal(self, digests: list[bytes]) -> list[bool] | None:
         """Which digests are equal on all members. None: it broke."""
@@ -198,13 +204,11 @@ class StateCheck:
                 raise RuntimeError(f"{name} differs between the workers: {values}. {_ADVICE}")
             if theirs[0] is not None:
                 given.append(key)
-            if self._session.rank != 0 or name in self._told:
-                continue
-            self._told.add(name)
-            self._note(
+            self._tell(
+                name,
                 f"{name} differed between the workers ({values}); all have the value of {self._session.members[0]} "
                 "now, and from now on whenever it differs again. Set it on every worker: x = job.mean(x), or "
-                "x = job.broadcast(x)"
+                "x = job.broadcast(x)",
             )
         box = self._replica.box
         values_of_main = self._meeting.exchange(
@@ -222,6 +226,12 @@ _ADVICE = (
 _ADVICE_ON_WEIGHTS = (
     "something has changed it on some workers only, such as load_state_dict or clipping within `if job.is_main`, or by "
     "a worker's own loss. Do it on every worker, with the same values: job.broadcast(x), job.mean(x)"
+)
+
+_ADVICE_ON_STREAMS = (
+    "the IterableDataset gives another sample on some workers at the same place: if it shuffles by a random state of "
+    "its own, some samples are trained on twice and others never. Let it follow from a fixed seed and the epoch: "
+    "set_epoch(epoch). If only the augmentation of the sample is random, nothing is wrong"
 )
 
 

@@ -38,6 +38,10 @@ class Source(Protocol):
         """How many of the `count` samples from `cursor` on exist."""
         ...
 
+    def peek(self, cursor: int) -> Any:
+        """The sample of a stream at `cursor`, if it has been read."""
+        ...
+
     def replan(self) -> None:
         """Discard what was loaded ahead: the parts to come have changed."""
         ...
@@ -115,6 +119,15 @@ class DataOrder:
         """Of what decides the order of the samples in this epoch."""
         order = self.permutation(self.position.epoch) if self.length is not None else None
         return fingerprint((self.signature(), order))
+
+    def digest_of_sample(self) -> bytes:
+        """Of the next sample of a stream, which every worker reads by itself."""
+        if self.length is not None or self._source is None:
+            return fingerprint(None)
+        try:
+            return fingerprint(self._source.peek(self.position.cursor))
+        except Exception:  # it cannot be pickled, and is not compared
+            return fingerprint(None)
 
     # Which samples
 

@@ -228,6 +228,9 @@ class _Mapped:
     def available(self, epoch: int, cursor: int, count: int) -> int:
         return max(0, min(count, len(self._dataset) - cursor))
 
+    def peek(self, cursor: int) -> None:
+        """The order of the indices is compared instead."""
+
     def replan(self) -> None:
         self._feed = self._plan()
 
@@ -318,6 +321,10 @@ class _Stream:
         if not self._first:
             self._first = list(itertools.islice(iter(self._dataset), size))
         return self._collate((self._first * size)[:size])
+
+    def peek(self, cursor: int) -> Any:
+        at = cursor - self._begin
+        return self._held[at] if 0 <= at < len(self._held) else None
 
     def replan(self) -> None:
         """Nothing is read ahead."""

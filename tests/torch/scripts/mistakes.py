@@ -463,6 +463,28 @@ def second_optimizer() -> None:
 # Mistakes that the runtime makes right
 
 
+class Shuffled(torch.utils.data.IterableDataset):
+    """In an order of the worker's own random state, or of the epoch."""
+
+    def __init__(self, seeded: bool) -> None:
+        self.numbers, self.seeded, self.epoch = Numbers(), seeded, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.epoch if self.seeded else ord(ME[-1]))
+        return (self.numbers[i] for i in torch.randperm(len(self.numbers), generator=generator).tolist())
+
+
+def shuffled_stream() -> None:
+    job, model, optimizer, _ = setup()
+    loader = job.loader(Shuffled(os.environ["SEEDED"] == "yes"), batch_size=12)
+    for _ in job.epochs(3):
+        for batch in loader:
+            train(job, model, optimizer, batch)
+
+
 def best_on_main() -> None:
     """Only main sets the best value so far. It dies, and the next main must know the value."""
     job, model, optimizer, _ = setup()
