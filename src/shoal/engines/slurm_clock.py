@@ -10,7 +10,7 @@ FRESH_S = 60.0
 
 
 class ControllerClock:
-    """Until it was read, and if sdiag does not tell the time, it is taken to agree with this machine's clock."""
+    """Until it was read for the first time, it is taken to agree with this machine's clock."""
 
     def __init__(self) -> None:
         #: The controller's wall clock minus that of this machine, at the last reading.
@@ -24,12 +24,12 @@ class ControllerClock:
         return time.monotonic() - self._read_s < FRESH_S
 
     def read(self, sdiag: str) -> None:
-        """Take the time from the output of sdiag."""
+        """Take the time from the output of sdiag. If it does not tell the time, the last reading stays in use."""
         self._read_s = time.monotonic()
         found = re.search(r"^sdiag output at\b.*?\b(\d{9,})\b", sdiag, re.MULTILINE)
-        controller_s = float(found[1]) if found else time.time()
-        self.ahead_s = controller_s - time.time() if found else None
-        self._zero_s = self._read_s - controller_s
+        if found:
+            self.ahead_s = float(found[1]) - time.time()
+            self._zero_s = self._read_s - float(found[1])
 
     def monotonic(self, controller_s: float) -> float:
         """A Unix time of the controller by `time.monotonic` of this process."""
