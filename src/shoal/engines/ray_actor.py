@@ -14,11 +14,14 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 STOP_GRACE_S = 10.0
 AGAIN_S = 1.0
 """How long to wait before a killed agent is started again."""
+LAST_WORDS_S = 1.0
+"""How long to wait for the rest of what an agent printed that has ended."""
+LONGEST_WORDS = 300
 PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -82,15 +85,17 @@ class AgentActor:
                     command,
                     env=env,
                     stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
                     start_new_session=True,
                     preexec_fn=_end_with_parent,
                 )
             except OSError as error:
                 self._ended = f"cannot start {command[0]}: {error.strerror or error}"
                 return
+            words = _LastWords(self._process)
             code = self._process.wait()
             if code >= 0:
-                self._ended = f"the agent command ended: exit code {code}"
+                self._ended = f"the agent command ended: exit code {code}{words.after_its_end()}"
                 return
             self._stopping.wait(AGAIN_S)
 
@@ -112,6 +117,29 @@ class AgentActor:
         shutil.rmtree(self._dir, ignore_errors=True)
         if self._ended is None or self._process is not None:
             shutil.rmtree(self._state, ignore_errors=True)
+
+
+class _LastWords:
+    """Passes the standard error of a process on to that of this one, and remembers the last line that is not empty."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stderr is not None
+        self._line = ""
+        self._thread = threading.Thread(target=self._pass_on, args=(process.stderr,), daemon=True)
+        self._thread.start()
+
+    def _pass_on(self, stream: IO[bytes]) -> None:
+        with stream:
+            for line in stream:
+                with contextlib.suppress(OSError):
+                    os.write(2, line)
+                text = "".join(c for c in line.decode(errors="replace") if c.isprintable()).strip()
+                self._line = text[:LONGEST_WORDS] or self._line
+
+    def after_its_end(self) -> str:
+        """With a colon before it. Processes that the agent left behind may keep the stream open."""
+        self._thread.join(LAST_WORDS_S)
+        return f": {self._line}" if self._line else ""
 
 
 def _private_directory(home: str, agent: str) -> Path:

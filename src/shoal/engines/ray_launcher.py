@@ -162,7 +162,7 @@ class RayLauncher:
             if isinstance(error, self._ray.exceptions.ActorUnavailableError):
                 return self._machine(name, node, "starting", "Ray restarts the actor")
             self._kill(name)
-            return self._gone(name, _first_line(error))
+            return self._gone(name, _last_line(error))
         if status["ended"] is not None:
             self._kill(name)
             return self._gone(name, status["ended"])
@@ -279,6 +279,12 @@ def _gpus_of(name: str) -> int:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def _last_line(error: BaseException) -> str:
+    """The cause: Ray's messages about actors begin with general words or with a traceback."""
+    lines = str(error).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
 
 
 def _commands() -> Iterator[dict[str, Any]]:
