@@ -6,6 +6,7 @@ root first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -40,7 +41,7 @@ SlurmdLogFile={dir}/log/slurmd-%n.log
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/{proctrack}
 TaskPlugin=task/none
 GresTypes=gpu
 CommunicationParameters=NoInAddrAny
@@ -54,11 +55,12 @@ PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 KillWait=5
 InactiveLimit=0
+FirstJobId={first}
 SchedulerParameters=bf_interval=2,sched_interval=2
 NodeName=g1 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[1]} CPUs=8 Gres=gpu:{a}:4 Feature={a},rack0
 NodeName=g2 NodeHostname=localhost NodeAddr=127.0.0.1 Port={ports[2]} CPUs=8 Gres=gpu:{b}:4 Feature={b},rack1
 PartitionName=main Nodes=g1,g2 Default=YES MaxTime=INFINITE State=UP PriorityTier=1
-PartitionName=polite Nodes=g1,g2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
+PartitionName=polite Nodes=g1,g2 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime={grace_s}
 PartitionName=urgent Nodes=g1,g2 MaxTime=INFINITE State=UP PriorityTier=9
 """
 GRES = """\
@@ -66,11 +68,10 @@ NodeName=g1 Name=gpu Type={a} File={dir}/dev/g1-gpu[0-3]
 NodeName=g2 Name=gpu Type={b} File={dir}/dev/g2-gpu[0-3]
 """
 
-#: A command that tells all Unix times so much later.
-SHIFTED = """\
-#!/bin/bash
-set -o pipefail
-{real} "$@" | perl -pe 's/\\b(\\d{{10}})\\b/$1 + {ahead_s}/ge'
+CGROUP_MOUNT = Path("/sys/fs/cgroup")
+CGROUP = f"""\
+CgroupPlugin=cgroup/v1
+CgroupMountpoint={CGROUP_MOUNT}
 """
 
 
@@ -87,6 +88,12 @@ def why_not() -> str | None:
 def need_slurm() -> None:
     if reason := why_not():
         skip(f"NO SLURM TESTS: {reason}")
+
+
+def tracking() -> str:
+    """The way of tracking processes that real clusters use, where this machine allows it."""
+    freezer = CGROUP_MOUNT / "freezer"
+    return "cgroup" if (freezer / "tasks").exists() and os.access(freezer, os.W_OK) else "linuxproc"
 
 
 def _find(program: str) -> str | None:
@@ -106,7 +113,13 @@ def _free_ports(n: int) -> list[int]:
 class SlurmCluster:
     """Starts with the constructor and ends with `stop`. `out` is a directory that the jobs can write to."""
 
-    def __init__(self, types: tuple[str, str] = ("a100", "v100")) -> None:
+    def __init__(
+        self,
+        types: tuple[str, str] = ("a100", "v100"),
+        proctrack: str = "linuxproc",
+        grace_s: int = 8,
+    ) -> None:
+        """`grace_s`: between the announcement of a preemption in the partition `polite` and the preemption."""
         # Not below pytest's own directory, which it closes to other users.
         self.dir = directory = Path(tempfile.mkdtemp(prefix="slurm-"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -120,8 +133,16 @@ class SlurmCluster:
                 os.mknod(directory / "dev" / f"{node}-gpu{gpu}", 0o20666, os.makedev(1, 3))
         ports = _free_ports(3)
         self.conf = directory / "slurm.conf"
-        self.conf.write_text(CONF.format(dir=directory, ports=ports, a=types[0], b=types[1]))
-        (directory / "gres.conf").write_text(GRES.format(dir=directory, a=types[0], b=types[1]))
+        a, b = types
+        # The cgroup of a job is named for its id, also that of a job of another cluster on this machine.
+        first = 1000 * (os.getpid() % 60000 + 1)
+        self.conf.write_text(
+            CONF.format(
+                dir=directory, ports=ports, a=a, b=b, proctrack=proctrack, first=first, grace_s=grace_s
+            )
+        )
+        (directory / "cgroup.conf").write_text(CGROUP)
+        (directory / "gres.conf").write_text(GRES.format(dir=directory, a=a, b=b))
         self.environ = dict(
             os.environ, SLURM_CONF=str(self.conf), PATH=f"{directory}/bin:{os.environ['PATH']}"
         )
@@ -165,11 +186,19 @@ class SlurmCluster:
     def set_clock_ahead(self, ahead_s: int) -> None:
         """Put the controller's clock ahead of all others, as squeue and sdiag tell its time to the user."""
         for name in ("squeue", "sdiag"):
-            shim, real = self.dir / "bin" / name, self.dir / "bin" / f"real-{name}"
-            if not real.exists():
-                shim.rename(real)
-            shim.write_text(SHIFTED.format(real=real, ahead_s=ahead_s))
-            shim.chmod(0o755)
+            self._pipe(name, f"perl -pe 's/\\b(\\d{{10}})\\b/$1 + {ahead_s}/ge'")
+
+    def say(self, *, proctrack: str) -> None:
+        """`scontrol show config` tells the user that processes are tracked in this way."""
+        self._pipe("scontrol", f"sed 's|proctrack/.*|proctrack/{proctrack}|'")
+
+    def _pipe(self, name: str, through: str) -> None:
+        """Change what a command tells the user."""
+        shim, real = self.dir / "bin" / name, self.dir / "bin" / f"real-{name}"
+        if not real.exists():
+            shim.rename(real)
+        shim.write_text(f'#!/bin/bash\nset -o pipefail\n{real} "$@" | {through}\n')
+        shim.chmod(0o755)
 
     def start_node(self, node: str) -> None:
         self._start("slurmd", "-D", "-N", node, "-f", str(self.conf), name=node)
@@ -217,6 +246,11 @@ class SlurmCluster:
                     except subprocess.TimeoutExpired:
                         process.kill()
                         process.wait()
+            for node in ("g1", "g2"):
+                group = CGROUP_MOUNT / "freezer" / f"slurm_{node}"
+                for path in [*sorted(group.rglob("*/"), reverse=True), group]:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()
             shutil.rmtree(self.dir)
 
 

@@ -56,8 +56,8 @@ _STATES = {
     "STAGE_OUT": MachineState.LEAVING,
     "COMPLETING": MachineState.LEAVING,
 }
-#: Ends after which Slurm has killed all processes of the job, provided that the node responds.
-_FENCED_ENDS = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE"}
+#: Ends before which Slurm kills the processes of the job, provided that the node responds.
+_KILLED_ENDS = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +203,8 @@ class SlurmEngine:
             if state is not None:
                 found = before or Machine(job_id, agent_name(row.name), state)
                 seen = await self._seen(found, row, state, nodes.get(row.node))
-                self._machines[job_id] = replace(seen, fenced=_requeued_cleanly(found, row, nodes))
+                fenced = _requeued_cleanly(found, row, nodes) and await self._kills_all()
+                self._machines[job_id] = replace(seen, fenced=fenced)
             elif before is not None:
                 self._machines[job_id] = await self._ended(before, row, nodes.get(row.node))
             # Otherwise it ended before this launcher started.
@@ -298,7 +299,7 @@ class SlurmEngine:
             try:
                 self._clock.read((await self._run("sdiag")).out)
             except EngineUnavailable:
-                self._clock.read("")  # a site may have no sdiag for users: this machine's clock has to do
+                self._clock.read("")  # a site may have no sdiag for users
 
     async def _nodes(self, names: set[str]) -> dict[str, Node]:
         if not names:
@@ -350,7 +351,8 @@ class SlurmEngine:
         elif row.reason not in ("None", ""):
             words += f" ({row.reason})"
         never_ran = not machine.node and not row.node
-        fenced = never_ran or (row.state in _FENCED_ENDS and node is not None and node.responds)
+        killed = row.state in _KILLED_ENDS and node is not None and node.responds
+        fenced = never_ran or (killed and await self._kills_all())
         return replace(
             machine,
             state=MachineState.GONE,
@@ -359,6 +361,15 @@ class SlurmEngine:
             leaving_at_s=None,
             fenced=fenced,
         )
+
+    async def _kills_all(self) -> bool:
+        """Whether no process outlives the job that it belongs to.
+
+        Of the ways in which Slurm tracks processes, only a cgroup keeps those whose parents have ended or that are in a
+        session of their own, as the keepers of an agent that was killed.
+        """
+        config = await self._run("scontrol", "show", "config")
+        return re.search(r"^ProctrackType\s*=\s*proctrack/cgroup\b", config.out, re.MULTILINE) is not None
 
     async def _run(self, *argv: str, stdin: str = "") -> Finished:
         try:
@@ -391,7 +402,7 @@ class SlurmEngine:
 
 
 def _requeued_cleanly(before: Machine, row: _Row, nodes: Mapping[str, Node]) -> bool:
-    """Whether Slurm has just taken the job's node from it and has ended its processes there.
+    """Whether Slurm has just taken the job's node from it and has ended there what it could.
 
     A job is pending again only when slurmd has reported their end, or when the node does not respond.
     """
