@@ -1,5 +1,6 @@
 """Machines that join and leave: `shoal node add`, `shoal node join-token`, `shoal node rm`."""
 
+import re
 import subprocess
 import sys
 
@@ -105,6 +106,10 @@ def test_a_machine_joins_by_the_command_that_node_add_prints_or_runs_and_is_remo
     else:
         done = live.shoal(*words, code=0)
         assert "ada@gpu7.lab" in done.stdout
+        by_hand = (
+            r"run `shoal agent --join \S+ --name gpu7 --type k80 --rack 'r 1' --gpus 2 --token-file FILE`"
+        )
+        assert re.search(by_hand, done.stderr)
         assert not agents(machine), "it was only printed"
         subprocess.run(["sh", "-c", done.stdout], env=live.env | env, check=True, timeout=60)
     eventually(lambda: nodes(live).get("gpu7") == "ready", 60, "the node")

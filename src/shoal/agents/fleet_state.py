@@ -355,7 +355,11 @@ class FleetState:
         return None
 
     def _refuse_rival(self, agent: Agent, run: str, now_s: float) -> Refuse:
-        """The connection may be that of the same agent before its machine crashed. It is not if the agent speaks on."""
+        """Refuse a second agent of this name.
+
+        The open connection may be left from before its machine crashed, so the refusal is final only if messages still
+        arrive on it.
+        """
         if len(agent.rivals) >= MOST_RIVALS:
             agent.rivals.clear()
         since_s = agent.rivals.setdefault(run, now_s)

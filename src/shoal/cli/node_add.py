@@ -51,7 +51,8 @@ def add(
     if not ssh:
         # The token is in the script's input, not among the arguments, which other users of that machine can see.
         print(f"echo {made.token} | ssh -- {shlex.quote(host)} {shlex.quote(command)}")
-        say("run it here, or what ssh would run there with the token as its input")
+        there = shlex.join(["shoal", "agent", *words, "--token-file", "FILE"])
+        say(f"Run this line here. Or, on the machine itself, put the token into a file and run `{there}`.")
         if made.address.startswith(("127.", "localhost", "[::1]")) and host not in ("localhost", "127.0.0.1"):
             say(
                 f"warning: {host} cannot reach {made.address}: start the server with `shoal up --advertise ADDRESS`, "

@@ -34,7 +34,8 @@ TICK_S = 0.5
 BUSY_POLL_S, QUIET_POLL_S = 1.0, 5.0
 DEADLINE_MOVED_S = 5.0
 STALE_S = 60.0
-"""An agent that announced an end this near contradicts an engine that does not. Engines announce it earlier."""
+"""If an agent says that its machine goes within this time and the engine does not, the agent is wrong: an engine would
+have announced it by then."""
 OFFERS_S = 15.0
 """How long the engine's answer about further machines is used."""
 
