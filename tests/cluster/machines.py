@@ -31,12 +31,15 @@ class Machine:
         join: str | None = None,
         hidden: tuple[Path, ...] = (),
         preload: Path | None = None,
+        network: str | None = None,
     ) -> None:
         """`join`: where it reaches the server, if not at its own address. `hidden`: directories that it cannot see.
 
-        `preload`: a library of all its processes, whatever their environment.
+        `preload`: a library of all its processes, whatever their environment. `network`: the name of its network
+        namespace, if it has one.
         """
         self.cluster, self.name, self.address = cluster, name, address
+        self._network = ["ip", "netns", "exec", network] if network is not None else []
         self._hidden = (cluster.home, *hidden, Path("/dev/shm"))
         self._preload = preload
         self.state = directory / name
@@ -71,7 +74,7 @@ class Machine:
             "-c",
         ]
         env = {k: v for k, v in self.cluster.env.items() if k != "SHOAL_HOME"}
-        self.process = subprocess.Popen([*command, script], env=env, start_new_session=True)
+        self.process = subprocess.Popen([*self._network, *command, script], env=env, start_new_session=True)
 
     def _processes(self) -> list[psutil.Process]:
         assert self.process is not None
@@ -142,18 +145,18 @@ def await_nodes(cluster: Cluster, *names: str) -> None:
 class World:
     """A server without GPUs of its own, and machines."""
 
-    def __init__(self, directory: Path, lease_s: int) -> None:
-        self.directory, self.lease_s = directory, lease_s
+    def __init__(self, directory: Path, lease_s: int, advertise: str = "127.0.0.1") -> None:
+        self.directory, self.lease_s, self._advertise = directory, lease_s, advertise
         self.cluster = Cluster(directory / "home")
         self.machines: dict[str, Machine] = {}
         self.up()
 
     def up(self) -> None:
         args = ("up", "--gpus", 0, "--policy", "max-min", "--lease", f"{self.lease_s}s")
-        self.cluster.shoal(*args, code=0, timeout=90)
+        self.cluster.shoal(*args, "--advertise", self._advertise, code=0, timeout=90)
 
-    def machine(self, name: str, **options: Any) -> Machine:
-        address = f"127.0.0.{2 + len(self.machines)}"
+    def machine(self, name: str, address: str | None = None, **options: Any) -> Machine:
+        address = address or f"127.0.0.{2 + len(self.machines)}"
         self.machines[name] = Machine(self.cluster, self.directory, name, address, **options)
         return self.machines[name]
 

@@ -1,8 +1,10 @@
-"""What stands between machines: a relay that can be cut, and a listener that sees every byte on the loopback."""
+"""What stands between machines: a relay, wires that can be cut, and a listener that sees all on the loopback."""
 
 import contextlib
+import os
 import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 
@@ -62,6 +64,70 @@ class Relay:
         self._server.close()
         self._end()
         self._whole.set()
+
+
+class Wires:
+    """Network namespaces, each with a wire to this machine. Nothing arrives over a wire that is cut, no end either."""
+
+    def __init__(self) -> None:
+        self._bridge, self._namespaces = f"shoal{os.getpid()}", list[str]()
+        self._subnet = f"198.18.{os.getpid() % 256}"
+        self.address = f"{self._subnet}.1"
+
+    def open(self) -> str:
+        """Make the near end. The result says why that is impossible; it is empty if it was made."""
+        try:
+            _ip("link", "add", self._bridge, "type", "bridge")
+            _ip("addr", "add", f"{self.address}/24", "dev", self._bridge)
+            _ip("link", "set", self._bridge, "up")
+        except FileNotFoundError:
+            return "apt-get install -y --no-install-recommends iproute2"
+        except subprocess.CalledProcessError as error:
+            return error.stderr.decode().strip()
+        return ""
+
+    def lay(self) -> tuple[str, str]:
+        """A new namespace and its address."""
+        n = len(self._namespaces) + 2
+        namespace, address = f"{self._bridge}-{n}", f"{self._subnet}.{n}"
+        _ip("netns", "add", namespace)
+        self._namespaces.append(namespace)
+        _ip(
+            "link",
+            "add",
+            self._near_end(namespace),
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "eth0",
+            "netns",
+            namespace,
+        )
+        _ip("link", "set", self._near_end(namespace), "master", self._bridge, "up")
+        _ip("-n", namespace, "addr", "add", f"{address}/24", "dev", "eth0")
+        for device in ("eth0", "lo"):
+            _ip("-n", namespace, "link", "set", device, "up")
+        return namespace, address
+
+    def cut(self, namespace: str) -> None:
+        _ip("link", "set", self._near_end(namespace), "down")
+
+    def heal(self, namespace: str) -> None:
+        _ip("link", "set", self._near_end(namespace), "up")
+
+    def _near_end(self, namespace: str) -> str:
+        return f"sh{namespace.removeprefix('shoal')}"
+
+    def close(self) -> None:
+        for namespace in self._namespaces:
+            _ip("netns", "del", namespace)
+        with contextlib.suppress(subprocess.CalledProcessError, FileNotFoundError):  # it was not made
+            _ip("link", "del", self._bridge)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True, timeout=30)
 
 
 WRAP = 1 << 32

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 from live_cluster import eventually
-from machines import alive, await_nodes, needs_namespaces
-from network import Listener, Relay
+from machines import World, alive, await_nodes, needs_namespaces
+from network import Listener, Relay, Wires
 
+from engines.absent import skip
 from shoal.agents.join_tokens import hash_secret
 
 from . import on_the_path
@@ -61,6 +62,49 @@ def test_over_a_broken_network_no_gpu_has_two_owners_whether_it_heals_early_or_l
     eventually(lambda: one_owner() and any(x.workers(i) for i in ids.values()), 90, "the next owner")
     assert not alive(pid)
     relay.close()
+
+
+@pytest.fixture
+def wires():
+    made = Wires()
+    why_not = made.open()
+    if why_not:
+        skip(f"NO TEST OF A MACHINE WITHOUT A NETWORK: {why_not}")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def wired(tmp_path, wires):
+    """A server that machines reach over wires."""
+    made = World(tmp_path, lease_s=120, advertise=wires.address)
+    yield made
+    made.close()
+
+
+def test_a_job_trains_on_while_a_machine_is_silent_and_uses_it_again_when_it_is_back(wired, wires):
+    cluster = wired.cluster
+    (near, x_address), (far, y_address) = wires.lay(), wires.lay()
+    wired.machine("x", x_address, network=near)
+    y = wired.machine("y", y_address, network=far)
+    await_nodes(cluster, "x", "y")
+    train = [sys.executable, SCRIPTS / "train.py", 1500, wired.directory / "fast"]
+    cluster.shoal("run", "-d", "--name", "t", "--gpus", "1..4", "--", *train, code=0)
+    wired.await_size("t", 4)
+    job = wired.show("t")["id"]
+    there = y.workers(job)
+    assert len(there) == 2
+
+    # No connection is closed: the others have to notice the silence.
+    wires.cut(far)
+    wired.await_step_after("t", wired.step("t") + 3)
+    assert {w["node"] for w in wired.show("t")["workers"] if w["state"] == "active"} == {"x"}
+    assert all(map(alive, there.values())), "they cannot know that they are not wanted any more"
+    assert states(cluster)["y"] != "lost", "its lease has not ended"
+    wires.heal(far)
+    wired.await_size("t", 4)
+    eventually(lambda: not any(map(alive, there.values())), 60, "the end of the old workers")
+    assert wired.show("t")["restarts"] == 0
 
 
 @pytest.mark.parametrize("world", [120], indirect=True)
