@@ -98,3 +98,47 @@ def test_doctor_names_a_machine_whose_address_leads_elsewhere(cluster, agents):
     warnings = {n["name"]: n["warnings"] for n in cluster.json("node", "ls")["items"]}
     assert text in warnings["wrong"]
     assert text not in warnings["right"]
+
+
+#: As if torch were not installed: the agent finds no version of it, and no script can import it.
+NO_TORCH = """
+import importlib.metadata, sys
+sys.modules["torch"] = None
+real = importlib.metadata.distribution
+def distribution(name):
+    if name == "torch":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return real(name)
+importlib.metadata.distribution = distribution
+"""
+
+
+def test_a_machine_without_torch_is_named_and_its_jobs_fail_with_a_reason_while_others_go_on(
+    cluster, agents, tmp_path
+):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(NO_TORCH)
+    agents.start("full", gpus=1)
+    await_nodes(cluster, "full")
+    fast = tmp_path / "fast"
+    command = [sys.executable, SCRIPTS / "train.py", 1_000_000, fast]
+    cluster.shoal("run", "-d", "--name", "old", "--gpus", "1..2", "--", *command, code=0)
+    eventually(lambda: show(cluster, "old")["step"], 60, "its first steps")
+    agents.start("bare", gpus=2, env={"PYTHONPATH": str(site)})
+    await_nodes(cluster, "bare")
+    warnings = {n["name"]: n["warnings"] for n in cluster.json("node", "ls")["items"]}
+    none = "its Python has no torch: jobs that use shoal.torch fail there"
+    assert warnings == {"full": [], "bare": [none]}
+
+    # It grows onto that node in vain, and trains on. A new job that gets this node only fails, and says why.
+    missing = "shoal.torch needs PyTorch on node bare"
+    eventually(lambda: missing in cluster.shoal("why", "old").stdout, 60, "the reason why it does not grow")
+    cluster.shoal("run", "-d", "--name", "new", "--gpus", "1..2", "--", *command, code=0)
+    eventually(lambda: show(cluster, "new")["state"] == "failed", 60, "the end of the job")
+    assert missing in show(cluster, "new")["message"]
+    cluster.shoal("run", "-d", "--name", "other", "--gpus", 1, "--", "echo", "fine", code=0)
+    cluster.shoal("wait", "other", "--timeout", "60s", code=0, timeout=90)
+    step = show(cluster, "old")["step"]
+    eventually(lambda: show(cluster, "old")["step"] > step, 60, "further steps")
+    assert show(cluster, "old")["restarts"] == 0

@@ -11,11 +11,13 @@ for epoch in job.epochs(10):
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
 if find_spec("torch") is None:
-    raise ImportError("shoal.torch needs PyTorch: pip install torch")
+    where = f" on node {os.environ['SHOAL_NODE']}" if "SHOAL_NODE" in os.environ else ""
+    raise ImportError(f"shoal.torch needs PyTorch{where}: pip install torch")
 
 import torch
 from shoal.torch.gradients import Sync, all_reduce
