@@ -340,6 +340,7 @@ def _kill(process: psutil.Process) -> None:
 TARGETS = {
     "event_to_command_p99_ms": (("crowd", "event_to_command_ms", "p99"), 100.0),
     "everything_adopted_s": (("crowd", "restart", "until_everything_is_adopted_s"), 5.0),
+    "killed_machine_to_training_s": (("pair", "killed_machine_to_training_s"), 5.0),
     "idle_agent_cpu_percent": (("pair", "idle_agent_cpu_percent"), 1.0),
 }
 """Name -> where it is among the figures, and the most that it may be."""
