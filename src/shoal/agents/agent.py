@@ -30,6 +30,7 @@ from shoal.executors.keeper import boot_clock_s as lease_clock_s
 from shoal.executors.keeper_files import stamps_ahead_s
 from shoal.executors.logs import end_position
 from shoal.wire import agent_messages as am
+from shoal.wire.atomic_file import write_atomically
 from shoal.wire.auth import AuthError
 from shoal.wire.messages import WireError
 from shoal.wire.tls import FingerprintError
@@ -39,7 +40,7 @@ log = logging.getLogger("shoal.agents")
 LOG_INTERVAL_S = 0.2
 USAGE_INTERVAL_S = 10.0
 RETRY_S, LONGEST_RETRY_S = 0.2, 5.0
-#: Each try waits so many times as long as the one before. A server that restarts is away for some seconds.
+#: Factor by which the delay between attempts grows. A server that restarts is away for some seconds.
 SLOWER = 1.5
 SILENT_HEARTBEATS = 4
 """The control plane answers each heartbeat. After so many without an answer the agent connects again."""
@@ -249,7 +250,8 @@ class Agent:
             elif isinstance(effect, st.Do):
                 self._carry_out(effect.order)
             elif isinstance(effect, st.SetLease):
-                replace_file(lease_path(self._directory), str(effect.until_s))
+                # Without fsync, each few seconds: a machine that starts again has another lease clock.
+                write_atomically(lease_path(self._directory), str(effect.until_s), 0o644, durable=False)
             elif isinstance(effect, st.SaveCredential):
                 self._save_credential(effect.credential)
             elif effect.final:
@@ -354,10 +356,3 @@ def _lock(directory: Path) -> int:
         os.close(lock)
         raise AgentError(f"another agent uses {directory}") from None
     return lock
-
-
-def replace_file(path: Path, text: str) -> None:
-    """An agent that is killed meanwhile leaves the file as it was."""
-    temporary = path.with_suffix(".new")
-    temporary.write_text(text)
-    os.replace(temporary, path)

@@ -11,6 +11,7 @@ import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from shoal.wire.atomic_file import write_atomically
 from shoal.wire.tls import fingerprint
 
 VALID_DAYS = 3650
@@ -21,10 +22,10 @@ def make_certificate(certificate: Path, key: Path) -> None:
     signed, private = new_certificate("shoal control plane")
     with os.fdopen(os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(private)
+        file.flush()
+        os.fsync(file.fileno())
     # The certificate last, and at once: where it is, both are complete.
-    temporary = certificate.with_suffix(".new")
-    temporary.write_bytes(signed)
-    os.replace(temporary, certificate)
+    write_atomically(certificate, signed, 0o644)
 
 
 def new_certificate(common_name: str) -> tuple[bytes, bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from shoal import __version__
 from shoal.agents.agent import AgentError
 from shoal.agents.join_tokens import JoinToken, hash_secret, token_id
 from shoal.agents.link import AGENT, CONNECT_TIMEOUT_S, JOIN, Link, StreamLink
+from shoal.wire.atomic_file import write_atomically
 from shoal.wire.auth import AuthError, OtherProtocol
 from shoal.wire.channel import parse_address
 
@@ -92,12 +92,7 @@ class Membership:
         return link
 
     def save(self, credential: str) -> None:
-        temporary = self._file.with_suffix(".new")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(credential)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._file)
+        write_atomically(self._file, credential)
         self._own = credential
 
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from platform import python_version
 
 from shoal import __version__
-from shoal.agents.agent import Agent, AgentError, lease_path, node_facts, replace_file
+from shoal.agents.agent import Agent, AgentError, lease_path, node_facts
 from shoal.agents.join_tokens import JoinToken, TokenError
 from shoal.agents.joining import Membership
 from shoal.agents.leaving_file import watch_leaving_file
 from shoal.core.errors import ShoalError
 from shoal.executors.keeper import boot_clock_s
 from shoal.executors.local import LocalExecutor
+from shoal.wire.atomic_file import write_atomically
 from shoal.wire.channel import parse_address
 from shoal.wire.messages import WireError
 
@@ -113,7 +114,7 @@ def _token(file: Path | None, state: Path) -> JoinToken:
     if before != token.fingerprint:
         if before:
             credential.unlink(missing_ok=True)  # it was for another control plane
-        replace_file(kept, token.fingerprint)
+        write_atomically(kept, token.fingerprint)
     return token
 
 

@@ -5,13 +5,13 @@ The file contains hashes of secrets, no secrets.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import msgspec
 
 from shoal.agents.join_tokens import JoinToken, StoredToken, check_token, new_token
 from shoal.wire.agent_messages import NodeFacts
+from shoal.wire.atomic_file import write_atomically
 
 
 class KnownAgent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -84,9 +84,4 @@ class AgentRegistry:
         self._save()
 
     def _save(self) -> None:
-        temporary = self._path.with_suffix(".new")
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(self._contents))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        write_atomically(self._path, msgspec.json.encode(self._contents))

@@ -42,7 +42,7 @@ from shoal.server.engine.findings import (
 from shoal.server.engine.setup import ServerEngine
 from shoal.server.gauges import Gauges
 from shoal.server.high_water import HighWater, continue_ids
-from shoal.server.home import Home, write_atomically
+from shoal.server.home import Home
 from shoal.server.loop.clock import go_on, warn_of_clock
 from shoal.server.loop.control_loop import ControlLoop
 from shoal.server.loop.idle import IdleRule
@@ -79,6 +79,7 @@ from shoal.server.services.why import Why
 from shoal.server.services.workdirs import Workdirs, uploads_in_use
 from shoal.server.store.store import Row, Store
 from shoal.server.virtual_cluster import VirtualCluster
+from shoal.wire.atomic_file import write_atomically
 
 log = logging.getLogger("shoal.server")
 

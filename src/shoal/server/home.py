@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.core.errors import ShoalError
+from shoal.wire.atomic_file import write_atomically
 
 FORMAT = 1
 """Version of the layout of a home. A server refuses a home with a higher version."""
@@ -237,18 +238,3 @@ class Home:
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
-
-
-def write_atomically(path: Path, text: str, mode: int = 0o600) -> None:
-    """Replace a file: it has either its old content or the new one, also after a crash."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), mode)  # whatever the umask is
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise

@@ -21,8 +21,9 @@ import msgspec
 from shoal.agents.main import NAME
 from shoal.core.cluster import Node
 from shoal.core.errors import InputError
-from shoal.server.home import start_time, write_atomically
+from shoal.server.home import start_time
 from shoal.server.machines import Machines
+from shoal.wire.atomic_file import write_atomically
 
 KEY = "virtual_cluster"
 TOKEN_S = 600.0

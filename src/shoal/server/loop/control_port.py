@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from shoal.server.api.models import Resize
-from shoal.server.home import write_atomically
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.store.store import Store
+from shoal.wire.atomic_file import write_atomically
 from shoal.wire.messages import PEER_PROTOCOL, PROTOCOL
 from shoal.wire.previous import CHECKPOINT_VERSION, PREVIOUS_PROTOCOL
 from shoal.wire.service import ControlService

@@ -13,12 +13,13 @@ from shoal.core.job import GpuRange
 from shoal.knowledge.auto_gpus import AutoGpus
 from shoal.server.api.models import JobSpec, JobState
 from shoal.server.api.models.tasks import Task
-from shoal.server.home import Home, write_atomically
+from shoal.server.home import Home
 from shoal.server.loop.lifecycle import Life
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.services.naming import hash_of, model_word, short_name
 from shoal.server.store import tables as t
 from shoal.server.store.store import Change, Store, StoreFull
+from shoal.wire.atomic_file import write_atomically
 
 #: Fields of a submission that describe the array, not one of its jobs.
 _OF_ARRAY = {"array", "sweep", "max_running"}
