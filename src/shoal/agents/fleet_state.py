@@ -149,7 +149,7 @@ class Agent:
     leased: bool = True
     heard_s: float = -math.inf
     run: str = ""
-    #: When other agents of its name were refused for the first time, by their run.
+    #: Refused agents of this name: run -> time of the first refusal.
     rivals: dict[str, float] = field(default_factory=dict)
     leaves: tuple[float, str] | None = None
     workers: dict[str, Worker] = field(default_factory=dict)

@@ -30,9 +30,8 @@ node_argument = click.argument("name", metavar="NODE", help="Name of the node.")
 def _row(node: NodeStatus) -> list[str]:
     kind = f"{node.gpu_type} (virtual)" if node.virtual and node.gpu_type != "virtual" else node.gpu_type
     said = [node.why, *node.warnings]
-    if node.engine is not None and node.engine not in (
-        node.why or ""
-    ):  # a reason may quote the engine already
+    # a reason may quote the engine already
+    if node.engine is not None and node.engine not in (node.why or ""):
         said.append(node.engine)
     why = "; ".join(words for words in said if words)
     return [

@@ -80,9 +80,8 @@ def table(
     made = Table(box=box.SIMPLE_HEAD if not plain else None, pad_edge=False, show_edge=False)
     shown = [i for i in range(len(head)) if i not in out]
     for i in shown:
-        whole = (
-            width is None or i == 0 or i in right
-        )  # a truncated name or number could be mistaken for another
+        # a truncated name or number could be mistaken for another
+        whole = width is None or i == 0 or i in right
         made.add_column(head[i], justify="right" if i in right else "left", no_wrap=whole, overflow="fold")
     for row in cells:
         made.add_row(*[row[i] for i in shown if i < len(row)])

@@ -61,7 +61,7 @@ class Rejected(ClientError):
 
 
 class WrongInput(Rejected):
-    """A value of a request is not valid, other than in a job that is submitted."""
+    """A request has a value that is not valid. Mistakes in a submitted job raise `Rejected`."""
 
     exit_code = 2
 

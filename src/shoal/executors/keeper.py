@@ -476,9 +476,8 @@ class Keeper:
         now = {"steady_s": time.monotonic(), "boot": boot_id()}
         end = {"code": code, "signal": name, "why": why, "told": self.told, "lease_ended": self.lease_ended}
         path = os.path.join(self.directory, "exit")
-        for _ in range(
-            600
-        ):  # wait for room on a full disk: without this file nobody knows how the worker ended
+        # wait for room on a full disk: without this file nobody knows how the worker ended
+        for _ in range(600):
             try:
                 write_json(path, end | now)
                 return

@@ -1,6 +1,7 @@
 """Runs a keeper (`keeper.py`) as a process: `python -I -S run_keeper.py DIRECTORY LOCK_FD < specification`.
 
-Python keeps the compiled form of a module, but not of the file that it runs. Every worker has a keeper, so it counts.
+Python caches the bytecode of imported modules, but not of the script that it runs. Each worker starts a keeper, so this
+saves time.
 """
 
 import os

@@ -63,9 +63,8 @@ class Loop:
             yield order.position.epoch
             if not self.settle():  # its generation broke before this worker had the whole state
                 self._reconfiguration.join()
-            elif (
-                not self._steps.resume()
-            ):  # otherwise all have returned to an earlier step, perhaps of this epoch
+            elif not self._steps.resume():
+                # a step that resumes has brought all back to an earlier one, perhaps of this epoch
                 if order.has_loader and not order.exhausted():
                     # Workers that have left their pass at different batches are found by the next step, not before.
                     self._check.postpone()

@@ -335,9 +335,8 @@ class Steps:
         """
         batches = self._order.batches
         if self._counted(step) is not None:
-            return (
-                1.0 if batches.accumulate == 1 else None
-            )  # later micro-batches may change what is divided by
+            # later micro-batches may change what is divided by
+            return 1.0 if batches.accumulate == 1 else None
         return part.weight if batches.sums else 1.0
 
     def _arm(self, step: Step) -> None:

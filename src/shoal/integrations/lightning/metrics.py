@@ -66,7 +66,7 @@ def forget(results: Any) -> None:
 
 @contextmanager
 def nothing_counts(results: Any, module: Any) -> Iterator[None]:
-    """What `self.log` and torchmetrics get here does not count in the epoch: it is of samples that others have.
+    """Leave what `self.log` and torchmetrics get here out of the epoch's metrics: others already count these samples.
 
     The metrics are there all the same, as every worker takes part in their reduction.
     """

@@ -62,9 +62,8 @@ def copied(files: dict[int, Path]) -> Iterator[None]:
         sys.stderr.flush()
         for copier, descriptor, original in copiers:
             os.dup2(original, descriptor)
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # a process that the function left behind may write on
+            # a process that the function left behind may write on
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 copier.wait(LAST_LINES_S)
 
 

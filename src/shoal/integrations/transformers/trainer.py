@@ -212,9 +212,8 @@ class ElasticTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         if self._in_epochs:
-            logs |= self.job.broadcast(
-                logs
-            )  # durations differ between the workers, and the history is the job's
+            # durations differ between the workers, and the history is the job's
+            logs |= self.job.broadcast(logs)
         super().log(logs, *args, **kwargs)
         self.job.log(**{k: v for k, v in logs.items() if isinstance(v, float)})
 

@@ -52,7 +52,7 @@ class Gate:
     def __init__(self, store: Store, now_s: Callable[[], float]) -> None:
         self._store, self._now_s = store, now_s
         self._known: dict[str, Row] = {}
-        #: Of all tokens: whoever has none of them costs no query.
+        #: Hashes of all tokens: an unknown token is refused without a query.
         self._hashes: set[str] | None = None
 
     def forget(self) -> None:

@@ -27,7 +27,7 @@ def too_large(most_bytes: int) -> str:
 
 
 def address_of(scope: Scope) -> str:
-    """That of the connection: the one that the request names is whatever a stranger likes."""
+    """The peer address of the connection. Headers are not trusted, because a client can set them."""
     place = place_of(scope)
     return place.address if place is not None else (scope.get("client") or ("",))[0]
 
@@ -138,9 +138,8 @@ class Limits:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > most:
-                raise HTTPException(
-                    413, too_large(most)
-                )  # the only exception that FastAPI does not wrap here
+                # the only exception that FastAPI does not wrap here
+                raise HTTPException(413, too_large(most))
             return message
 
         async def noting(message: Message) -> None:

@@ -262,7 +262,8 @@ class ControlLoop:
         self.outbox.snapshot_due()
         record_trials(plan, self.jobs, self.outbox)
         self.reconcile_next(*self._targets.apply(plan, self.policy_name, causes_of(taken)))
-        self.live_ledger.observe(self.scheduler, self.now_s())  # jobs get their GPUs now, not when it began
+        # commands take effect now, not when the decision began
+        self.live_ledger.observe(self.scheduler, self.now_s())
         self._inbox.wake_at(plan.wake_s, now_s)
         phases.end("targets")
         # 3. decide which jobs share a GPU

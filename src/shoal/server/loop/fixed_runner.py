@@ -66,9 +66,8 @@ class FixedRunner(RunnerBase):
         job.asked_to_end = False
         job.generation += 1
         job.began_s, job.size = self.loop.now_s(), len(devices)
-        if may(
-            job.life, Verb.PREEMPT
-        ):  # its processes were lost with a server that was killed before it recorded this
+        # its processes were lost with a server that was killed before it recorded this
+        if may(job.life, Verb.PREEMPT):
             self.advance(job, Verb.PREEMPT)
         per_gpu = job.spec.get("per_gpu", True)  # older jobs have one process per GPU
         groups = divided(devices, per_gpu=per_gpu)

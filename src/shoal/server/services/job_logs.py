@@ -116,9 +116,8 @@ class JobLogs:
                 self.go_on()
                 self._position[number] = tail_position(self._directory(number), tail)
             found = self._next_lines()
-            for _, number, line in found[
-                : max(len(found) - tail, 0)
-            ]:  # `tail` lines of all workers, not of each
+            # `tail` lines of all workers, not of each
+            for _, number, line in found[: max(len(found) - tail, 0)]:
                 self._position[number] = line.end
         if self._chosen.since_s is not None:
             for number in self._ranks:

@@ -48,7 +48,7 @@ class JoinTokens:
             await machines.wait_until_listening()
         except (OSError, ShoalError) as error:
             raise Conflict(f"no machine can join: {error}") from None
-        # The clock of tokens, unlike that of join tokens, may not be the machine's: compare how long they last.
+        # API tokens and join tokens use different clocks, so compare remaining lifetimes.
         left_s = expires_in_s if latest_s is None else latest_s - self._now_s()
         token_id, token = machines.make_token(min(expires_in_s, left_s))
         with self._store.change(self._now_s(), actor=actor) as change:

@@ -179,9 +179,8 @@ class Submit:
             taken = next((j.name for j in mine if j.name in names), None)
             if taken is not None:
                 raise Conflict(f"you have an unfinished job called {taken!r} already; choose another name")
-        people = (
-            self._loop.scheduler.cluster
-        )  # in memory; it learns of new limits in the cycle after their change
+        # in memory; it learns of new limits in the cycle after their change
+        people = self._loop.scheduler.cluster
         limits = [user.limits for user in people.users] + [group.limits for group in people.groups]
         if any(limit.max_waiting_jobs is not None for limit in limits):  # counting all jobs takes long
             why = refusal(people, user, self._waiting(), count)
