@@ -6,15 +6,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-)
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset
 
+from shoal.integrations.dataloaders import options_of, training_loader
 from shoal.integrations.lightning.progress import follow
 from shoal.torch.job import Job
 
@@ -22,43 +16,12 @@ MANY_EPOCHS = 1 << 30
 """For a Trainer that has no limit and is stopped."""
 
 
-def _options(dataloader: Any) -> dict[str, Any]:
-    if not isinstance(dataloader, DataLoader):
-        raise ValueError(
-            f"give a torch DataLoader, not a {type(dataloader).__name__}: Shoal splits its data set"
-        )
-    if isinstance(dataloader.dataset, IterableDataset):
-        raise ValueError("an IterableDataset has no length, which Shoal needs to split it: make a list of it")
-    if type(dataloader.batch_sampler) is not BatchSampler:
-        raise ValueError(
-            "a batch_sampler of your own is not supported: give batch_size, and a sampler if needed"
-        )
-    return {
-        "num_workers": dataloader.num_workers,
-        "collate_fn": dataloader.collate_fn,
-        "pin_memory": dataloader.pin_memory,
-    }
-
-
 class TrainingBatches:
     """This worker's part of each batch. Before each one the Trainer's counters are set to where the job is."""
 
     def __init__(self, dataloader: Any, trainer: Any, job: Job, begin: Callable[[], None]) -> None:
         self._trainer, self._job, self._begin = trainer, job, begin
-        options = _options(dataloader)
-        sampler: Any = dataloader.sampler
-        usual = isinstance(sampler, (RandomSampler, SequentialSampler))
-        order = {"shuffle": isinstance(sampler, RandomSampler)} if usual else {"sampler": sampler}
-        if not options["num_workers"]:
-            options.pop("pin_memory")
-        self._loader = job.loader(
-            dataloader.dataset,
-            dataloader.batch_size,
-            accumulate=trainer.accumulate_grad_batches,
-            drop_last=dataloader.drop_last,
-            **order,
-            **options,
-        )
+        self._loader = training_loader(job, dataloader, trainer.accumulate_grad_batches)
         self.dataset, self.batch_size = dataloader.dataset, dataloader.batch_size
         self._epochs = job.epochs(self._most_epochs())
 
@@ -109,7 +72,7 @@ class ValidationBatches:
     """
 
     def __init__(self, dataloader: Any, job: Job, limit: int | float = 1.0) -> None:
-        options = _options(dataloader)
+        options = options_of(dataloader)
         if not isinstance(dataloader.sampler, RandomSampler | SequentialSampler):
             raise ValueError(
                 "a sampler of your own is not supported for validation: use a torch.utils.data.Subset of the data"
