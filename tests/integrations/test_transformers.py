@@ -61,6 +61,7 @@ def test_two_workers_stop_where_one_does_and_return_to_the_same_best_model(
     with LocalJob([script], 2, directory=tmp_path / "job", zygote=zygote, timing=QUICK, env=two) as job:
         end = job.wait_end()
         assert isinstance(end, ev.JobFinished), (end, job.logs())
+        assert (end.stopped is None) == (ends_at == max_steps), "an early end is reported as such"
         job.wait_gone(60)
     (expected,) = [json.loads(file.read_text()) for file in (tmp_path / "one" / "found").iterdir()]
     found = [json.loads(file.read_text()) for file in (tmp_path / "two" / "found").iterdir()]

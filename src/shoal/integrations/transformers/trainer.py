@@ -166,11 +166,16 @@ class ElasticTrainer(Trainer):
             super()._run_epoch(model=model, epoch=at, **given)
             if not self._steps_in_epoch:
                 self.control.should_training_stop = False  # this worker joined at the end of the epoch
-            if self.control.should_training_stop:
+            if self.control.should_training_stop and not self._is_complete(at):
                 break
         self._in_epochs = False
         self.job.finish()
         self.control.should_training_stop = True
+
+    def _is_complete(self, epoch: int) -> bool:
+        """The Trainer also stops after its last step. That is not to be reported as an early end."""
+        state = self.state
+        return state.global_step >= state.max_steps and epoch + 1 >= state.num_train_epochs
 
     def _take_over(self) -> None:
         """The callbacks begin once more. On rank 0 they open what only rank 0 writes: W&B's run, a progress bar."""
