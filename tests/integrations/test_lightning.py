@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,3 +182,25 @@ def test_a_trainer_that_is_resumed_after_its_last_epoch_trains_no_more(tmp_path:
         Trainer(strategy=ShoalStrategy(job=job), devices=1, max_epochs=2, **quiet).fit(Boring())
         assert (job.position.epoch, job.position.step) == (2, 4)
         assert job.checkpoint()
+
+
+def test_a_worker_that_takes_over_logs_to_the_run_of_mlflow_that_the_job_has() -> None:
+    from lightning.pytorch import Trainer
+    from lightning.pytorch.loggers.logger import DummyLogger
+
+    from shoal.integrations.lightning.state import TravellingState
+
+    class MLflow(DummyLogger):
+        """Has the structure of Lightning's MLFlowLogger: it begins a run unless it has the id of one."""
+
+        _run_id: str | None = None
+
+        @property
+        def version(self) -> str | None:
+            return self._run_id
+
+    job = SimpleNamespace(parts=SimpleNamespace(steps=SimpleNamespace(present=None)))
+    first, second = (Trainer(logger=MLflow(), enable_checkpointing=False) for _ in range(2))
+    first.logger._run_id = "abc"
+    TravellingState(second, job).load_state_dict(TravellingState(first, job).state_dict())
+    assert second.logger.version == "abc"

@@ -36,8 +36,9 @@ class TravellingState:
             if state:
                 callback.load_state_dict(state)
         for logger, version in zip(trainer.loggers, saved["loggers"], strict=True):
-            if hasattr(logger, "_version"):
-                logger._version = version  # one run, whichever worker writes it
+            for name in ("_version", "_run_id"):  # the latter is MLflow's
+                if hasattr(logger, name):
+                    setattr(logger, name, version)  # one run, whichever worker writes it
         trainer.should_stop = saved["should_stop"]
         manual = trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress.total
         manual.ready = manual.completed = saved["manual_steps"]
