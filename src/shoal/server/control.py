@@ -77,7 +77,8 @@ from shoal.server.services.webhooks import Webhooks
 from shoal.server.services.what_if import WhatIf
 from shoal.server.services.why import Why
 from shoal.server.services.workdirs import Workdirs, uploads_in_use
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 from shoal.server.virtual_cluster import VirtualCluster
 from shoal.wire.atomic_file import write_atomically
 

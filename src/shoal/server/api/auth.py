@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from shoal.server.api.models import Role
 from shoal.server.services.errors import Forbidden, NotFound, Unauthorized
 from shoal.server.services.naming import hash_of
-from shoal.server.store.store import Row, Store, StoreFull
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store, StoreFull
 
 MOST_CACHED = 1000
 TOUCH_S = 60.0

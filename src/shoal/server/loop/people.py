@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from shoal.core.cluster import Cluster, Group, User
 from shoal.core.events import PeopleChanged
 from shoal.core.limits import Limits
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 
 def limits_of(row: Row) -> Limits:

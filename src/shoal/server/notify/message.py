@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from shoal.server.loop.clock import as_time
-from shoal.server.store.store import Row
+from shoal.server.store.change import Row
 
 Kind = Literal["started", "resized", "preempted", "failed", "finished", "idle"]
 #: The types of events that each kind is about.

@@ -17,7 +17,8 @@ from shoal.server.notify.address import Refused
 from shoal.server.notify.message import message, types_of
 from shoal.server.notify.sender import NotSent, Sender
 from shoal.server.store import tables as t
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 log = logging.getLogger("shoal.server")
 

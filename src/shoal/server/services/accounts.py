@@ -17,7 +17,8 @@ from shoal.executors.base import NamedAccount, OwnAccount, RunAs
 from shoal.server.api import models as m
 from shoal.server.api.models import Role
 from shoal.server.services.errors import Conflict, Forbidden, Invalid
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 
 class Accounts:

@@ -12,7 +12,8 @@ from shoal.server.loop.live_job import LiveJob
 from shoal.server.services.errors import Conflict, NotFound
 from shoal.server.services.naming import printable
 from shoal.server.store import tables as t
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 
 class Arrays:

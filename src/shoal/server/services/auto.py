@@ -13,7 +13,8 @@ from shoal.knowledge.unknown import Unknown
 from shoal.server.api.models import JobSpec, JobState, Resize
 from shoal.server.loop.profiles import Profiles
 from shoal.server.services.naming import model_word, program_name
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 #: Finished jobs of the owner to read, newest first.
 MOST_READ = 500

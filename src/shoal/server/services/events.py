@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 
 from shoal.server.api import models as m
 from shoal.server.loop.clock import as_time
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 #: Events to read at once for a stream.
 CHUNK = 500

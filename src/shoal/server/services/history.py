@@ -13,7 +13,8 @@ from shoal.server.loop.clock import as_time
 from shoal.server.loop.live_job import job_ref
 from shoal.server.services.errors import Invalid
 from shoal.server.services.loop_view import LoopView
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 #: The state of a job after each type of event.
 STATE_AFTER = {

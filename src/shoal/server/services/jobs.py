@@ -20,7 +20,8 @@ from shoal.server.services.job_logs import WorkerDirectory
 from shoal.server.services.loop_view import LoopView
 from shoal.server.services.naming import printable
 from shoal.server.services.reasons import Reasons
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 #: Jobs of a list to describe before other tasks of the event loop get a turn.
 SLICE = 100

@@ -11,7 +11,8 @@ from shoal.server.loop.ceilings import counted_workers
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.loop.people import groups_of, limits_of
 from shoal.server.services.loop_view import LoopView
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 
 class LimitsUse:

@@ -18,7 +18,8 @@ from shoal.server.loop.lifecycle import Life
 from shoal.server.loop.live_job import LiveJob
 from shoal.server.services.naming import hash_of, model_word, short_name
 from shoal.server.store import tables as t
-from shoal.server.store.store import Change, Store, StoreFull
+from shoal.server.store.change import Change
+from shoal.server.store.store import Store, StoreFull
 from shoal.wire.atomic_file import write_atomically
 
 #: Fields of a submission that describe the array, not one of its jobs.

@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable
 
 from shoal.server.services.naming import hash_of
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 
 class Tokens:

@@ -15,7 +15,8 @@ from shoal.server.loop.people import groups_of, limits_of, users_of
 from shoal.server.services.accounts import Accounts
 from shoal.server.services.errors import Conflict, NotFound
 from shoal.server.store import tables as t
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 
 class Users:

@@ -8,7 +8,8 @@ from shoal.server.api.models import JobSpec, JobState
 from shoal.server.services.errors import Conflict, Invalid
 from shoal.server.services.naming import printable
 from shoal.server.store import tables as t
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 #: Ends of other jobs that one submission may wait for.
 MAX_WAITS = 10_000

@@ -14,7 +14,8 @@ from shoal.server.notify.notifier import Notifier
 from shoal.server.notify.sender import NotSent, Sender
 from shoal.server.services.errors import Conflict, Invalid, NotFound
 from shoal.server.store import tables as t
-from shoal.server.store.store import Row, Store
+from shoal.server.store.change import Row
+from shoal.server.store.store import Store
 
 MAX_WEBHOOKS_OF_USER = 10
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Response
 from shoal.server.api import models as m
 from shoal.server.api.auth import Who
 from shoal.server.api.routes.common import ERRORS, IdempotencyKey, S, Services, W
-from shoal.server.store.store import Row
+from shoal.server.store.change import Row
 
 router = APIRouter(tags=["jobs"], responses=ERRORS)
 ArrayId = Annotated[str, Path(max_length=100, description="Number or name of an array.", examples=["sweep"])]

@@ -22,7 +22,7 @@ from shoal.server.api.routes.common import (
     seconds,
 )
 from shoal.server.services.errors import Invalid
-from shoal.server.store.store import ACTIVE_STATES
+from shoal.server.store.change import ACTIVE_STATES
 
 router = APIRouter(tags=["jobs"], responses=ERRORS)
 

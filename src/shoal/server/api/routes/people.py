@@ -11,7 +11,7 @@ from shoal.server.api.routes.common import ERRORS, S, Services, W
 from shoal.server.loop.clock import as_time
 from shoal.server.services.errors import Conflict, Forbidden, NotFound
 from shoal.server.services.users import plain_limits
-from shoal.server.store.store import Row
+from shoal.server.store.change import Row
 
 router = APIRouter(tags=["people"], responses=ERRORS)
 UserName = Annotated[str, Path(max_length=64, pattern=m.NAME)]
