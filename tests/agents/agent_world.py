@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shoal.agents import agent_state as ag
-from shoal.agents import fleet_state as fl
+from shoal.agents import fleet_records as fr
 from shoal.agents.agent_state import AgentState
-from shoal.agents.fleet_state import FleetState, Link, Timing
+from shoal.agents.fleet_records import Link, Timing
+from shoal.agents.fleet_state import FleetState
+from shoal.executors import base
 from shoal.wire import agent_messages as am
 
 TIMING = Timing(lease_s=30.0, heartbeat_s=5.0, silence_s=15.0, keeper_margin_s=2.0)
@@ -92,7 +94,7 @@ class World:
         self.copies: dict[str, bytearray] = {}
         self.agents_stored: dict[str, tuple[str, tuple[am.NodeFacts, ...]]] = {}
         self.starts: dict[str, int] = {}
-        self.events: list[fl.NodeChange] = []
+        self.events: list[base.NodeChange] = []
         self.refusals: list[str] = []
         #: Connections by agent name that the fleet uses.
         self.used: dict[str, Connection] = {}
@@ -151,9 +153,9 @@ class World:
     def tick(self) -> None:
         self.obey_fleet(self.fleet.tick(self.fleet_now()))
 
-    def obey_fleet(self, effects: list[fl.Effect], connection: Connection | None = None) -> None:
+    def obey_fleet(self, effects: list[fr.Effect], connection: Connection | None = None) -> None:
         for effect in effects:
-            if isinstance(effect, fl.Accept):
+            if isinstance(effect, fr.Accept):
                 assert connection is not None
                 old = self.used.get(effect.agent)
                 if old is not None and old is not connection:
@@ -161,21 +163,21 @@ class World:
                 self.used[effect.agent] = connection
                 connection.accepted = True
                 self.agents_stored[effect.agent] = (effect.instance, effect.nodes)
-            elif isinstance(effect, fl.Refuse):
+            elif isinstance(effect, fr.Refuse):
                 assert connection is not None
                 self.refusals.append(effect.why)
                 connection.to_agent.append(am.Refused(effect.why, effect.final))
                 connection.fleet_sees = False
-            elif isinstance(effect, fl.Send):
+            elif isinstance(effect, fr.Send):
                 if not self.used[effect.agent].broken:
                     self.used[effect.agent].to_agent.append(effect.message)
-            elif isinstance(effect, fl.Cut):
+            elif isinstance(effect, fr.Cut):
                 self.close(self.used.pop(effect.agent))
-            elif isinstance(effect, fl.AppendLog):
+            elif isinstance(effect, fr.AppendLog):
                 copy = self.copies[effect.worker]
                 assert effect.position == len(copy), "a gap or a repetition in the output"
                 copy += effect.data
-            elif isinstance(effect, fl.WorkerExit):
+            elif isinstance(effect, fr.WorkerExit):
                 self.report(effect.exited)
             else:
                 self.events.append(effect)

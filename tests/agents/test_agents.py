@@ -18,10 +18,10 @@ import pytest
 from shoal.agents.agent import Agent, node_facts
 from shoal.agents.certificate import fingerprint_of, make_certificate, server_context
 from shoal.agents.fleet import AgentExecutor
-from shoal.agents.fleet_state import NodeLost, NodeUnreachable, NodeUp, Timing
+from shoal.agents.fleet_records import Timing
 from shoal.agents.link import MemoryLink
 from shoal.agents.registry import AgentRegistry
-from shoal.executors.base import Exit, WorkerSpec
+from shoal.executors.base import Exit, NodeLost, NodeUnreachable, NodeUp, WorkerSpec
 from shoal.executors.keeper import start_time
 from shoal.executors.local import LocalExecutor
 

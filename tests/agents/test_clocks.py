@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.agents.fleet_state import AppendLog, FleetState
+from shoal.agents.fleet_records import AppendLog
+from shoal.agents.fleet_state import FleetState
 from shoal.executors import keeper
 from shoal.executors.keeper_files import stamps_ahead_s
 from shoal.executors.logs import read_lines, with_our_clock

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from shoal.agents.agent_state import CHUNK_BYTES, WINDOW_BYTES, AgentState, Send
-from shoal.agents.fleet_state import AppendLog, FleetState
-from shoal.agents.fleet_state import Send as Answer
+from shoal.agents.fleet_records import AppendLog
+from shoal.agents.fleet_records import Send as Answer
+from shoal.agents.fleet_state import FleetState
 from shoal.agents.log_files import LogCopy, read_output
 from shoal.executors.keeper import LONGEST_LINE, STAMP_BYTES, Log
 from shoal.executors.logs import end_position, read_lines

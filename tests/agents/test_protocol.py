@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from shoal.agents.fleet_state import CLOCK_DRIFT, Link
+from shoal.agents.fleet_records import CLOCK_DRIFT, Link
 from shoal.wire import agent_messages as am
 
 from .agent_world import Clock, Machine, World

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from shoal import __version__
+from shoal.agents import fleet_records as fr
 from shoal.agents import fleet_state as fl
-from shoal.agents.fleet_state import Link
+from shoal.agents.fleet_records import Link
+from shoal.executors import base
 from shoal.executors.base import NodeUp
 from shoal.wire import agent_messages as am
 
@@ -150,7 +152,7 @@ def test_a_node_is_not_up_while_a_worker_runs_there_that_nobody_knows() -> None:
     hello = connection.to_fleet.popleft()
     assert isinstance(hello, am.AgentHello)
     effects = story.fleet.hello(hello, machine.instance, story.fleet_now(), 0.0)
-    assert fl.EndsUnknown("a", ("w",)) in effects
+    assert fr.EndsUnknown("a", ("w",)) in effects
     story.obey_fleet(effects, connection)
     while connection.to_agent:
         story.deliver_to_agent(machine, connection)
@@ -178,7 +180,7 @@ def test_a_second_agent_is_refused_while_the_first_is_connected_and_while_its_wo
     story.connect(second)
     story.exchange()
     assert story.link("a") is Link.CONNECTED
-    assert [e.node.gpus for e in story.events if isinstance(e, fl.NodeUp)] == [2, 4]
+    assert [e.node.gpus for e in story.events if isinstance(e, base.NodeUp)] == [2, 4]
 
 
 def test_a_second_agent_is_refused_for_good_once_the_first_has_spoken_since() -> None:
@@ -191,7 +193,7 @@ def test_a_second_agent_is_refused_for_good_once_the_first_has_spoken_since() ->
         hello = second.connection.to_fleet.popleft()
         assert isinstance(hello, am.AgentHello)
         (refusal,) = story.fleet.hello(hello, second.instance, story.fleet_now(), 0.0)
-        assert isinstance(refusal, fl.Refuse)
+        assert isinstance(refusal, fr.Refuse)
         assert "another agent named a is connected" in refusal.why
         story.agent_notices(second)
         return refusal.final
@@ -246,7 +248,7 @@ def test_a_node_that_announced_its_end_and_has_no_workers_is_lost_at_once() -> N
     story.end(machine, "w", am.Exited("w", code=0))
     story.obey_agent(machine, machine.state.leaving(60.0, "time limit", machine.clock.read(story.now_s)))
     story.exchange()
-    assert any(isinstance(e, fl.NodeLeaving) and e.why == "time limit" for e in story.events)
+    assert any(isinstance(e, base.NodeLeaving) and e.why == "time limit" for e in story.events)
     assert machine.connection is not None
     story.fleet_notices(machine.connection)
     assert story.link("a") is Link.LOST
@@ -256,7 +258,7 @@ def test_an_agent_of_another_version_is_refused_for_good() -> None:
     fleet = fl.FleetState("epoch")
     hello = am.AgentHello("a", "run", (), 0.0, 0.0, protocol=99)
     (refusal,) = fleet.hello(hello, "first", 0.0, 0.0)
-    assert isinstance(refusal, fl.Refuse)
+    assert isinstance(refusal, fr.Refuse)
     assert refusal.final
     assert "protocol 99" in refusal.why
     assert f"install version {__version__} of Shoal" in refusal.why

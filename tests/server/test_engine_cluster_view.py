@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-from shoal.agents.fleet_state import Agent, FleetState, Link
+from shoal.agents.fleet_records import Agent, Link
+from shoal.agents.fleet_state import FleetState
 from shoal.agents.main import versions
+from shoal.agents.reaching import Reaching
 from shoal.agents.shared import Sharing
 from shoal.cli.node import _row
 from shoal.executors.base import NodeInfo, NodeLeaving
@@ -103,6 +105,7 @@ class Services:
     """What agents answered to the probes."""
 
     unreachable: dict[str, dict[str, str]]
+    reaching: Reaching = field(default_factory=Reaching)
 
     def sharing(self, agent: str) -> Sharing | None:
         return Sharing(False, "it cannot read /shared: permission denied") if agent == "b" else Sharing(True)
@@ -114,7 +117,9 @@ def test_node_ls_shows_what_is_wrong_with_a_machine(tmp_path: Path) -> None:
         shared.mkdir()
         async with server(tmp_path / "home", NODES, shared=str(shared)) as here:
             agents = Agents(here.fleet, "a", "b")
-            agents.executor = SimpleNamespace(services=Services({}))
+            agents.executor = SimpleNamespace(
+                services=Services({}), state=SimpleNamespace(agents=agents.known())
+            )
             agents.known()["a"].versions = versions()
             agents.known()["a"].wall_offset_s = 86400.0
             agents.known()["b"].versions = {k: v for k, v in versions().items() if k != "torch"}

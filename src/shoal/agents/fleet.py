@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from shoal.agents import fleet_records as fr
 from shoal.agents import fleet_state as fs
 from shoal.agents.join_tokens import TokenError, hash_secret, new_secret
 from shoal.agents.link import AGENT, JOIN, Link, StreamLink
@@ -67,14 +68,14 @@ class AgentExecutor:
         self,
         registry: AgentRegistry,
         *,
-        timing: fs.Timing | None = None,
+        timing: fr.Timing | None = None,
         on_node: Callable[[NodeChange], None] = lambda change: None,
         log_copy: LogCopy | None = None,
         services: AgentServices | None = None,
     ) -> None:
-        timing = timing or fs.Timing()
+        timing = timing or fr.Timing()
         earlier_s = registry.raise_longest_lease(timing.lease_s)
-        timing = fs.Timing(
+        timing = fr.Timing(
             timing.lease_s, timing.heartbeat_s, timing.silence_s, timing.keeper_margin_s, earlier_s
         )
         self.on_exit: Callable[[Exit], None] = lambda exit_: None
@@ -102,18 +103,18 @@ class AgentExecutor:
     def nodes(self) -> tuple[NodeInfo, ...]:
         """The nodes of connected agents, and those of the agent in this process."""
         return tuple(
-            fs.node_info(node, agent)
+            fr.node_info(node, agent)
             for agent in self.state.agents.values()
-            if agent.link is fs.Link.CONNECTED or agent.name == self._own
+            if agent.link is fr.Link.CONNECTED or agent.name == self._own
             for node in agent.nodes
         )
 
     def awaited_nodes(self) -> tuple[NodeInfo, ...]:
         """The nodes of agents that joined an earlier process of this control plane and are not connected."""
         return tuple(
-            fs.node_info(node, agent)
+            fr.node_info(node, agent)
             for agent in self.state.agents.values()
-            if agent.link is not fs.Link.CONNECTED and agent.name != self._own
+            if agent.link is not fr.Link.CONNECTED and agent.name != self._own
             for node in agent.nodes
         )
 
@@ -131,7 +132,7 @@ class AgentExecutor:
             write_new(worker.directory / "node", worker.node)
         except OSError as error:
             why = f"cannot start it: {error.strerror or error}"
-            self._obey([fs.WorkerExit(am.Exited(worker.worker, why=why, began=False))])
+            self._obey([fr.WorkerExit(am.Exited(worker.worker, why=why, began=False))])
             return
         order = am.Start(
             worker=worker.worker,
@@ -194,7 +195,7 @@ class AgentExecutor:
             node = read_regular(directory / "node", LONGEST_NAME_BYTES).decode()
         if not node:  # `start` writes it before it sends the command
             why = "it was ended before it began"
-            self._obey([fs.WorkerExit(am.Exited(worker, why=why, began=False))])
+            self._obey([fr.WorkerExit(am.Exited(worker, why=why, began=False))])
             return
         self._obey(self.state.adopt(worker, node, end_position(directory), time.monotonic(), str(directory)))
 
@@ -287,7 +288,7 @@ class AgentExecutor:
         job, purpose = error.claim
         agent = job[:64] if purpose == AGENT else ""
         if isinstance(error, OtherProtocol):
-            why = f"it runs another version of Shoal ({error}): {fs.INSTALL}"
+            why = f"it runs another version of Shoal ({error}): {fr.INSTALL}"
         elif purpose == JOIN:
             why = "its join token is not known, has expired or was removed: `shoal node join-token create`"
         else:
@@ -309,7 +310,7 @@ class AgentExecutor:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
                     hello = await link.receive()
             except WireError:
-                why = f"the agent runs another version of Shoal: {fs.INSTALL}"
+                why = f"the agent runs another version of Shoal: {fr.INSTALL}"
                 self._refuse(link, job or "", why, final=True)
                 return
             if not isinstance(hello, am.AgentHello):
@@ -365,7 +366,7 @@ class AgentExecutor:
         effects = self.state.hello(
             hello, instance, time.monotonic(), time.time(), credential=credential, leased=leased
         )
-        if effects and isinstance(effects[0], fs.Refuse):
+        if effects and isinstance(effects[0], fr.Refuse):
             self._refuse(link, hello.agent, effects[0].why, final=effects[0].final)
             return False
         # It is on disk before the agent can start anything: a restarted control plane knows who may have workers.
@@ -427,21 +428,21 @@ class AgentExecutor:
         if agent in self._links:
             self._links[agent].send(message)
 
-    def _obey(self, effects: list[fs.Effect]) -> None:
+    def _obey(self, effects: list[fr.Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, fs.Send):
+            if isinstance(effect, fr.Send):
                 self._send(effect.agent, effect.message)
-            elif isinstance(effect, fs.Cut):
+            elif isinstance(effect, fr.Cut):
                 self._links.pop(effect.agent).close()
                 self.sessions.disconnected(effect.agent)
-            elif isinstance(effect, fs.AppendLog):
+            elif isinstance(effect, fr.AppendLog):
                 # On a full disk the output is lost, as it is on a node: the worker must not wait for it.
                 with contextlib.suppress(OSError):
                     data = with_our_clock(effect.data, effect.clock_ahead_s)
                     self._log_copy.append(Path(effect.directory), effect.position, data)
-            elif isinstance(effect, fs.WorkerExit):
+            elif isinstance(effect, fr.WorkerExit):
                 self._report(effect.exited)
-            elif isinstance(effect, fs.EndsUnknown):
+            elif isinstance(effect, fr.EndsUnknown):
                 self.on_unknown(effect.agent, effect.workers)
             elif isinstance(effect, (NodeUp, NodeUnreachable, NodeLost, NodeLeaving)):
                 asyncio.get_running_loop().call_soon(self.on_node, effect)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shoal import __version__
-from shoal.agents.fleet_state import Link
+from shoal.agents.fleet_records import Link
 from shoal.agents.main import versions
 from shoal.agents.reaching import Reach
 from shoal.agents.refusals import Refusal

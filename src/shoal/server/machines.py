@@ -15,8 +15,8 @@ from typing import Any
 from shoal.agents.agent import Agent, node_facts
 from shoal.agents.certificate import fingerprint_of, make_certificate, server_context
 from shoal.agents.fleet import AgentExecutor
-from shoal.agents.fleet_state import Agent as FleetAgent
-from shoal.agents.fleet_state import Timing
+from shoal.agents.fleet_records import Agent as FleetAgent
+from shoal.agents.fleet_records import Timing
 from shoal.agents.join_tokens import token_id
 from shoal.agents.link import MemoryLink
 from shoal.agents.main import versions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from shoal.agents.fleet_state import Agent, Link
+from shoal.agents.fleet_records import Agent, Link
 from shoal.engines.capacity import Demand
 from shoal.server.engine.demand import DemandLoop, demand_of
 from shoal.server.engine.port import UNTYPED, AgentSeen
