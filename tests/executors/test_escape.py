@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from shoal.executors import guard, keeper
@@ -403,3 +404,29 @@ def test_a_python_of_another_name_in_the_same_place_starts_warm(tmp_path: Path) 
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
     assert not may_start_warm((str(link), "train.py"), {"PATH": here})
+
+
+def test_a_worker_that_was_killed_while_it_waited_for_a_job_starts_cold(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('trains')\n")
+
+    async def story() -> Exit:
+        executor = LocalExecutor(1)
+        executor.warm_up()
+        zygote = executor._zygote
+        assert zygote is not None
+        await until(lambda: zygote.ready)
+        (spare,) = psutil.Process(zygote._process.pid).children()
+        await until(spare.children)
+        (waiting,) = spare.children()
+        waiting.kill()
+        await until(lambda: not lives(waiting.pid))
+        exits: list[Exit] = []
+        executor.on_exit = exits.append
+        command = (sys.executable, str(script))
+        executor.start(WorkerSpec("1.0", tmp_path / "w", "local", 0, command, str(tmp_path), {}, warm=True))
+        await until(lambda: exits)
+        executor.close()
+        return exits[0]
+
+    assert asyncio.run(story()).ok

@@ -258,8 +258,12 @@ class WarmKeeper(keeper.Keeper):
             os.chdir("/")
         # Else root would tell the job which files exist: the worker looks for itself, under its account.
         keeper.give_to_account(self.worker.output_fd, self.spec)
-        with os.fdopen(self.worker.spec_fd, "w") as file:
-            json.dump(self.spec, file)
+        try:
+            with os.fdopen(self.worker.spec_fd, "w") as file:
+                json.dump(self.spec, file)
+        except BrokenPipeError:  # somebody has killed the waiting worker: the kernel, for want of memory
+            os.close(self.worker.output_fd)
+            return super().begin()
         self.pid = self.worker.pid
         return self.worker.output_fd
 
