@@ -184,8 +184,9 @@ def test_a_trainer_that_is_resumed_after_its_last_epoch_trains_no_more(tmp_path:
         assert job.checkpoint()
 
 
-def test_a_worker_that_takes_over_logs_to_the_run_of_mlflow_that_the_job_has() -> None:
+def test_a_newcomer_has_all_that_the_others_know_of_checkpoints_and_the_run_of_mlflow(tmp_path: Path) -> None:
     from lightning.pytorch import Trainer
+    from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.loggers.logger import DummyLogger
 
     from shoal.integrations.lightning.state import TravellingState
@@ -200,7 +201,15 @@ def test_a_worker_that_takes_over_logs_to_the_run_of_mlflow_that_the_job_has() -
             return self._run_id
 
     job = SimpleNamespace(parts=SimpleNamespace(steps=SimpleNamespace(present=None)))
-    first, second = (Trainer(logger=MLflow(), enable_checkpointing=False) for _ in range(2))
-    first.logger._run_id = "abc"
-    TravellingState(second, job).load_state_dict(TravellingState(first, job).state_dict())
-    assert second.logger.version == "abc"
+    checkpoints = [ModelCheckpoint(str(tmp_path), monitor="val_loss") for _ in range(2)]
+    first, second = (
+        TravellingState(Trainer(logger=MLflow(), callbacks=[one], enable_progress_bar=False), job)
+        for one in checkpoints
+    )
+    first._trainer.logger._run_id = "abc"
+    for name in ("best_model_score", "current_score", "kth_value"):
+        setattr(checkpoints[0], name, torch.tensor(0.5))
+    checkpoints[0].best_model_path = checkpoints[0].kth_best_model_path = str(tmp_path / "best.ckpt")
+    second.load_state_dict(first.state_dict())
+    assert second.state_dict() == first.state_dict(), "or each comparison of job.state finds a difference"
+    assert second._trainer.logger.version == "abc"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+from lightning.pytorch.callbacks import ModelCheckpoint
+
 from shoal.integrations.lightning.metrics import forget
 from shoal.torch.job import Job
 
@@ -35,6 +37,8 @@ class TravellingState:
                 callback.dirpath = directory
             if state:
                 callback.load_state_dict(state)
+            if isinstance(callback, ModelCheckpoint):
+                callback.current_score = state["current_score"]  # which it leaves out itself
         for logger, version in zip(trainer.loggers, saved["loggers"], strict=True):
             for name in ("_version", "_run_id"):  # the latter is MLflow's
                 if hasattr(logger, name):
