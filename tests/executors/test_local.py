@@ -270,8 +270,11 @@ def test_of_suspend_and_wake_the_last_one_counts(tmp_path: Path, when: str) -> N
             getattr(told.executor, tell)(worker)
         pid = (await place.started(worker))["pid"]
         await place.until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
-        await place.until(lambda: told.executor._kept[worker].wanted is None)
-        assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        await place.until(lambda: told.executor._kept[worker].wanted is None)  # it was told once more
+        await place.until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        for _ in range(30):
+            await asyncio.sleep(0.01)
+            assert psutil.Process(pid).status() == psutil.STATUS_STOPPED
         for each in filter(None, (first, worker)):
             place.executor.stop(each, kill=True)
             await place.exit()
@@ -300,7 +303,7 @@ def test_one_worker_that_cannot_be_started_hinders_no_other(
 
 def test_workers_that_a_dead_zygote_does_not_start_begin_in_turn(tmp_path: Path) -> None:
     async def story() -> None:
-        ended = SimpleNamespace(warming=True, ready=False, start=lambda *args: None)
+        ended = SimpleNamespace(warming=True, has_ended=True, start=lambda *args: None)
         place = Place(tmp_path, pace=Pace(most=1), zygote=ended)
         script = tmp_path / "train.py"
         script.write_text("")

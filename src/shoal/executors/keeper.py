@@ -44,6 +44,7 @@ WARNINGS = {name: int(getattr(signal, f"SIG{name}")) for name in ("USR1", "USR2"
 FIRST_WARNING = int(signal.SIGRTMIN)
 #: Requests that would end a keeper which cannot obey yet. Whoever starts one blocks them, and it unblocks them.
 BLOCKED_AT_START = (signal.SIGUSR1, signal.SIGUSR2, *(FIRST_WARNING + number for number in WARNINGS.values()))
+REQUESTS = (signal.SIGTERM, signal.SIGQUIT, *BLOCKED_AT_START)
 AFTERMATH_S = 1.0
 """Time between the end of the command and the killing of processes that it left behind."""
 LONGEST_LINE = 16 * 1024
@@ -271,7 +272,7 @@ class Keeper:
         while True:
             for key, _ in selector.select(self.next_timeout_s()):
                 if key.fd == wake:
-                    os.read(wake, 4096)
+                    self.asked += [number for number in os.read(wake, 4096) if number in REQUESTS]
                 elif key.data is not None:
                     with contextlib.suppress(OSError):
                         key.data()
@@ -303,13 +304,14 @@ class Keeper:
         return SessionPort(self.spec, selector, self.prepare, give_to_account, kill, why_not)
 
     def catch_signals(self) -> int:
-        """Note requests in `asked`. Return a file descriptor that wakes the main loop."""
+        """Return a file descriptor that wakes the main loop, with the numbers of the signals as they arrived.
+
+        Handlers in Python are called later, and in the order of the numbers.
+        """
         wake_r, wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
-        warnings = [FIRST_WARNING + number for number in WARNINGS.values()]
-        for number in (signal.SIGTERM, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, *warnings):
-            signal.signal(number, lambda n, _: self.asked.append(n))
-        signal.signal(signal.SIGCHLD, lambda n, f: None)
+        for number in (*REQUESTS, signal.SIGCHLD):
+            signal.signal(number, lambda n, f: None)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, BLOCKED_AT_START)

@@ -179,7 +179,7 @@ class LocalExecutor:
         if delayed is None:
             return  # it was ended before it began
         spec = delayed.spec
-        is_warm = spec.warm and self._zygote is not None and self._zygote.ready
+        is_warm = spec.warm and self._zygote is not None and not self._zygote.has_ended
         if is_warm and may_start_warm(spec.command, spec.env):
             self._start_delayed(worker)
         else:
