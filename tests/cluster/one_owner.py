@@ -15,11 +15,14 @@ from shoal.server.api.models import JobSpec
 
 from .stories import alive
 
+SHORT_LEASE_S = 20
+
 
 def a_killed_server_is_replaced(home: ShoalHome, job: str) -> None:
     """`kill -9` of the server: training goes on, and the next server takes over the same processes on the same GPUs.
 
-    The machines return in another order than they joined: an agent is stopped until the next one has connected.
+    The machines return in another order than they joined: an agent is stopped until the next one has connected. What
+    follows has to outlive no restart of a server, so it gets by with a shorter lease.
     """
     before, places = home.workers(job), home.gpus_of(job)
     assert len({node for node, _ in places.values()}) == 2, places
@@ -29,7 +32,7 @@ def a_killed_server_is_replaced(home: ShoalHome, job: str) -> None:
     home.kill_server()
     first.suspend()
     with ThreadPoolExecutor() as pool:
-        up = pool.submit(home.up)
+        up = pool.submit(home.up, "--lease", f"{SHORT_LEASE_S}s")
         try:
             home.until(lambda: up.done() or _is_connected(home, second), "the other agent is back")
         finally:

@@ -79,6 +79,27 @@ def no_gpu_has_two_live_workers(home: ShoalHome, job: str) -> None:
     assert len(places) == len(set(places)), (places, live)
 
 
+def grows_back_after_their_end(
+    home: ShoalHome, job: str, gpus: int, before: dict[str, int], lost: str
+) -> None:
+    """It had the workers `before`, and those on the node `lost` have no node any more.
+
+    It gets workers on their GPUs when they are dead, not earlier.
+    """
+    node_of = {worker.id: worker.node for worker in home.job(job).workers}
+    old = [pid for worker, pid in before.items() if node_of[worker] == lost]
+    assert 0 < len(old) < len(before), node_of
+
+    def has_grown() -> bool:
+        no_gpu_has_two_live_workers(home, job)
+        new = home.workers(job).keys() - before.keys()
+        assert not (new and alive(old)), f"{new} beside {old}\n{home.describe()}"
+        return home.job(job).gpus == gpus
+
+    home.until(has_grown, f"{job} has {gpus} GPUs again")
+    assert not alive(old)
+
+
 def _places(home: ShoalHome, job: str) -> dict[str, tuple[str, int]]:
     """Node and GPU of each worker, the GPU as the worker's environment has it."""
     node_of = {worker.id: worker.node for worker in home.job(job).workers}
@@ -86,8 +107,8 @@ def _places(home: ShoalHome, job: str) -> dict[str, tuple[str, int]]:
     return {worker: (node_of[worker], int(text.split()[-1])) for worker, text in said.items()}
 
 
-def a_killed_agent_is_replaced(home: ShoalHome, job: str) -> None:
-    """`kill -9` of an agent: the engine starts it again, and it finds its workers."""
+def a_killed_agent_is_replaced(home: ShoalHome, job: str) -> str:
+    """`kill -9` of an agent: the engine starts it again, and it finds its workers. The result is its name."""
     before = home.workers(job)
     name, agent = next(iter(home.agents().items()))
     agent.kill()
@@ -96,6 +117,7 @@ def a_killed_agent_is_replaced(home: ShoalHome, job: str) -> None:
     home.until(lambda: name in [n.name for n in home.nodes()], f"{name} is ready again")
     home.trains_on(job)
     assert home.workers(job) == before, "no worker was lost"
+    return name
 
 
 @contextmanager
@@ -146,7 +168,7 @@ def state_is_kept(home: ShoalHome, job: str) -> Iterator[None]:
 
 
 def nothing_is_left(home: ShoalHome) -> None:
-    home.until(lambda: not home.left(), "no process of this home is left")
+    home.until(lambda: not home.left(), "no process of this home is left", limit_s=20.0)
 
 
 def alive(pids: list[int]) -> list[int]:

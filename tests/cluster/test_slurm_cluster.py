@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from engines.shoal_home import ShoalHome
-from engines.slurm_cluster import SlurmCluster, need_slurm
+from engines.slurm_cluster import SlurmCluster, need_slurm, tracking
 
 from . import on_the_path, one_owner, stories
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[SlurmCluster]:
     need_slurm()
-    started = SlurmCluster(types=("a100", "a100"))
+    started = SlurmCluster(types=("a100", "a100"), proctrack=tracking(), grace_s=10)
     yield started
     started.stop()
 
@@ -76,25 +76,25 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
         stories.the_gang_spans_machines(home, 4)
         refused = home.shoal("run", "-d", "--gpus", 8, "--", "true", code=7)
         assert "it needs 8 GPUs of one type and this cluster has 4" in refused.stderr
-        assert {n.engine.split()[0] for n in home.ready(2)} == {"job"}, "node ls shows Slurm's view"
         stories.a_job_over_machines_ends_as_on_one(home, 4)
     home.train("bert", "1..4")
     home.size("bert", 4)
     home.trains_on("bert")
     assert len({node for node, _ in home.gpus_of("bert").values()}) == 2
+    assert {n.engine.split()[0] for n in home.ready(2)} == {"job"}, "node ls shows Slurm's view"
     stories.no_gpu_is_used_twice(home, "bert")
 
+    killed = stories.a_killed_agent_is_replaced(home, "bert")
     one_owner.a_killed_server_is_replaced(home, "bert")
-    stories.a_killed_agent_is_replaced(home, "bert")
 
-    # Somebody cancels a machine: the job shrinks and does not fail, and another machine replaces it.
-    first = machines(slurm)[0]
-    (node,) = [n.name for n in home.nodes() if f"job {first} " in (n.engine or "")]
-    with stories.logs_survive(home, "bert", node):
-        slurm.admin("scancel", first)
+    # Somebody cancels the machine whose agent was killed: its keepers are no children of it. The job shrinks and does
+    # not fail, and another machine replaces it when the keepers and their workers are dead.
+    before, (job,) = home.workers("bert"), [n.engine.split()[1] for n in home.nodes() if n.name == killed]
+    with stories.logs_survive(home, "bert", killed):
+        slurm.admin("scancel", job)
         home.size("bert", 2)
         home.trains_on("bert")
-    home.size("bert", 4)
+    stories.grows_back_after_their_end(home, "bert", 4, before, killed)
 
     # A time limit comes near: its jobs leave the machine before it goes. It is extended: they use it again.
     first = machines(slurm)[0]
@@ -120,10 +120,7 @@ def test_jobs_get_machines_keep_them_over_every_loss_and_return_them(
         home, meanwhile=lambda: on_the_path.strangers_are_refused(home)
     )
     home.until(lambda: not slurm.jobs(), "idle machines are returned")
-    home.train("last", "1..2")
-    home.size("last", 2)
     home.down()
-    assert not slurm.jobs(), "shoal down leaves no batch job"
     stories.nothing_is_left(home)
 
 
@@ -132,7 +129,7 @@ def what_slurm_takes_is_left_before(slurm: SlurmCluster, home: ShoalHome, limite
 
     It moves to the other machine, and when that goes too, its state is saved. It goes on at the same step.
     """
-    slurm.admin("scontrol", "update", f"JobId={limited}", "EndTime=now+40seconds")
+    slurm.admin("scontrol", "update", f"JobId={limited}", "EndTime=now+25seconds")
     home.until(lambda: home.nodes("leaving"), "the machine is leaving")
     home.size("bert", 2)
     home.trains_on("bert")
@@ -156,12 +153,13 @@ def state_of(slurm: SlurmCluster, job: str) -> str:
 def test_a_node_that_slurm_loses_never_gives_one_gpu_two_live_workers(
     slurm: SlurmCluster, home: ShoalHome
 ) -> None:
-    home.up(*UP, "--nodes", "2..2")
+    home.up(*UP, "--nodes", "2..2", "--lease", f"{one_owner.SHORT_LEASE_S}s")
     home.ready(2)
     home.train("bert", "1..4")
     home.size("bert", 4)
     before = home.workers("bert")
     on = {w: node for w, (node, _) in home.gpus_of("bert").items()}
+    (requeued,) = slurm.admin("squeue", "-h", "-w", "g2", "-o", "%i").split()
     slurm.kill_node("g2")
     assert stories.alive([*before.values()]) == [*before.values()], "workers do not end with slurmd"
     agents = home.agents()
@@ -182,9 +180,10 @@ def test_a_node_that_slurm_loses_never_gives_one_gpu_two_live_workers(
     home.size("bert", 4)
     home.trains_on("bert")
     stories.no_gpu_is_used_twice(home, "bert")
+    assert state_of(slurm, requeued) == "RUNNING", "the agent of the requeued job has joined again"
     assert not stories.alive([before[w] for w in lost]), "the old workers are dead"
     home.down()
-    assert not slurm.jobs()
+    assert not slurm.jobs(), "shoal down leaves no batch job"
     stories.nothing_is_left(home)
 
 
@@ -217,11 +216,6 @@ def test_a_job_gets_a_machine_of_the_type_that_it_asks_for(
 
 BAD = {
     "no such partition": (("--partition", "gold"), "invalid partition specified"),
-    "an option that Shoal sets": (
-        ("--sbatch-option=--job-name=x",),
-        "Shoal sets the sbatch option --job-name",
-    ),
-    "more GPUs than a node has": (("--gpus-per-node", "9"), "Requested node configuration is not available"),
     "an option of Ray": (("--ray-address", "auto"), "is for --engine ray"),
 }
 

@@ -20,7 +20,8 @@ from shoal.server.api import models as m
 SHOAL = [sys.executable, "-m", "shoal.cli.main"]
 #: Steps that take their time, divided by the workers. Each worker prints its steps.
 SCRIPT = Path(__file__).parents[1] / "cluster" / "scripts" / "steps.py"
-LEASE_S = 40
+#: Longer than any restart of the server takes.
+LEASE_S = 60
 
 
 class ShoalHome:
