@@ -96,7 +96,8 @@ class ElasticRunner(CoordinatorEvents):
         for job in self.parts.jobs.values():
             handle = self.service.jobs.get(str(job.id))
             if handle is not None:
-                remote = [w.id for w in job.workers.values() if self.parts.nodes[w.device[0]].remote]
+                nodes = {w.id: w.device[0] for w in job.workers.values()}  # -1: it is not known yet
+                remote = [w for w, node in nodes.items() if node < 0 or self.parts.nodes[node].remote]
                 handle.await_return(remote, can_connect=can_connect)
 
     async def close(self) -> None:
