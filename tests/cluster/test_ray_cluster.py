@@ -60,21 +60,26 @@ def test_jobs_get_nodes_keep_them_over_every_loss_and_return_them(ray: RayCluste
     with on_the_path.overheard(home) as password:
         stories.submit_gang(home, 4, password)
         stories.the_gang_spans_machines(home, 4)
-        types = {n.name: (n.gpu_type, n.rack, n.address) for n in home.ready(2)}
-        assert types == {"gpu-1": ("a100", "r1", "127.0.0.2"), "gpu-2": ("a100", "r2", "127.0.0.3")}
         stories.a_job_over_machines_ends_as_on_one(home, 4)
-
-    one_owner.a_suspended_gang_wakes_only_on_its_own_machine(home)
-    one_owner.the_gpus_of_a_silent_machine_wait_for_its_lease(
-        home, meanwhile=lambda: on_the_path.strangers_are_refused(home)
-    )
     home.train("bert", "1..4")
     home.size("bert", 4)
     home.trains_on("bert")
     stories.no_gpu_is_used_twice(home, "bert")
     assert {node for node, _ in home.gpus_of("bert").values()} == {"gpu-1", "gpu-2"}
-    one_owner.a_killed_server_is_replaced(home, "bert")
+    types = {n.name: (n.gpu_type, n.rack, n.address) for n in home.ready(2)}
+    assert types == {"gpu-1": ("a100", "r1", "127.0.0.2"), "gpu-2": ("a100", "r2", "127.0.0.3")}
     stories.a_killed_agent_is_replaced(home, "bert")
+    one_owner.a_killed_server_is_replaced(home, "bert")
+
+    # The launcher dies: another one finds its actors. It returns the machines of a job that is paused, and gets others.
+    (launcher,) = [p for p in home.server.children() if "shoal.engines.ray_launcher" in p.cmdline()]
+    launcher.kill()
+    home.trains_on("bert")
+    step = stories.pause(home, "bert")
+    home.until(lambda: not home.nodes() and not home.agents(), "all machines are returned")
+    assert engine_check(home).status == "ok"
+    stories.resume(home, "bert", step)
+    home.size("bert", 4)
 
     # A raylet is killed: Ray loses the node, its workers run on until their lease ends, then none is alive.
     before = home.workers("bert")
@@ -88,15 +93,11 @@ def test_jobs_get_nodes_keep_them_over_every_loss_and_return_them(ray: RayCluste
     home.size("bert", 4)
     home.trains_on("bert")
 
-    # The launcher dies: another one finds its actors. It returns the machines of a job that is paused, and gets others.
-    (launcher,) = [p for p in home.server.children() if "shoal.engines.ray_launcher" in p.cmdline()]
-    launcher.kill()
-    home.trains_on("bert")
-    step = stories.pause(home, "bert")
-    home.until(lambda: not home.nodes() and not home.agents(), "all machines are returned")
-    assert engine_check(home).status == "ok"
-    stories.resume(home, "bert", step)
-
+    home.shoal("cancel", "-y", "bert")
+    one_owner.a_suspended_gang_wakes_only_on_its_own_machine(home)
+    one_owner.the_gpus_of_a_silent_machine_wait_for_its_lease(
+        home, meanwhile=lambda: on_the_path.strangers_are_refused(home)
+    )
     home.down()
     assert not actors(ray), "shoal down leaves no actor"
     stories.nothing_is_left(home)
@@ -117,9 +118,19 @@ def test_without_ray_and_without_a_cluster_shoal_up_says_what_to_do(home: ShoalH
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
-def test_when_rays_head_dies_the_server_answers_and_says_so(ray: RayCluster, home: ShoalHome) -> None:
+def test_eight_workers_have_eight_gpus_and_when_rays_head_dies_the_server_says_so(
+    ray: RayCluster, home: ShoalHome
+) -> None:
     """The last test here: the cluster has no head afterwards."""
-    home.up(*UP, "--ray-address", ray.address, "--nodes", "1..1")
+    all_gpus = ("--gpus-per-node", "4", "--gpus", "4")
+    home.up(*UP, *all_gpus, "--ray-address", ray.address, "--nodes", "1..8")
+    command = ("sh", "-c", "echo on GPU $SHOAL_GPU; sleep 1000")
+    home.shoal("run", "-d", "--name", "eight", "--gpus", 8, "--per-gpu", "--", *command)
+    home.until(lambda: len(home.workers("eight")) == 8, "eight workers run")
+    home.until(lambda: len(home.client.logs("eight")) == 8, "each says which GPU it has")
+    stories.no_gpu_is_used_twice(home, "eight")
+    home.shoal("cancel", "-y", "eight")
+
     home.train("bert", "1")
     home.trains_on("bert")
     ray.kill_head()
