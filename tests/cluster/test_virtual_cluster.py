@@ -237,6 +237,8 @@ def test_users_whose_jobs_gain_unequally_trade_gpus_and_their_jobs_change_machin
     assert found["bob"]["fast"] < before["bob"]["fast"]
 
 
+#: Another command than that of the other jobs, which is as fast.
+EVEN = 1.01
 THREE_NODES = "nodes: [{count: 3, gpus: 2, type: v100, name: n}]\n"
 
 
@@ -261,8 +263,9 @@ def test_each_placement_of_the_simulator_places_and_moves_jobs_that_train(cluste
 
     # Optimus' placement, with its policy.
     cluster.shoal("policy", "set", "optimus", code=0)
-    train(cluster, "opt", 2)
+    train(cluster, "opt", 2, EVEN)
     await_steps(cluster, "opt")
+    eventually(lambda: measured_on(cluster, "opt", 2), 60, "its speed on one node")
     assert set(nodes_of(cluster, "opt")) == {first}
     end(cluster, "opt")
 
@@ -296,10 +299,23 @@ def test_each_placement_of_the_simulator_places_and_moves_jobs_that_train(cluste
     eventually(lambda: measured_on(cluster, "b2", 2), 60, "the speed on one node")
     end(cluster, "b2", "b1")
     cluster.shoal("down", "-y", "--keep-jobs", code=0, timeout=120)
-    up(cluster, None, "--placement", "moving", "--policy", "max-min")
+    up(cluster, None, "--placement", "moving:horizon_s=60:move_s=20", "--policy", "max-min")
     for name, gpus in {"a": 1, "b": 1, "c": 1, "d": 2}.items():
         fixed(cluster, name, gpus)
     end(cluster, "b")  # one GPU is free on the node of a, and one on that of c
+
+    # Not if that does not pay: others of its command were not much faster on one node.
+    train(cluster, "even", 2, EVEN)
+    await_steps(cluster, "even", after=10)
+    eventually(lambda: (show(cluster, "even")["speed"] or 0) > 2, 90, "its speed on two nodes")
+    placed = show(cluster, "even")["workers"]
+    assert len({w["node"] for w in placed}) == 2
+    end(cluster, "a")
+    await_steps(cluster, "even", after=show(cluster, "even")["step"] + 4)
+    assert [w["id"] for w in show(cluster, "even")["workers"]] == [w["id"] for w in placed]
+    fixed(cluster, "a", 1)
+    end(cluster, "even")
+
     slow_file(cluster).touch()
     train(cluster, "apart", 2)
     eventually(lambda: 0 < (show(cluster, "apart")["speed"] or 0) < 2, 90, "its speed on two nodes")
