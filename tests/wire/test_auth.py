@@ -115,7 +115,11 @@ def test_a_client_is_not_lured_by_a_server_that_does_not_know_the_secret():
         )
 
 
-@pytest.mark.parametrize("prompt", [b"", auth.challenge()[0] + (2000).to_bytes(2, "big")])
+@pytest.mark.parametrize(
+    "prompt",
+    [b"", auth.challenge()[0] + (2000).to_bytes(2, "big")],
+    ids=["its challenge", "its answer"],
+)
 def test_a_client_is_not_held_by_a_server_that_answers_byte_by_byte(prompt: bytes):
     """Each byte arrives in time, but not all of them."""
     listening = socket.create_server(("127.0.0.1", 0))
