@@ -185,8 +185,8 @@ def main() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=o.get("amp", False), init_scale=128.0)
     job.state["scheduler"], job.state["scaler"], job.state["count"] = scheduler, scaler, 0
     job.state["early"] = 0  # counted before backward
-    average = torch.optim.swa_utils.AveragedModel(model)
-    if o.get("average"):
+    average = torch.optim.swa_utils.AveragedModel(model) if o.get("average") else None
+    if average is not None:
         job.state["average"] = average
     data = Samples(int(word("samples") or o["samples"]))
     loader = job.loader(
@@ -233,7 +233,8 @@ def main() -> None:
             if not o.get("zero_late"):
                 optimizer.zero_grad()
             scheduler.step()
-            average.update_parameters(model)
+            if average is not None:
+                average.update_parameters(model)
             job.state["count"] += 1
             job.log(loss=loss)
             record(out, job, epoch, loss, ids, pids, dice, (model, optimizer))
@@ -255,7 +256,7 @@ def main() -> None:
         "count": job.state["count"],
         "early": job.state["early"],
         "lr": scheduler.get_last_lr()[0],
-        "average": digest(average, optimizer) if o.get("average") else "",
+        "average": digest(average, optimizer) if average is not None else "",
     }
     (HERE / f"final.{ME}").write_text(json.dumps(final))
 
