@@ -134,6 +134,26 @@ def test_users_trade_types_and_elastic_jobs_follow():
     np.testing.assert_allclose(had.sum(axis=0), [24, 4], atol=0.2)
 
 
+def test_a_job_moves_to_a_faster_type_that_is_free_though_nothing_else_happens():
+    """When the GPUs become free, the last move was a moment ago, so this one has to wait."""
+    speed = Profile.from_rows(
+        "x", [(t, g, 0, 1 / g / s) for t, s in (("slow", 1), ("fast", 4)) for g in (1, 2)]
+    )
+    d = drive(Cluster((Node("s", 4, "slow"), Node("f", 2, "fast")), (User("a"), User("b"))), balance_s=600.0)
+    other = d.submit("b", 1, speed)
+    for _ in range(2):
+        d.submit("a", "1..2", speed)
+    d.run(700.0)
+    d.finish(other)
+    assert d.policy.moved_s, "there was a move"
+    fast = d.view.gpu_types.index("fast")
+    assert fast not in d.view.gpu_type
+    d.run(1200.0)
+    assert d.view.gpu_type.tolist().count(fast) == 1
+    assert d.view.gpus.tolist() == [2, 2]
+    assert d.wake_s == np.inf, "and then there is nothing more to do"
+
+
 def test_it_goes_on_from_a_saved_state_exactly_as_before():
     def scene(restart):
         d = drive(pool(12, a=1.0, b=2.0))

@@ -104,6 +104,7 @@ class FairAfs(Policy):
         self.moved_s: dict[int, float] = {}
         self.quantum_end_s = -np.inf
         self.balance_at_s = 0.0
+        self._has_moves = False  # a job shall move to another type, and must not yet
         self._gpu_types: tuple[str, ...] = ()
 
     # -- the decision ------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class FairAfs(Policy):
         self._take_idle(view, supply, rigid, types, speed, cap, shares, now_s)
         self._go_on(view, shares, types)
         codes = np.where(types >= 0, 0, int(Code.INFEASIBLE)).astype(np.int8)
-        wake_s = self._wake_s(view, shares, rigid, types, now_s)
+        wake_s = self._wake_s(view, supply, shares, rigid, types, now_s)
         chosen = np.where(shares > 0, types, -1).astype(np.int32)
         return Decision(shares, chosen, wake_s=wake_s, codes=codes)
 
@@ -178,6 +179,7 @@ class FairAfs(Policy):
         """The GPU type of each row, -1 where it cannot run. Some jobs move to a type where their user has too few."""
         types = (view.column("type_plus_1") - 1).astype(np.int32)
         rows = np.arange(len(view))
+        self._has_moves = False
         types[(types >= 0) & (speed[np.maximum(types, 0), rows] <= 0)] = -1
         if len(speed) == 1:
             types = np.where(speed[0] > 0, 0, -1).astype(np.int32)
@@ -204,6 +206,8 @@ class FairAfs(Policy):
                     self.moved_s[int(view.job_ids[row])] = now_s
             fresh = np.flatnonzero(runs & (types < 0))
             types[fresh] = homes.choose_types(fresh, want)
+            everyone = np.ones(len(view), np.bool_)
+            self._has_moves = bool(homes.retype(rows, types, everyone, 1, want))
         view.column("type_plus_1")[:] = types + 1.0
         return types
 
@@ -303,13 +307,17 @@ class FairAfs(Policy):
             if not rigid[row]:
                 view.column("turn_end_s")[row] = now_s + self.options.turn_s
 
-    def _wake_s(self, view: View, shares: IntArray, rigid: BoolArray, types: IntArray, now_s: float) -> float:
-        """The end of the quantum while gangs wait or pools are due fractions; otherwise the end of a turn."""
+    def _wake_s(
+        self, view: View, supply: Supply, shares: IntArray, rigid: BoolArray, types: IntArray, now_s: float
+    ) -> float:
+        """The end of the quantum while gangs wait, pools are due fractions or jobs shall move; or the end of a turn."""
         waiting = (shares == 0) & (types >= 0)
         uneven = np.abs(self.pool_gpus - self.pool_rate) > 1e-6
         wake_s = np.inf
         if (waiting & rigid).any() or (waiting.any() and uneven.any()) or self._contended(shares, view):
             wake_s = float(self.quantum_end_s)
+        elif self._has_moves and int(shares.sum()) < supply.total_gpus:
+            wake_s = float(max(self.quantum_end_s, self.balance_at_s))
         running = ~rigid & (shares > 0)
         if (waiting & ~rigid).any() and running.any():
             wake_s = min(wake_s, float(view.column("turn_end_s")[running].min()))
