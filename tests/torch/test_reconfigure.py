@@ -10,7 +10,7 @@ from shoal.torch.loop import Loop
 from shoal.torch.order import Position
 from shoal.torch.reconfigure import Reconfiguration
 from shoal.torch.session import Place
-from shoal.torch.step import Outcome
+from shoal.torch.step_state import Outcome
 from shoal.wire.messages import Kind, Plan
 
 PARTS = (

@@ -12,7 +12,8 @@ from shoal.torch.aside import WIDTH
 from shoal.torch.gradients import all_reduce
 from shoal.torch.meter import Meter
 from shoal.torch.order import Part
-from shoal.torch.step import OFTEN, Outcome, StepKind, Steps, scaled_rates
+from shoal.torch.step import OFTEN, Steps, scaled_rates
+from shoal.torch.step_state import Outcome, StepKind
 from shoal.torch.vote import Vote
 
 HALF = Part(0, 4, 0.5, last=True)

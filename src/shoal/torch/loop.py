@@ -15,7 +15,8 @@ from shoal.torch.order import Part
 from shoal.torch.reconfigure import Reconfiguration
 from shoal.torch.replica import Replica
 from shoal.torch.session import Session
-from shoal.torch.step import Outcome, Steps
+from shoal.torch.step import Steps
+from shoal.torch.step_state import Outcome
 
 
 class Loop:

@@ -16,7 +16,8 @@ from shoal.torch.meeting import Meeting
 from shoal.torch.meter import Meter
 from shoal.torch.replica import Replica
 from shoal.torch.session import Session
-from shoal.torch.step import Step, Steps
+from shoal.torch.step import Steps
+from shoal.torch.step_state import Step
 from shoal.torch.vote import Vote
 from shoal.wire.messages import Kind, Plan
 
