@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -94,7 +95,7 @@ def only_its_secret_lets_an_agent_in(
         with pytest.raises(AuthError, match=r"^refused: "):
             old.check(_receive_short(two))
     with tls(host, port) as three, pytest.raises(AuthError, match=r"^refused: "):
-        prove(three, b"\0" * 32, agent, AGENT)
+        prove(three, b"\0" * 32, agent, AGENT, time.monotonic() + 60)
     eventually(lambda: refusals() >= before + 2, 60, "the refusals in the server's log")
 
 

@@ -113,7 +113,7 @@ def test_who_listens_on_the_path_learns_no_secret_and_can_repeat_nothing(world):
     made = cluster.json("node", "join-token", "create")
     host, _, port = made["address"].rpartition(":")
     listener = Listener(int(port))
-    machine = world.machine("x")
+    machine = world.machine("x", gpus=3)
     await_nodes(cluster, "x")
     value = "hunter2-" + os.urandom(8).hex()
     # The worker prints another word, so that only the transport could give the value away.
@@ -124,7 +124,7 @@ def test_who_listens_on_the_path_learns_no_secret_and_can_repeat_nothing(world):
     cluster.shoal("submit", "-d", "-y", "-f", world.directory / "job.yaml", code=0)
     eventually(lambda: str(len(value)) in cluster.shoal("logs", "secretive", code=0).stdout, what="its log")
     train = [sys.executable, SCRIPTS / "train.py", 1500, world.directory / "fast"]
-    cluster.shoal("run", "-d", "--name", "live", "--gpus", 1, "--resize", "live", "--", *train, code=0)
+    cluster.shoal("run", "-d", "--name", "live", "--gpus", 2, "--resize", "live", "--", *train, code=0)
     eventually(lambda: (world.show("live")["step"] or 0) > 1, 60, "a worker's connection")
     with socket.create_connection((host, int(port))) as plain:  # what is not encrypted is seen
         plain.sendall(b"in the clear")
