@@ -30,14 +30,14 @@ demo: $(VENV)/.installed ## set up, and show Shoal at work
 	$(BIN)/python examples/demo.py
 
 # Tests that start training processes or an installation mostly wait for them. They run after the others, which compute
-# all the time.
-PROCESS_TESTS := tests/torch tests/integrations tests/e2e tests/cluster tests/install tests/agents/test_agents.py \
-	tests/engines/test_ray.py tests/engines/test_slurm.py
+# all the time. The longest files come first, so that none of them is left over at the end.
+PROCESS_TESTS := tests/cluster tests/engines/test_ray.py tests/engines/test_slurm.py tests/torch tests/e2e \
+	tests/integrations tests/install tests/agents/test_agents.py
 PYTEST := $(BIN)/python tests/run.py
 
 test: $(VENV)/.installed-dev ## set up, and run all tests
 	$(PYTEST) $(addprefix --ignore=,$(PROCESS_TESTS)) $(PYTEST_ARGS)
-	$(PYTEST) $(PROCESS_TESTS) $(PYTEST_ARGS)
+	$(PYTEST) --no-loadscope-reorder $(PROCESS_TESTS) $(PYTEST_ARGS)
 
 # Tests that mostly start servers, workers, browsers or other programs, run the experiments of a paper, or play long
 # random histories.
