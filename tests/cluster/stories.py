@@ -66,7 +66,7 @@ def no_gpu_is_used_twice(home: ShoalHome, *jobs: str) -> None:
     for job in jobs:
         processes = home.workers(job)
         assert processes.keys() == home.gpus_of(job).keys(), home.describe()
-        places = _places(home, job)
+        places = _places_of_all(home, job, {*processes})
         used += [granted[node][gpu] for node, gpu in (places[worker] for worker in processes)]
     assert used
     assert len(used) == len(set(used)), used
@@ -98,6 +98,12 @@ def grows_back_after_their_end(
 
     home.until(has_grown, f"{job} has {gpus} GPUs again")
     assert not alive(old)
+
+
+def _places_of_all(home: ShoalHome, job: str, workers: set[str]) -> dict[str, tuple[str, int]]:
+    """Their logs may be on the way."""
+    home.until(lambda: workers <= _places(home, job).keys(), f"the log has the GPU of each worker of {job}")
+    return _places(home, job)
 
 
 def _places(home: ShoalHome, job: str) -> dict[str, tuple[str, int]]:
