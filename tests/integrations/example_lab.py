@@ -30,8 +30,8 @@ class ExampleLab:
         assert exit_.ok, f"{exit_}: {text}"
         return where / "out"
 
-    def resized(self, **env: str) -> Path:
-        """Run it with two workers, resize it three times, and kill a worker. Returns its output directory."""
+    def resized(self, *, kill: bool = True, **env: str) -> Path:
+        """Run it with two workers, resize it three times, and `kill` a worker. Returns its output directory."""
         where = self.directory / "elastic"
         where.mkdir()
         job = LocalJob(
@@ -44,10 +44,11 @@ class ExampleLab:
                 since = len(job.events)
                 job.resize(size)
                 job.wait_size(size, since=since)
-            since = len(job.events)
-            job.kill(job.handle.state.active.members[0])  # rank 0
-            job.wait(lambda e: isinstance(e, ev.GenerationCommitted), 60, since)
-            until(lambda: job.handle.state.active is not None)
+            if kill:
+                since = len(job.events)
+                job.kill(job.handle.state.active.members[0])  # rank 0
+                job.wait(lambda e: isinstance(e, ev.GenerationCommitted), 60, since)
+                until(lambda: job.handle.state.active is not None)
             (where / "hurry").touch()
             end = job.wait_end()
             assert isinstance(end, ev.JobFinished), (end, job.logs())
